@@ -1,0 +1,92 @@
+"""The commands of `python -m adam_mpi`; each is one short function. `train` is meant where none is named."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from adam_mpi import config
+from adam_mpi.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or (given[0] not in COMMANDS and given[0] not in ("-h", "--help")):
+        given.insert(0, "train")
+    options = _parser().parse_args(given)
+    try:
+        return COMMANDS[options.command](options)
+    except UserError as error:
+        print(f"adam_mpi: {error}", file=sys.stderr)
+        return 2
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train a network; started by mpirun with any number of ranks."""
+    from adam_mpi import run
+
+    return run.train(options.config, options.set, options.run, options.resume)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Evaluate the final weights of a run on its test set."""
+    from adam_mpi.evaluate import evaluate
+
+    print(evaluate(Path(options.run)))
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print who would do what, and how much of it, without MPI."""
+    from adam_mpi.plan import plan
+
+    print(plan(config.load(options.config, options.set), options.ranks, options.hosts))
+    return 0
+
+
+def fetch(options: argparse.Namespace) -> int:
+    """Get a data set into the data folder."""
+    from adam_mpi.data.fetch import fetch
+    from adam_mpi.data.sets import home
+
+    fetch(options.name, options.source, home() / options.name)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": train,
+    "eval": evaluate,
+    "plan": plan,
+    "fetch": fetch,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="adam_mpi", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = {
+        name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+        for name, function in COMMANDS.items()
+    }
+    for name in ("train", "plan"):
+        made[name].formatter_class = argparse.RawDescriptionHelpFormatter
+        made[name].epilog = _keys()
+        made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
+        made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
+    made["train"].add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
+    made["train"].add_argument("--resume", action="store_true", help="go on from the run directory's last snapshot")
+    made["plan"].add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
+    made["plan"].add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
+    made["eval"].add_argument("run", help="run directory")
+    made["fetch"].add_argument("name", help="mnist or fashion")
+    made["fetch"].add_argument("--from", dest="source", metavar="DIR|URL", help="take the files from here")
+    return parser
+
+
+def _keys() -> str:
+    """The configuration keys with their defaults, for the help text."""
+    rows = []
+    for key, default, sentence in config.documentation():
+        shown = "(the paper's MNIST network)" if key == "model.layers" else default
+        rows.append(f"  {key} = {shown}\n      {sentence}")
+    return "configuration keys and their defaults:\n" + "\n".join(rows)

@@ -1,0 +1,144 @@
+"""Which rank has which role: a pure function of the ranks' hosts and the wanted numbers."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from adam_mpi import config
+from adam_mpi.errors import UserError
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one rank does. A rank without a role is a standby: a worker that fills no replica."""
+
+    rank: int
+    host: str
+    roles: tuple[str, ...]
+    replica: int | None = None
+    strip: int | None = None
+
+    def __str__(self) -> str:
+        detail = "" if self.replica is None else f" (replica {self.replica}, strip {self.strip})"
+        return f"rank {self.rank}, {'+'.join(self.roles) or 'standby'}{detail} on {self.host}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    places: tuple[Place, ...]
+    partitions: int
+
+    def having(self, role: str) -> tuple[int, ...]:
+        return tuple(place.rank for place in self.places if role in place.roles)
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        return self.having("data")
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        return self.having("server")
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return self.having("worker")
+
+    @property
+    def head(self) -> int:
+        """The data rank that moves the job from epoch to epoch and reports."""
+        return self.data[0]
+
+    @property
+    def replicas(self) -> int:
+        return len(self.workers) // self.partitions
+
+    @property
+    def survives(self) -> int:
+        """How many servers may be lost without stopping: each shard has one copy."""
+        return 0
+
+    def on_host(self, host: str, role: str) -> int:
+        return sum(place.host == host and role in place.roles for place in self.places)
+
+
+def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:
+    """Roles for the ranks whose hosts are given in rank order."""
+    data, servers, folded = _numbers(len(hosts), wanted)
+    free = list(range(len(hosts)))
+    data_ranks = _spread(free, data, hosts, "data", wanted)
+    if not folded:
+        free = [rank for rank in free if rank not in data_ranks]
+        server_ranks = _spread(free, servers, hosts, "server", wanted)
+        free = [rank for rank in free if rank not in server_ranks]
+    else:
+        server_ranks = data_ranks
+        if len(hosts) > wanted.partitions:
+            free = [rank for rank in free if rank not in data_ranks]
+    strips = _strips(free, hosts, wanted)
+    return Layout(tuple(_place(rank, host, data_ranks, server_ranks, strips) for rank, host in enumerate(hosts)),
+                  wanted.partitions)  # fmt: skip
+
+
+def _numbers(size: int, wanted: config.Layout) -> tuple[int, int, bool]:
+    """(data ranks, server ranks, whether one rank takes both roles): few ranks share, many have one role each."""
+    data, servers = wanted.data or max(1, size // 8), wanted.servers or max(1, size // 4)
+    if data + servers + wanted.partitions <= size:
+        return data, servers, False
+    # Numbers that nobody asked for shrink first; then one rank serves both data and parameters.
+    data, servers = wanted.data or 1, wanted.servers or 1
+    if data + servers + wanted.partitions <= size:
+        return data, servers, False
+    if data == servers == 1 and wanted.partitions <= size:
+        return 1, 1, True
+    if wanted.partitions > size:
+        raise UserError(f"layout.partitions = {wanted.partitions}: only {size} ranks; start more or set at most {size}")
+    raise UserError(
+        f"layout.data = {data} and layout.servers = {servers} leave no worker: a replica needs {wanted.partitions} "
+        f"of {size} ranks; start at least {data + servers + wanted.partitions} or lower them"
+    )
+
+
+def _spread(free: list[int], count: int, hosts: Sequence[str], role: str, wanted: config.Layout) -> list[int]:
+    """Take ranks for a role, from the allowed hosts in turn, first those where least has been taken."""
+    candidates = _allowed(free, hosts, role, wanted)
+    if len(candidates) < count:
+        raise UserError(
+            f"layout.place.{role} = {wanted.place.get(role)}: matches {len(candidates)} free ranks, {count} needed; "
+            f"hosts are {', '.join(sorted(set(hosts)))}"
+        )
+    taken = Counter({host: hosts.count(host) - sum(hosts[rank] == host for rank in free) for host in hosts})
+    chosen: list[int] = []
+    for _ in range(count):
+        rank = min((r for r in candidates if r not in chosen), key=lambda r: (taken[hosts[r]], r))
+        taken[hosts[rank]] += 1
+        chosen.append(rank)
+    return sorted(chosen)
+
+
+def _strips(free: list[int], hosts: Sequence[str], wanted: config.Layout) -> dict[int, tuple[int, int]]:
+    """rank -> (replica, strip); replicas inside one host first, then over what is left of several."""
+    candidates, size = _allowed(free, hosts, "worker", wanted), wanted.partitions
+    if len(candidates) < size:
+        raise UserError(
+            f"layout.place.worker = {wanted.place.get('worker')}: matches {len(candidates)} free ranks, "
+            f"a replica needs {size}; hosts are {', '.join(sorted(set(hosts)))}"
+        )
+    whole: list[int] = []
+    rest: list[int] = []
+    for host in dict.fromkeys(hosts[rank] for rank in candidates):
+        here = [rank for rank in candidates if hosts[rank] == host]
+        cut = len(here) - len(here) % size
+        whole, rest = whole + here[:cut], rest + here[cut:]
+    ordered = whole + rest[: len(rest) - len(rest) % size]
+    return {rank: divmod(position, size) for position, rank in enumerate(ordered)}
+
+
+def _allowed(free: list[int], hosts: Sequence[str], role: str, wanted: config.Layout) -> list[int]:
+    patterns = wanted.place.get(role) or ["*"]
+    return [rank for rank in free if any(fnmatch(hosts[rank], pattern) for pattern in patterns)]
+
+
+def _place(rank: int, host: str, data: list[int], servers: list[int], strips: dict[int, tuple[int, int]]) -> Place:
+    roles = [role for role, ranks in (("data", data), ("worker", strips), ("server", servers)) if rank in ranks]
+    return Place(rank, host, tuple(roles), *strips.get(rank, (None, None)))

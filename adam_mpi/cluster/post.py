@@ -1,0 +1,37 @@
+"""Small control messages between ranks: dictionaries, sent without waiting and received when they have arrived."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+
+class Post:
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm = comm
+        # Buffers stay referenced until their request is complete.
+        self.sending: list[tuple[MPI.Request, np.ndarray]] = []
+        self.arriving: list[tuple[MPI.Request, np.ndarray, int]] = []
+
+    def send(self, message: dict[str, Any], to: int) -> None:
+        body = np.frombuffer(json.dumps(message).encode(), np.uint8)
+        self.sending.append((self.comm.Isend(body, to), body))
+
+    def receive(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What has arrived since the last call: (sender, message)."""
+        self.sending = [pair for pair in self.sending if not pair[0].Test()]
+        status = MPI.Status()
+        while (envelope := self.comm.Improbe(status=status)) is not None:
+            body = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self.arriving.append((envelope.Irecv(body), body, status.source))
+        # Only from the front: messages of one sender are seen in the order they were sent.
+        while self.arriving and self.arriving[0][0].Test():
+            _, body, source = self.arriving.pop(0)
+            yield source, json.loads(body.tobytes())
+
+    @property
+    def idle(self) -> bool:
+        self.sending = [pair for pair in self.sending if not pair[0].Test()]
+        return not self.sending

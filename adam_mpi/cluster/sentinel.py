@@ -1,0 +1,102 @@
+"""A small process beside the ranks of one host that says which rank died, whatever the MPI does about it.
+
+Some launchers kill every other rank at once when one dies, so no rank is left to tell. Each rank keeps a
+connection to its host's sentinel; a connection that ends without a word is a death. The first one to write
+`log/failure.txt` in the run directory tells it; deaths that follow from it are not news.
+
+Run as a plain file with the standard library only, so that it starts in milliseconds:
+    sentinel.py SOCKET FAILURE_FILE RANKS
+"""
+
+import json
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BYE = b"bye"
+CONNECT_SECONDS = 60.0
+
+
+def start(failure_file: Path, ranks: int) -> str:
+    """Start the sentinel of this host for so many ranks; returns the path they connect to."""
+    path = tempfile.mkdtemp(prefix="adam_mpi-") + "/sentinel"
+    command = [sys.executable, "-I", "-S", __file__, path, str(failure_file), str(ranks)]
+    # A session of its own: launchers end the process groups of the ranks they started.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return path
+
+
+def report(failure_file: Path, text: str, status: str = "failed") -> None:
+    """Tell why the job ends, and note it in the summary, unless somebody has told already."""
+    try:
+        with failure_file.open("x") as file:
+            file.write(text + "\n")
+        _note(failure_file.parent.parent / "summary.json", text, status)
+    except FileExistsError:
+        return
+    except OSError:
+        pass
+    print(f"adam_mpi: {text}", file=sys.stderr, flush=True)
+
+
+def _note(path: Path, text: str, status: str) -> None:
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    part = path.with_suffix(".failed")
+    part.write_text(json.dumps(summary | {"status": status, "failure": text}, indent=2) + "\n")
+    part.replace(path)
+
+
+class Wire:
+    """A rank's connection to its sentinel."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.socket.sendall(json.dumps(name).encode() + b"\n")
+
+    def bye(self) -> None:
+        """From here on the end of this rank is no surprise."""
+        try:
+            self.socket.sendall(BYE)
+        except OSError:
+            pass
+
+
+def _watch(path: str, failure_file: Path, ranks: int) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(ranks)
+    listener.settimeout(CONNECT_SECONDS)
+    print("listening", flush=True)
+    # epoll hands out events in the order they happened: the first death seen is the first death.
+    selector = selectors.DefaultSelector()
+    for _ in range(ranks):
+        connection, _ = listener.accept()
+        selector.register(connection, selectors.EVENT_READ, connection.makefile("rb"))
+    names = {key.fileobj: json.loads(key.data.readline()) for key in selector.get_map().values()}
+    while selector.get_map():
+        for key, _ in selector.select():
+            last = key.data.read()
+            selector.unregister(key.fileobj)
+            if last != BYE:
+                report(failure_file, f"{names[key.fileobj]} died; the job ends")
+
+
+def main() -> None:
+    path, failure_file, ranks = sys.argv[1:]
+    try:
+        _watch(path, Path(failure_file), int(ranks))
+    except TimeoutError:
+        pass
+    finally:
+        Path(path).unlink(missing_ok=True)
+        Path(path).parent.rmdir()
+
+
+if __name__ == "__main__":
+    main()

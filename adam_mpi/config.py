@@ -1,0 +1,280 @@
+"""The configuration: typed sections filled from a TOML file and from `--set section.key=value`.
+
+The sentence under each field is its documentation; `python -m adam_mpi train --help` prints it.
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import math
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from adam_mpi.errors import UserError
+
+
+def limited(default: Any, low: float | None = None, high: float | None = None, choices: Sequence[Any] = ()) -> Any:
+    """A field with a default and the values that are allowed for it."""
+    limits = {"low": low, "high": high, "choices": tuple(choices)}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=limits)
+    return field(default=default, metadata=limits)
+
+
+@dataclass
+class Run:
+    name: str = ""
+    """Name of the run directory under `runs/`; empty takes the data set's name and the time."""
+    seed: int = limited(1, low=0)
+    """Seed of everything random: first weights, order of images, dropout, injected faults."""
+
+
+@dataclass
+class Layout:
+    data: int = limited(0, low=0)
+    """Number of data ranks; 0 takes one in eight."""
+    servers: int = limited(0, low=0)
+    """Number of parameter server ranks; 0 takes one in four."""
+    partitions: int = limited(1, low=1)
+    """Worker ranks (vertical strips) that hold one replica of the model together."""
+    place: dict[str, list[str]] = field(default_factory=dict)
+    """Host patterns per role, as in `layout.place.server = ["big-*"]`; roles are data, worker, server."""
+
+
+@dataclass
+class Data:
+    set: str = "glyphs"
+    """Data set: glyphs (built in), mnist or fashion."""
+    validation: float = limited(1 / 12, low=0.0, high=0.5)
+    """Fraction of the training set kept apart for validation at epoch ends."""
+    images: int = limited(0, low=0)
+    """Train on this many images of the training part only; 0 takes all."""
+    prefetch: int = limited(4, low=1, high=64)
+    """Batches each replica asks for ahead of need."""
+
+
+# The paper's MNIST network.
+LAYERS: list[Any] = [
+    {"kind": "conv", "maps": 10, "kernel": 5}, "relu", {"kind": "pool", "size": 2},
+    {"kind": "conv", "maps": 20, "kernel": 5}, "relu", {"kind": "pool", "size": 2},
+    {"kind": "dense", "units": 400}, "relu",
+    {"kind": "dense", "units": 400}, "relu",
+    {"kind": "dense", "units": 10},
+]  # fmt: skip
+
+
+@dataclass
+class Model:
+    layers: list[Any] = limited(LAYERS)
+    """The stack, input to output: conv, pool, dense, relu, tanh, sigmoid, dropout; softmax follows the last dense."""
+
+
+@dataclass
+class Train:
+    batch: int = limited(32, low=1)
+    """Images in a batch: what a data rank hands out, and what gradients are divided by."""
+    epochs: int = limited(4, low=0)
+    """Passes over the training part at the most."""
+    patience: int = limited(0, low=0)
+    """Stop after this many epochs without a better validation accuracy; 0 never does."""
+    target: float = limited(0.0, low=0.0, high=1.0)
+    """Stop when the validation accuracy reaches this; 0 never does."""
+
+
+@dataclass
+class Optimiser:
+    rate: float = limited(0.03, low=0.0)
+    """Learning rate at the start, for gradients averaged over `train.batch` images."""
+    schedule: str = limited("cosine", choices=("constant", "cosine"))
+    """How the rate goes on: constant, or down to zero along a cosine over all epochs."""
+    momentum: float = limited(0.0, low=0.0, high=0.999)
+    """Share of the last step that goes into the next; many asynchronous replicas want little of it."""
+    decay: float = limited(0.0, low=0.0)
+    """Weight decay, added to the gradient as `decay * weight`."""
+
+
+@dataclass
+class Push:
+    images: int = limited(32, low=1)
+    """Images whose gradients a trainer thread sums up before it pushes them (asynchronous training)."""
+
+
+@dataclass
+class Pull:
+    images: int = limited(32, low=1)
+    """Images a worker trains on between two pulls (asynchronous training)."""
+
+
+@dataclass
+class Server:
+    shard: int = limited(262_144, low=64)
+    """Parameters in a shard; smaller when `server.mailbox_bytes` leaves no room for two per pusher."""
+    mailbox_bytes: int = limited(256 << 20, low=1 << 16)
+    """Memory of one server's mailboxes, for all pushers together."""
+
+
+@dataclass
+class Consistency:
+    staleness: float = limited(math.inf, low=0.0)
+    """Clocks the fastest replica may be ahead of the slowest: 0 is synchronous, inf never waits."""
+
+
+@dataclass
+class Worker:
+    threads: int = limited(0, low=0)
+    """Trainer threads per worker rank; 0 shares the node's cores between its workers."""
+
+
+@dataclass
+class Cluster:
+    poll: str = limited("sleep", choices=("sleep", "spin"))
+    """What a rank with nothing to do does: sleep about a millisecond, or spin (nodes of its own)."""
+    seconds: float = limited(60.0, low=1.0)
+    """How long a rank waits for an answer before it names who did not give it and ends the job."""
+
+
+@dataclass
+class Observe:
+    interval: float = limited(2.0, low=0.1)
+    """Seconds between two lines of progress and of `metrics.jsonl`."""
+
+
+@dataclass
+class Inject:
+    faults: list[str] = field(default_factory=list)
+    """Faults on purpose, e.g. "kill rank=2 at=push step=20"; docs/FAILURES.md lists them."""
+
+
+@dataclass
+class Config:
+    run: Run = field(default_factory=Run)
+    layout: Layout = field(default_factory=Layout)
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    train: Train = field(default_factory=Train)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    push: Push = field(default_factory=Push)
+    pull: Pull = field(default_factory=Pull)
+    server: Server = field(default_factory=Server)
+    consistency: Consistency = field(default_factory=Consistency)
+    worker: Worker = field(default_factory=Worker)
+    cluster: Cluster = field(default_factory=Cluster)
+    observe: Observe = field(default_factory=Observe)
+    inject: Inject = field(default_factory=Inject)
+
+    @property
+    def asynchronous(self) -> bool:
+        return math.isinf(self.consistency.staleness)
+
+
+def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Defaults, then the file, then each `section.key=value`."""
+    config = Config()
+    if path is not None:
+        _merge(config, _read(Path(path)), "", str(path))
+    for override in overrides:
+        _merge(config, _parse_override(override), "", "--set")
+    _check_together(config)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"config {path}: {error.strerror}; give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"config {path}: not TOML: {error}") from None
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or "." not in key:
+        raise UserError(f"--set {text}: expected section.key=value, e.g. --set train.epochs=3")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return parsed
+
+
+def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
+    """Put the given values into a section of the configuration, each checked against its field."""
+    fields = {f.name: f for f in dataclasses.fields(section)}
+    hints = typing.get_type_hints(type(section))
+    for key, value in given.items():
+        name = prefix + key
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, 1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(fields)}"
+            raise UserError(f"{source}: unknown key {name}; {hint}")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, dict):
+                raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
+            _merge(getattr(section, key), value, name + ".", source)
+        else:
+            setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
+
+
+def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, source: str) -> Any:
+    """The value in its field's type, or an error that says what is allowed."""
+    plain = typing.get_origin(kind) or kind
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
+        raise UserError(f"{source}: {name} = {value!r}: expected {_kind_name(kind)}")
+    inner = typing.get_args(kind)
+    if plain is list and inner[0] is str and not all(isinstance(item, str) for item in value):
+        raise UserError(f"{source}: {name} = {value!r}: expected {_kind_name(kind)}")
+    low, high, choices = limits.get("low"), limits.get("high"), limits.get("choices")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+        raise UserError(f"{source}: {name} = {value!r}: must be {allowed}")
+    if choices and value not in choices:
+        raise UserError(f"{source}: {name} = {value!r}: must be one of {', '.join(map(str, choices))}")
+    return value
+
+
+def _kind_name(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    return names[typing.get_origin(kind) or kind]
+
+
+def _check_together(config: Config) -> None:
+    """What only shows when several keys are looked at together."""
+    staleness = config.consistency.staleness
+    if not config.asynchronous and staleness != int(staleness):
+        raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
+    for role, patterns in config.layout.place.items():
+        if role not in ("data", "worker", "server"):
+            raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
+
+
+def to_toml(config: Config) -> str:
+    return tomli_w.dumps(dataclasses.asdict(config))
+
+
+def documentation() -> Iterator[tuple[str, Any, str]]:
+    """(section.key, default, sentence) of every field, in order."""
+    for section in dataclasses.fields(Config):
+        kind = typing.get_type_hints(Config)[section.name]
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                assert isinstance(statement.target, ast.Name)
+                name = statement.target.id
+                yield f"{section.name}.{name}", getattr(kind(), name), ast.literal_eval(following.value)

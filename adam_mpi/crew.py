@@ -1,0 +1,55 @@
+"""The crew of a rank: its roles, worked in turn, and the messages that steer them."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.windows import Window
+from adam_mpi.head import Head
+
+
+class Role(Protocol):
+    """Something a rank does: `step` does what can be done now, never waits, and says whether it did anything."""
+
+    def step(self) -> bool: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Crew:
+    """The roles of one rank."""
+
+    post: Post
+    roles: dict[str, Any]
+    head: Head | None
+    windows: list[Window]
+
+    def step(self) -> bool:
+        worked = any([role.step() for role in self.roles.values()])
+        return (self.head is not None and self.head.step()) or worked
+
+    def free(self) -> None:
+        """Collective: give the windows back, at the end of a job that went well."""
+        for window in self.windows:
+            window.free()
+
+    def tell(self, head: int) -> None:
+        """A sign of life, with the figures of each role."""
+        for role in self.roles.values():
+            self.post.send({"kind": "stats", **role.stats()}, head)
+
+    def hear(self) -> bool:
+        """Hand messages to the role they are for; True when the job is over."""
+        for source, message in self.post.receive():
+            match message["kind"]:
+                case "phase":
+                    self.roles["data"].hear(message)
+                case "store":
+                    self.roles["server"].hear(message)
+                case "over":
+                    return True
+                case _:
+                    assert self.head is not None
+                    self.head.hear(source, message)
+        return False

@@ -1,0 +1,54 @@
+"""The course of a job, phase by phase: train an epoch, validate, again or stop, and at the end test once. Pure."""
+
+from dataclasses import dataclass
+
+from adam_mpi.config import Train
+
+
+@dataclass(frozen=True)
+class Phase:
+    """All workers go through one part of the data set together; `epoch` counts from 1."""
+
+    number: int
+    part: str
+    epoch: int
+
+    @property
+    def training(self) -> bool:
+        return self.part == "train"
+
+
+class Course:
+    def __init__(self, train: Train, validates: bool, epochs_done: int = 0) -> None:
+        self.train, self.validates = train, validates
+        self.best, self.best_epoch = -1.0, epochs_done
+        self.reason = "epochs"
+        self.phase: Phase | None = self._train_or_test(Phase(-1, "", epochs_done))
+
+    def advance(self, accuracy: float) -> Phase | None:
+        """The phase after the current one, which ended with this accuracy; None when the job is done."""
+        phase = self.phase
+        assert phase is not None
+        if phase.part == "test":
+            self.phase = None
+        elif phase.training and self.validates:
+            self.phase = Phase(phase.number + 1, "validation", phase.epoch)
+        elif phase.part == "validation" and self._enough(phase.epoch, accuracy):
+            self.phase = Phase(phase.number + 1, "test", phase.epoch)
+        else:
+            self.phase = self._train_or_test(phase)
+        return self.phase
+
+    def _train_or_test(self, phase: Phase) -> Phase:
+        if phase.epoch < self.train.epochs:
+            return Phase(phase.number + 1, "train", phase.epoch + 1)
+        return Phase(phase.number + 1, "test", phase.epoch)
+
+    def _enough(self, epoch: int, accuracy: float) -> bool:
+        if accuracy > self.best:
+            self.best, self.best_epoch = accuracy, epoch
+        if self.train.target and accuracy >= self.train.target:
+            self.reason = "target"
+        elif self.train.patience and epoch - self.best_epoch >= self.train.patience:
+            self.reason = "patience"
+        return self.reason != "epochs"

@@ -1,0 +1,132 @@
+"""Bring the files of a data set into a folder: from public mirrors, from another server, or from a folder."""
+
+import hashlib
+import http.client
+import os
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tqdm import tqdm
+
+from adam_mpi.errors import UserError
+
+MIRRORS = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+}
+MD5 = {
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    "fashion": {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+}
+SECONDS = 10
+BLOCK = 1 << 16
+
+
+def fetch(name: str, source: str | None, target: Path) -> None:
+    """Bring the files of `name` into the folder `target`, from a folder or base URL `source` or else from mirrors."""
+    if name not in MD5:
+        raise UserError(f"fetch {name}: nothing to fetch; allowed are {', '.join(MD5)} (glyphs is built in)")
+    bases = MIRRORS[name] if source is None else (source,)
+    remote = bases[0].startswith(("http://", "https://"))
+    if not remote and not Path(bases[0]).is_dir():
+        raise UserError(f"fetch {name} --from {source}: neither a folder nor an http(s) address")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for file, md5 in MD5[name].items():
+            if _md5(target / file) == md5:
+                continue
+            if remote:
+                _download(name, bases, md5, target / file)
+            else:
+                _copy(Path(bases[0]) / file, md5, target / file)
+    except OSError as error:
+        raise UserError(f"fetch {name}: {target} cannot be written ({error})") from None
+
+
+def _copy(source: Path, md5: str, target: Path) -> None:
+    found = _md5(source)
+    if found != md5:
+        raise UserError(f"{source}: {f'its md5 is {found}, not {md5}' if found else 'not there'}; nothing was copied")
+    part = _part(target)
+    shutil.copyfile(source, part)
+    os.replace(part, target)
+
+
+def _download(name: str, bases: tuple[str, ...], md5: str, target: Path) -> None:
+    """Try one mirror after the other; what one has left unfinished the next one goes on with."""
+    part, failures = _part(target), []
+    for base in bases:
+        address = f"{base.rstrip('/')}/{target.name}"
+        try:
+            _transfer(address, part)
+        except (OSError, http.client.HTTPException) as error:
+            failures.append(f"{address}: {getattr(error, 'reason', None) or error or type(error).__name__}")
+            continue
+        found = _md5(part)
+        if found == md5:
+            os.replace(part, target)
+            return
+        # Going on with wrong bytes cannot mend them.
+        part.unlink(missing_ok=True)
+        failures.append(f"{address}: its md5 is {found}, not {md5}")
+    raise UserError(
+        f"{target.name} could not be fetched ({'; '.join(failures)}); "
+        f"if you have the files in a folder: python -m adam_mpi fetch {name} --from DIR"
+    )
+
+
+def _transfer(address: str, part: Path) -> None:
+    """Bring `part` to the end of the file at `address`, from where it stops now."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=SECONDS)
+    except urllib.error.HTTPError as error:
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # nothing lies beyond what we have; its md5 says whether that is the file
+        raise
+    with answer:
+        # A server without ranges sends the whole file again.
+        have = have if answer.status == http.client.PARTIAL_CONTENT else 0
+        _receive(answer, part, have)
+
+
+def _receive(answer: http.client.HTTPResponse, part: Path, have: int) -> None:
+    length = answer.headers.get("Content-Length")
+    total = have + int(length) if length else None
+    with (
+        open(part, "ab" if have else "wb") as file,
+        tqdm(desc=part.stem, initial=have, total=total, unit="B", unit_scale=True, disable=None) as bar,
+    ):
+        while block := answer.read(BLOCK):
+            file.write(block)
+            bar.update(len(block))
+        if total is not None and file.tell() < total:
+            raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+def _md5(path: Path) -> str | None:
+    """The md5 of a file, or None where there is none."""
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

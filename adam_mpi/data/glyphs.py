@@ -1,0 +1,170 @@
+"""The built-in data set: ten digit-like classes drawn with strokes, 28x28 grey, no file needed."""
+
+import math
+
+import numba
+import numpy as np
+
+TRAIN = 24_000
+TEST = 4_000
+CLASSES = 10
+SIDE = 28
+
+# Two ways of writing each digit, as strokes through points in a box 6 wide and 10 high (y points down).
+# A curve runs smoothly through its points; a point given twice is a corner.
+SKELETONS = (
+    (((3, 0), (0.6, 2), (0, 5), (0.6, 8), (3, 10), (5.4, 8), (6, 5), (5.4, 2), (3, 0)),),
+    (((4.4, 0.8), (2.4, 0), (0.7, 2.6), (0.8, 7), (2.8, 10), (4.9, 8), (5.1, 3.6), (3.8, 0.6), (2.2, 0.9)),),
+    (((3, 0), (3, 5), (3, 10)),),
+    (((1.2, 2.4), (3.2, 0), (3.2, 0), (3.2, 5), (3.2, 10)), ((1.2, 10), (5.2, 10))),
+    (((0.4, 2.2), (1.6, 0.3), (4.2, 0.2), (5.4, 2.4), (3.8, 5.6), (0.2, 10), (0.2, 10), (5.8, 10)),),
+    (((0.6, 1.6), (2.8, 0), (5, 1.8), (3.6, 6), (1.2, 9.4), (0.2, 8.6), (1.4, 7.8), (3.6, 9.4), (6, 9.2)),),
+    (((0.5, 1.2), (2.8, 0), (5.2, 1.6), (4.4, 4), (2.4, 4.8), (2.4, 4.8), (5, 5.6), (5.6, 8), (3, 10), (0.2, 8.8)),),
+    (((0.6, 0), (5.2, 0), (5.2, 0), (2.6, 4), (2.6, 4), (5, 5), (5.6, 7.6), (3.4, 10), (0.4, 9)),),
+    (((3.8, 0), (0, 6.6), (0, 6.6), (6, 6.6)), ((4.4, 3), (4.3, 10))),
+    (((0.8, 0), (0.5, 5), (0.5, 5), (5.4, 5)), ((5, 0), (4.8, 5), (4.6, 10))),
+    (((5.4, 0), (1, 0), (1, 0), (0.6, 4.4), (0.6, 4.4), (3.4, 3.8), (5.6, 6), (4.6, 9.2), (2, 10), (0.2, 8.8)),),
+    (((1.2, 0), (0.8, 4.8), (0.8, 4.8), (4, 4.6), (5.4, 7.2), (3.4, 9.8), (0.2, 9.4)), ((1.2, 0.1), (5.6, 0.3))),
+    (((4.8, 0.2), (2, 2), (0.3, 6), (1.4, 9.6), (4, 9.8), (5.6, 7.4), (4, 5.2), (1.8, 5.6), (0.6, 7.6)),),
+    (((2.6, 0), (0.9, 3.6), (0.6, 7.4), (2.4, 10), (5, 8.6), (4.6, 6), (2.4, 5.8), (0.7, 8)),),
+    (((0.2, 0.2), (5.8, 0.2), (5.8, 0.2), (3.6, 4.8), (2.2, 10)),),
+    (((0.4, 1), (0.6, 0), (0.6, 0), (5.6, 0), (5.6, 0), (3.8, 4), (2.6, 10)), ((1.4, 5), (5.2, 4.8))),
+    (((4.8, 1.4), (2.8, 0), (0.8, 1.8), (3, 4.8), (5.6, 7.6), (3, 10), (0.4, 7.6), (3, 4.8), (5, 2.4), (4.4, 0.9)),),
+    (
+        ((3, 0), (0.8, 1.2), (1, 3.8), (3, 4.7), (5, 3.8), (5.2, 1.2), (3, 0)),
+        ((3, 4.7), (0.6, 6), (0.6, 8.8), (3, 10), (5.4, 8.8), (5.4, 6), (3, 4.7)),
+    ),
+    (((5.2, 1.6), (3, 0), (0.6, 1.8), (1.2, 4.6), (3.6, 4.8), (5.2, 2), (5.2, 2), (5, 6), (4.6, 10)),),
+    (((5, 1.2), (2.4, 0.2), (0.6, 2.6), (2.4, 5), (5, 3.4), (5.2, 1), (5.4, 5.4), (4, 9.2), (0.8, 9.8)),),
+)
+POINTS = np.array([point for skeleton in SKELETONS for stroke in skeleton for point in stroke], np.float64)
+STROKE_STARTS = np.cumsum([0] + [len(stroke) for skeleton in SKELETONS for stroke in skeleton])
+SKELETON_STARTS = np.cumsum([0] + [len(skeleton) for skeleton in SKELETONS])
+# Both points of a corner take the jitter of the first, or the corner would open.
+JITTER_OF = np.arange(len(POINTS)) - np.append(False, (POINTS[1:] == POINTS[:-1]).all(axis=1))
+LONGEST = max(len(stroke) for skeleton in SKELETONS for stroke in skeleton)
+PIECES = 4  # straight pieces per span of a curve: at this size more are not seen
+
+# Random numbers 0-12 of an image are its manner, 20-37 its distractors, 100-999 the jitter, then one per pixel.
+PARTS = {"train": 1, "test": 2}
+
+
+def draw(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images [n, 1, 28, 28] and labels [n] of a part ("train", "test"); each depends on (seed, part, index) only."""
+    images = np.empty((len(indices), 1, SIDE, SIDE), np.uint8)
+    key = np.uint64(seed % 2**56 * 256 + PARTS[part])
+    _draw_images(key, indices.astype(np.int64), images)
+    return images, (indices % CLASSES).astype(np.uint8)
+
+
+@numba.njit(nogil=True, cache=True)
+def _mix(word: np.uint64) -> np.uint64:
+    """Scatter the bits of a word (a bijection): neighbouring words give unrelated ones."""
+    word = (word ^ (word >> np.uint64(31))) * np.uint64(0xD6A3_5C7B_91E8_4F2D)
+    word = (word ^ (word >> np.uint64(29))) * np.uint64(0xA8F1_627D_3B95_C4E3)
+    return word ^ (word >> np.uint64(32))
+
+
+@numba.njit(nogil=True, cache=True)
+def _roll(key: np.uint64, number: int, low: float, high: float) -> float:
+    """Random number `number` of a key, uniform in [low, high): no state, so no order."""
+    bits = _mix(key + np.uint64(number) * np.uint64(0x9E37_79B9_7F4A_7C15))
+    return low + (high - low) * (float(bits >> np.uint64(11)) / 2.0**53)
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> None:
+    canvas = np.empty((SIDE, SIDE), np.float64)
+    points = np.empty((LONGEST, 2), np.float64)
+    for i in range(len(indices)):
+        image_key = _mix(_mix(key) + np.uint64(indices[i]))
+        canvas[:] = 0.0
+        _draw_glyph(image_key, indices[i] % CLASSES, canvas, points)
+        _draw_distractors(image_key, canvas)
+        _develop(image_key, canvas, images[i, 0])
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarray) -> None:
+    """One of the two skeletons of the class, bent and placed at random."""
+    skeleton = 2 * label + int(_roll(key, 0, 0.0, 2.0))
+    radius = _roll(key, 1, 0.7, 1.6)
+    ink = _roll(key, 2, 0.65, 1.0)
+    for stroke in range(SKELETON_STARTS[skeleton], SKELETON_STARTS[skeleton + 1]):
+        start = STROKE_STARTS[stroke]
+        count = STROKE_STARTS[stroke + 1] - start
+        _place(key, start, count, points)
+        _draw_curve(canvas, points[:count], radius, ink)
+
+
+@numba.njit(nogil=True, cache=True)
+def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
+    """Jitter, slant, scale, turn and move the points of a stroke from their box onto the canvas."""
+    slant, turn = _roll(key, 3, -0.25, 0.4), _roll(key, 4, -0.25, 0.25)
+    wide, high = _roll(key, 5, 1.4, 2.2), _roll(key, 6, 1.5, 2.1)
+    right, down = _roll(key, 7, -2.4, 2.4), _roll(key, 8, -2.4, 2.4)
+    bend, phase = _roll(key, 9, -0.5, 0.5), _roll(key, 10, 0.0, 2 * math.pi)
+    cosine, sine = math.cos(turn), math.sin(turn)
+    for i in range(count):
+        number = 100 + 2 * JITTER_OF[start + i]
+        x = POINTS[start + i, 0] - 3 + _roll(key, number, -0.45, 0.45)
+        y = POINTS[start + i, 1] - 5 + _roll(key, number + 1, -0.45, 0.45)
+        x = (x - slant * y + bend * math.sin(0.6 * y + phase)) * wide
+        y = y * high
+        points[i, 0] = (SIDE - 1) / 2 + right + cosine * x - sine * y
+        points[i, 1] = (SIDE - 1) / 2 + down + sine * x + cosine * y
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_curve(canvas: np.ndarray, points: np.ndarray, radius: float, ink: float) -> None:
+    """A cubic through the points whose slope at each is that of the line between its neighbours."""
+    last = len(points) - 1
+    for i in range(last):
+        before, after = points[max(i - 1, 0)], points[min(i + 2, last)]
+        x, y = points[i]
+        for piece in range(1, PIECES + 1):
+            t = piece / PIECES
+            a, b = -0.5 * t * (1 - t) ** 2, -0.5 * t * t * (1 - t)
+            d = t * t * (3 - 2 * t) - a
+            c = 1 - a - b - d
+            next_x = a * before[0] + c * points[i, 0] + d * points[i + 1, 0] + b * after[0]
+            next_y = a * before[1] + c * points[i, 1] + d * points[i + 1, 1] + b * after[1]
+            _draw_line(canvas, x, y, next_x, next_y, radius, ink)
+            x, y = next_x, next_y
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_line(canvas: np.ndarray, x0: float, y0: float, x1: float, y1: float, radius: float, ink: float) -> None:
+    """A round-ended line with soft edges; where lines overlap the darker ink stays."""
+    reach = radius + 0.5
+    along_x, along_y = x1 - x0, y1 - y0
+    scale = 1 / max(along_x * along_x + along_y * along_y, 1e-9)
+    left, right = max(math.ceil(min(x0, x1) - reach), 0), min(math.floor(max(x0, x1) + reach), SIDE - 1)
+    top, bottom = max(math.ceil(min(y0, y1) - reach), 0), min(math.floor(max(y0, y1) + reach), SIDE - 1)
+    for row in range(top, bottom + 1):
+        for column in range(left, right + 1):
+            t = min(max(((column - x0) * along_x + (row - y0) * along_y) * scale, 0.0), 1.0)
+            off_x, off_y = column - x0 - t * along_x, row - y0 - t * along_y
+            cover = reach - math.sqrt(off_x * off_x + off_y * off_y)
+            canvas[row, column] = max(canvas[row, column], ink * min(cover, 1.0))
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_distractors(key: np.uint64, canvas: np.ndarray) -> None:
+    """Up to three specks or short strokes anywhere, which mean nothing."""
+    for number in range(20, 20 + 6 * int(_roll(key, 11, 0.0, 4.0)), 6):
+        x, y = _roll(key, number, 0.0, SIDE), _roll(key, number + 1, 0.0, SIDE)
+        length, angle = _roll(key, number + 2, 0.0, 5.0), _roll(key, number + 3, 0.0, 2 * math.pi)
+        radius, ink = _roll(key, number + 4, 0.3, 1.0), _roll(key, number + 5, 0.3, 0.9)
+        _draw_line(canvas, x, y, x + length * math.cos(angle), y + length * math.sin(angle), radius, ink)
+
+
+@numba.njit(nogil=True, cache=True)
+def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
+    """Ink to grey levels, with grain of a strength that differs from image to image."""
+    grain = _roll(key, 12, 0.0, 0.16)
+    for row in range(SIDE):
+        for column in range(SIDE):
+            number = 1000 + row * SIDE + column
+            level = canvas[row, column] + _roll(key, number, -grain, grain)
+            image[row, column] = np.uint8(255.0 * min(max(level, 0.0), 1.0))

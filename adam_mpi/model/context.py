@@ -1,0 +1,108 @@
+"""One block of images on its way through the network: the buffers, and the kernel calls bound to them."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from adam_mpi.model import buffers, parameters
+from adam_mpi.model.kernels import dropout, loss, pixels
+from adam_mpi.model.layers import Conv, LayerShape
+from adam_mpi.model.steps import Backward, Place, Steps, bind
+
+
+class Context:
+    """Trains or evaluates blocks of up to `images` images; one thread at a time may use it.
+
+    `weights` is read in place and may be changed by others meanwhile.
+    """
+
+    def __init__(self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike) -> None:
+        self.seed = seed
+        self.tensors = parameters.tensors(shapes)
+        self.arrays = buffers.allocate(buffers.plan(shapes, images, dtype))
+        self.levels = (np.arange(256) / 255).astype(dtype)
+        places = _places(shapes, self.arrays)
+        self.logits, self.errors = (values.reshape(-1, images) for values in (places[-1].outputs, places[-1].errors))
+        steps = [
+            bind(shape, index, places[index], self.arrays, _rows(shape, images, np.dtype(dtype).itemsize))
+            for index, shape in enumerate(shapes)
+        ]
+        self.forward = [step.forward for step in steps]
+        self.inference = [step.inference for step in steps]
+        self.backward = _backward(shapes, steps)
+
+    def train(
+        self,
+        weights: np.ndarray,
+        gradient: np.ndarray,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        ids: np.ndarray,
+        epoch: int,
+    ) -> tuple[float, int]:
+        """Add the sum of the block's gradients to `gradient`; return the loss sum and the number correct."""
+        views, gradients = parameters.views(weights, self.tensors), parameters.views(gradient, self.tensors)
+        count = self._load(pixels)
+        self.arrays["ids"][:count] = ids
+        dropout.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
+        for forward in self.forward:
+            forward(views)
+        result = self._loss(labels)
+        for backward in self.backward:
+            backward(views, gradients)
+        return result
+
+    def evaluate(self, weights: np.ndarray, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
+        """The loss sum and the number correct, without dropout."""
+        self._infer(weights, pixels)
+        return self._loss(labels)
+
+    def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+        """Probabilities (images, classes)."""
+        count = self._infer(weights, pixels)
+        loss.softmax(self.logits, self.errors, self.arrays["normalisers"])
+        return self.errors[:, :count].T.copy()
+
+    def _load(self, block: np.ndarray) -> int:
+        # Copied first, so that the kernel sees one type of array whatever the block is a view of.
+        self.arrays["pixels"][: len(block)] = block
+        pixels.load(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
+        return len(block)
+
+    def _infer(self, weights: np.ndarray, pixels: np.ndarray) -> int:
+        views = parameters.views(weights, self.tensors)
+        count = self._load(pixels)
+        for inference in self.inference:
+            inference(views)
+        return count
+
+    def _loss(self, labels: np.ndarray) -> tuple[float, int]:
+        normalisers = self.arrays["normalisers"]
+        self.arrays["labels"][: len(labels)] = labels
+        loss.softmax(self.logits, self.errors, normalisers)
+        return loss.cross_entropy(self.logits, normalisers, self.arrays["labels"], len(labels), self.errors)
+
+
+def _places(shapes: Sequence[LayerShape], arrays: dict[str, np.ndarray]) -> list[Place]:
+    """The arrays of each layer: inputs and outputs by name, errors as views of the two that take turns."""
+    outputs = [arrays[name] for name in ["input", *buffers.output_names(shapes)]]
+    errors = [
+        arrays[name][: math.prod(output.shape)].reshape(output.shape)
+        for name, output in zip(buffers.error_names(shapes), outputs, strict=True)
+    ]
+    return [Place(outputs[index], outputs[index + 1], errors[index], errors[index + 1]) for index in range(len(shapes))]
+
+
+def _rows(shape: LayerShape, images: int, itemsize: int) -> int:
+    return buffers.group_rows(shape, images, itemsize) if isinstance(shape.layer, Conv) else 0
+
+
+def _backward(shapes: Sequence[LayerShape], steps: list[Steps]) -> list[Backward]:
+    """Last layer first; the first layer with weights ends it, as nobody needs the errors of its inputs."""
+    first = next(index for index, shape in enumerate(shapes) if shape.weight)
+    calls = []
+    for index in range(len(steps) - 1, first - 1, -1):
+        calls += [steps[index].backward_weights, steps[index].backward_data if index > first else None]
+    return [call for call in calls if call]

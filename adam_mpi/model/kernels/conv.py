@@ -1,0 +1,140 @@
+"""Convolution as matrix products over gathered columns (im2col), a group of output rows at a time.
+
+Column buffer: one line for each (channel, kernel row, kernel column), one entry for each output position and image.
+`columns` and `products` are flat scratch, large enough for `rows` output rows.
+"""
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, patches: np.ndarray) -> None:
+    """Copy what the output rows from `first` on see of the inputs; outside the image they see zero."""
+    _, height, width, images = inputs.shape
+    for line in range(patches.shape[0]):
+        channel, ky, kx = line // (kernel * kernel), line // kernel % kernel, line % kernel
+        for row in range(patches.shape[1]):
+            y = (first + row) * stride + ky - pad
+            for column in range(patches.shape[2]):
+                x = column * stride + kx - pad
+                if 0 <= y < height and 0 <= x < width:
+                    for image in range(images):
+                        patches[line, row, column, image] = inputs[channel, y, x, image]
+                else:
+                    for image in range(images):
+                        patches[line, row, column, image] = 0
+
+
+@njit(nogil=True, cache=True)
+def scatter(patches: np.ndarray, first: int, kernel: int, stride: int, pad: int, inputs: np.ndarray) -> None:
+    """The transpose of gather: add the patches to where they came from."""
+    _, height, width, images = inputs.shape
+    for line in range(patches.shape[0]):
+        channel, ky, kx = line // (kernel * kernel), line // kernel % kernel, line % kernel
+        for row in range(patches.shape[1]):
+            y = (first + row) * stride + ky - pad
+            for column in range(patches.shape[2]):
+                x = column * stride + kx - pad
+                if 0 <= y < height and 0 <= x < width:
+                    for image in range(images):
+                        inputs[channel, y, x, image] += patches[line, row, column, image]
+
+
+@njit(nogil=True, cache=True)
+def forward(
+    weight: np.ndarray,
+    bias: np.ndarray,
+    inputs: np.ndarray,
+    stride: int,
+    pad: int,
+    rows: int,
+    columns: np.ndarray,
+    products: np.ndarray,
+    outputs: np.ndarray,
+) -> None:
+    """outputs = weight * inputs + bias."""
+    maps, height, width, images = outputs.shape
+    kernel, depth = weight.shape[2], weight.size // maps
+    matrix, planes = weight.reshape(maps, depth), outputs.reshape(maps, height * width * images)
+    for first in range(0, height, rows):
+        group = min(rows, height - first)
+        start, span = first * width * images, group * width * images
+        patches = columns[: depth * span].reshape(depth, group, width, images)
+        gather(inputs, first, kernel, stride, pad, patches)
+        product = products[: maps * span].reshape(maps, span)
+        np.dot(matrix, patches.reshape(depth, span), product)
+        for index in range(maps):
+            for position in range(span):
+                planes[index, start + position] = product[index, position] + bias[index]
+
+
+@njit(nogil=True, cache=True)
+def take_rows(errors: np.ndarray, start: int, product: np.ndarray) -> None:
+    """Copy the errors of a group of output rows into one piece."""
+    for index in range(product.shape[0]):
+        for position in range(product.shape[1]):
+            product[index, position] = errors[index, start + position]
+
+
+# The sum of errors may be taken in any order, so that it vectorises.
+@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+def backward_weights(
+    errors: np.ndarray,
+    inputs: np.ndarray,
+    stride: int,
+    pad: int,
+    rows: int,
+    columns: np.ndarray,
+    products: np.ndarray,
+    sums: np.ndarray,
+    weight_gradient: np.ndarray,
+    bias_gradient: np.ndarray,
+) -> None:
+    """Add the gradient of weight and bias, summed over the images; `sums` is flat scratch of the weight's size."""
+    maps, height, width, images = errors.shape
+    kernel, depth = weight_gradient.shape[2], weight_gradient.size // maps
+    planes, gradient = errors.reshape(maps, height * width * images), weight_gradient.reshape(maps, depth)
+    partial = sums[: maps * depth].reshape(maps, depth)
+    for first in range(0, height, rows):
+        group = min(rows, height - first)
+        start, span = first * width * images, group * width * images
+        patches = columns[: depth * span].reshape(depth, group, width, images)
+        gather(inputs, first, kernel, stride, pad, patches)
+        product = products[: maps * span].reshape(maps, span)
+        take_rows(planes, start, product)
+        np.dot(product, patches.reshape(depth, span).T, partial)
+        for index in range(maps):
+            for line in range(depth):
+                gradient[index, line] += partial[index, line]
+    for index in range(maps):
+        total = bias_gradient[index]
+        for position in range(height * width * images):
+            total += planes[index, position]
+        bias_gradient[index] = total
+
+
+@njit(nogil=True, cache=True)
+def backward_data(
+    weight: np.ndarray,
+    errors: np.ndarray,
+    stride: int,
+    pad: int,
+    rows: int,
+    columns: np.ndarray,
+    products: np.ndarray,
+    input_errors: np.ndarray,
+) -> None:
+    """The errors of the inputs."""
+    maps, height, width, images = errors.shape
+    kernel, depth = weight.shape[2], weight.size // maps
+    matrix, planes = weight.reshape(maps, depth), errors.reshape(maps, height * width * images)
+    input_errors[:] = 0
+    for first in range(0, height, rows):
+        group = min(rows, height - first)
+        start, span = first * width * images, group * width * images
+        product = products[: maps * span].reshape(maps, span)
+        take_rows(planes, start, product)
+        patches = columns[: depth * span].reshape(depth, group, width, images)
+        np.dot(matrix.T, product, patches.reshape(depth, span))
+        scatter(patches, first, kernel, stride, pad, input_errors)

@@ -1,0 +1,44 @@
+"""Activation functions over flat arrays, and their derivatives in terms of what they gave out.
+
+Inputs and outputs may be the same array. NaN stays NaN, so that a diverged run shows.
+"""
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def relu(inputs: np.ndarray, outputs: np.ndarray) -> None:
+    for index in range(inputs.size):
+        outputs[index] = max(inputs[index], 0)
+
+
+@njit(nogil=True, cache=True)
+def relu_backward(outputs: np.ndarray, errors: np.ndarray) -> None:
+    for index in range(errors.size):
+        if outputs[index] <= 0:
+            errors[index] = 0
+
+
+@njit(nogil=True, cache=True)
+def tanh(inputs: np.ndarray, outputs: np.ndarray) -> None:
+    for index in range(inputs.size):
+        outputs[index] = np.tanh(inputs[index])
+
+
+@njit(nogil=True, cache=True)
+def tanh_backward(outputs: np.ndarray, errors: np.ndarray) -> None:
+    for index in range(errors.size):
+        errors[index] *= 1 - outputs[index] * outputs[index]
+
+
+@njit(nogil=True, cache=True)
+def sigmoid(inputs: np.ndarray, outputs: np.ndarray) -> None:
+    for index in range(inputs.size):
+        outputs[index] = 1 / (1 + np.exp(-inputs[index]))
+
+
+@njit(nogil=True, cache=True)
+def sigmoid_backward(outputs: np.ndarray, errors: np.ndarray) -> None:
+    for index in range(errors.size):
+        errors[index] *= outputs[index] * (1 - outputs[index])

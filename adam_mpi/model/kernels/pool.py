@@ -1,0 +1,41 @@
+"""Max-pooling; the winner of each window is remembered as its position in the input plane."""
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def forward(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray, winners: np.ndarray) -> None:
+    """outputs = the largest input of each window; of equals the first wins."""
+    channels, height, width, images = outputs.shape
+    for channel in range(channels):
+        for row in range(height):
+            for column in range(width):
+                y, x = row * stride, column * stride
+                for image in range(images):
+                    outputs[channel, row, column, image] = inputs[channel, y, x, image]
+                    winners[channel, row, column, image] = y * inputs.shape[2] + x
+                for step in range(1, size * size):
+                    y, x = row * stride + step // size, column * stride + step % size
+                    place = y * inputs.shape[2] + x
+                    for image in range(images):
+                        value = inputs[channel, y, x, image]
+                        if value > outputs[channel, row, column, image]:
+                            outputs[channel, row, column, image] = value
+                            winners[channel, row, column, image] = place
+
+
+@njit(nogil=True, cache=True)
+def backward(errors: np.ndarray, winners: np.ndarray, size: int, stride: int, input_errors: np.ndarray) -> None:
+    """Each error goes to the winner of its window; windows that overlap add up."""
+    channels, height, width, images = errors.shape
+    input_errors[:] = 0
+    for channel in range(channels):
+        for row in range(height):
+            for column in range(width):
+                for step in range(size * size):
+                    y, x = row * stride + step // size, column * stride + step % size
+                    place = y * input_errors.shape[2] + x
+                    for image in range(images):
+                        if winners[channel, row, column, image] == place:
+                            input_errors[channel, y, x, image] += errors[channel, row, column, image]

@@ -1,0 +1,183 @@
+"""Layer specs: what a stack of layers is, read from the config, and the shapes it gives."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+
+from adam_mpi.errors import UserError
+
+FUNCTIONS = ("relu", "tanh", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Square convolution."""
+
+    maps: int
+    kernel: int
+    stride: int = 1
+    pad: int = 0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Square max-pooling without padding; windows may overlap, and an incomplete last window is left out."""
+
+    size: int
+    stride: int = field(default=None)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.stride is None:
+            object.__setattr__(self, "stride", self.size)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Fully-connected layer over the flattened input."""
+
+    units: int
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One of FUNCTIONS, element by element."""
+
+    function: str
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Zero a share of the units while training, and scale up the others to make up for it."""
+
+    rate: float
+
+
+Layer = Conv | Pool | Dense | Activation | Dropout
+Shape = tuple[int, int, int]
+KINDS: dict[str, type] = {"conv": Conv, "pool": Pool, "dense": Dense, "dropout": Dropout}
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer with its name and the shapes it has in one stack: input and output are (channels, rows, columns)."""
+
+    name: str
+    layer: Layer
+    input: Shape
+    output: Shape
+    weight: tuple[int, ...] | None = None
+    bias: tuple[int, ...] | None = None
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in (self.weight, self.bias) if shape)
+
+    @property
+    def connections(self) -> int:
+        """Multiply-adds per image: every weight is used once at each output position."""
+        _, rows, columns = self.output
+        return math.prod(self.weight) * rows * columns if self.weight else 0
+
+
+def parse(entries: object) -> tuple[Layer, ...]:
+    """Layers from the config's list: "relu", or {"kind": "conv", "maps": 10, "kernel": 5}."""
+    if not isinstance(entries, list | tuple):
+        raise UserError(f"model.layers is {entries!r}; give a list of layers")
+    return tuple(_layer(f"model.layers[{index}]", entry) for index, entry in enumerate(entries))
+
+
+def _layer(key: str, entry: object) -> Layer:
+    if isinstance(entry, str):
+        if entry not in FUNCTIONS:
+            raise UserError(f"{key} is {entry!r}; allowed are {', '.join(FUNCTIONS)}, or a table with a kind")
+        return Activation(entry)
+    if not isinstance(entry, dict):
+        raise UserError(f"{key} is {entry!r}; give one of {', '.join(FUNCTIONS)}, or a table with a kind")
+    kind = entry.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        given = repr(kind) if "kind" in entry else "missing"
+        raise UserError(f"{key}.kind is {given}; allowed are {', '.join(KINDS)}")
+    return _build(key, kind, {name: value for name, value in entry.items() if name != "kind"})
+
+
+def _build(key: str, kind: str, values: dict[str, object]) -> Layer:
+    allowed = {known.name: known for known in fields(KINDS[kind])}
+    for name in values:
+        if name not in allowed:
+            raise UserError(f"{key}.{name} is not known; a {kind} layer has {', '.join(allowed)}")
+    for name, known in allowed.items():
+        if name in values:
+            _check(f"{key}.{name}", name, values[name])
+        elif known.default is MISSING:
+            raise UserError(f"{key}.{name} is missing; a {kind} layer needs it")
+    layer = KINDS[kind](**values)
+    # A wider pad would make outputs that see nothing of the input.
+    if isinstance(layer, Conv) and layer.pad >= layer.kernel:
+        raise UserError(f"{key}.pad is {layer.pad}; a kernel of {layer.kernel} allows at most {layer.kernel - 1}")
+    return layer
+
+
+def _check(key: str, name: str, value: object) -> None:
+    if name == "rate":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise UserError(f"{key} is {value!r}; give a number from 0 up to, but not including, 1")
+        return
+    lowest = 0 if name == "pad" else 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise UserError(f"{key} is {value!r}; give a whole number, {lowest} or more")
+
+
+def infer(layers: Sequence[Layer], input_shape: Shape, classes: int) -> tuple[LayerShape, ...]:
+    """Name the layers and follow the shapes through the stack, from the input image to one unit per class."""
+    _check_last(layers, classes)
+    shapes: list[LayerShape] = []
+    numbers: Counter[str] = Counter()
+    shape, flat = input_shape, False
+    for index, layer in enumerate(layers):
+        kind = layer.function if isinstance(layer, Activation) else type(layer).__name__.lower()
+        numbers[kind] += 1
+        name = f"{kind}{numbers[kind]}"
+        if flat and isinstance(layer, Conv | Pool):
+            raise UserError(f"model.layers[{index}] ({name}) comes after a dense layer; put it before the first one")
+        shapes.append(_infer(f"model.layers[{index}]", name, layer, shape))
+        shape, flat = shapes[-1].output, flat or isinstance(layer, Dense)
+    return tuple(shapes)
+
+
+def _check_last(layers: Sequence[Layer], classes: int) -> None:
+    wanted = f'{{kind = "dense", units = {classes}}}'
+    if not layers:
+        raise UserError(f"model.layers is empty; give at least {wanted}")
+    last, key = layers[-1], f"model.layers[{len(layers) - 1}]"
+    if not isinstance(last, Dense):
+        raise UserError(f"{key} is the last layer and must be dense, one unit per class; add {wanted} after it")
+    if last.units != classes:
+        raise UserError(f"{key}.units is {last.units}; the last layer has one unit per class, set it to {classes}")
+
+
+def _infer(key: str, name: str, layer: Layer, shape: Shape) -> LayerShape:
+    channels, rows, columns = shape
+    if isinstance(layer, Conv):
+        _check_fits(f"{key}.kernel", name, layer.kernel, layer.pad, shape)
+        padded = rows + 2 * layer.pad, columns + 2 * layer.pad
+        output = layer.maps, *_windows(*padded, layer.kernel, layer.stride)
+        return LayerShape(name, layer, shape, output, (layer.maps, channels, layer.kernel, layer.kernel), (layer.maps,))
+    if isinstance(layer, Pool):
+        _check_fits(f"{key}.size", name, layer.size, 0, shape)
+        return LayerShape(name, layer, shape, (channels, *_windows(rows, columns, layer.size, layer.stride)))
+    if isinstance(layer, Dense):
+        return LayerShape(name, layer, shape, (layer.units, 1, 1), (layer.units, math.prod(shape)), (layer.units,))
+    return LayerShape(name, layer, shape, shape)
+
+
+def _windows(rows: int, columns: int, size: int, stride: int) -> tuple[int, int]:
+    """How many windows fit, down and across."""
+    return (rows - size) // stride + 1, (columns - size) // stride + 1
+
+
+def _check_fits(key: str, name: str, window: int, pad: int, shape: Shape) -> None:
+    smallest = min(shape[1:]) + 2 * pad
+    if window > smallest:
+        given = f"{shape[1]}x{shape[2]}" + (f" with pad {pad}" if pad else "")
+        raise UserError(f"{key} ({name}) is {window}, but its input is {given}; give at most {smallest}")

@@ -1,0 +1,48 @@
+"""A network ready to run: its shapes, the size of its blocks, and contexts made for it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from adam_mpi.model import buffers, parameters
+from adam_mpi.model.context import Context
+from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, Pool, infer
+
+
+class Network:
+    """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks."""
+
+    def __init__(self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike = np.float32) -> None:
+        self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of one context."""
+        return working_set(self.shapes, self.images, self.dtype)
+
+    def context(self) -> Context:
+        """A context of its own for each thread, or for each block in flight."""
+        return Context(self.shapes, self.images, self.seed, self.dtype)
+
+
+def working_set(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike = np.float32) -> int:
+    """Bytes of one context's buffers."""
+    return sum(buffer.bytes for buffer in buffers.plan(shapes, images, dtype).values())
+
+
+def warm(shapes: Sequence[LayerShape]) -> None:
+    """Compile, or load from numba's cache, the kernels these layers need: run the same stack once in tiny."""
+    tiny = infer([_tiny(shape.layer) for shape in shapes], (1, 1, 1), classes=2)
+    context = Network(tiny, images=1, seed=0).context()
+    weights = np.zeros(parameters.total(tiny), np.float32)
+    pixels, labels, ids = np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    context.train(weights, weights.copy(), pixels, labels, ids, epoch=0)
+
+
+def _tiny(layer: Layer) -> Layer:
+    if isinstance(layer, Conv):
+        return Conv(maps=1, kernel=1)
+    if isinstance(layer, Pool):
+        return Pool(size=1)
+    return Dense(units=2) if isinstance(layer, Dense) else layer

@@ -1,0 +1,73 @@
+"""The flat parameter vector: where each layer's weight and bias lie in it, and its first values."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adam_mpi.model.layers import Activation, Conv, Dense, LayerShape
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named piece of the flat vector: `size` values from `offset`, seen as `shape`."""
+
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+def tensors(shapes: Sequence[LayerShape]) -> tuple[Tensor, ...]:
+    """Weight, then bias, of each layer, one after the other without gaps."""
+    found: list[Tensor] = []
+    offset = 0
+    for layer in shapes:
+        for part, shape in (("weight", layer.weight), ("bias", layer.bias)):
+            if shape:
+                found.append(Tensor(f"{layer.name}/{part}", layer.name, shape, offset, math.prod(shape)))
+                offset += found[-1].size
+    return tuple(found)
+
+
+def total(shapes: Sequence[LayerShape]) -> int:
+    """Length of the flat vector."""
+    return sum(layer.parameters for layer in shapes)
+
+
+def views(flat: np.ndarray, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """The tensors as views into the flat vector, by name."""
+    return {tensor.name: flat[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape) for tensor in tensors}
+
+
+def initial(shapes: Sequence[LayerShape], seed: int) -> np.ndarray:
+    """First values: He before relu, Glorot elsewhere, bias zero; a layer's depend on seed and its own place only."""
+    flat = np.zeros(total(shapes), np.float32)
+    named = views(flat, tensors(shapes))
+    for index, layer in enumerate(shapes):
+        if layer.weight:
+            key = np.array([seed % 2**64, index], np.uint64)
+            random = np.random.Generator(np.random.Philox(key=key))
+            weight = named[f"{layer.name}/weight"]
+            random.standard_normal(dtype=np.float32, out=weight)
+            weight *= np.float32(_deviation(shapes, index))
+    return flat
+
+
+def _deviation(shapes: Sequence[LayerShape], index: int) -> float:
+    """Standard deviation of a layer's weights."""
+    weight = shapes[index].weight or ()
+    inputs, outputs = math.prod(weight[1:]), weight[0] * math.prod(weight[2:])
+    return math.sqrt(2 / inputs) if _feeds_relu(shapes[index + 1 :]) else math.sqrt(2 / (inputs + outputs))
+
+
+def _feeds_relu(following: Sequence[LayerShape]) -> bool:
+    """Whether the first activation before the next weights is relu; pools and dropout in between do not matter."""
+    for shape in following:
+        if isinstance(shape.layer, Conv | Dense):
+            return False
+        if isinstance(shape.layer, Activation):
+            return shape.layer.function == "relu"
+    return False

@@ -1,0 +1,1 @@
+"""What a run lets people see: logs per rank, metrics, progress, and the summary."""

@@ -1,0 +1,48 @@
+"""Where a result comes from: machine, versions, commit and command."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+PACKAGES = ("adam-mpi", "mpi4py", "numpy", "numba", "scipy", "h5py")
+
+
+def provenance(hosts: list[str], seed: int) -> dict[str, Any]:
+    return {
+        "hosts": sorted(set(hosts)),
+        "cpu": _cpu(),
+        "mpi": MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\x00 "),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "seed": seed,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,0 +1,42 @@
+"""The run directory: what is in it, and who may write into it."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from adam_mpi.config import Config
+from adam_mpi.errors import UserError
+
+
+def choose(config: Config, given: str | None, resume: bool) -> Path:
+    """The directory of this run, made if it is not there; one that holds a run is not touched without resume."""
+    name = config.run.name or f"{config.data.set}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(given) if given else Path("runs") / name
+    if (path / "config.toml").exists() and not resume:
+        raise UserError(f"run directory {path} holds a run; add --resume to go on with it, or give another")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"run directory {path} is a file; give another name")
+    try:
+        (path / "log").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run directory {path}: {error.strerror}; give another with --run DIR") from None
+    return path
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file in one go."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=2) + "\n")
+    part.replace(path)
+
+
+def snapshot_name(epoch: int) -> str:
+    return f"epoch-{epoch:04d}"
+
+
+def newest_snapshot(path: Path) -> tuple[Path, int] | None:
+    """(directory, epochs done) of the newest whole snapshot of a run."""
+    for marker in sorted((path / "snapshots").glob("*/whole.json"), reverse=True):
+        return marker.parent, int(json.loads(marker.read_text())["epoch"])
+    return None

@@ -1,0 +1,98 @@
+"""The plan of a job, printed without MPI: who does what on which host, and how many bytes that takes and moves."""
+
+from collections.abc import Iterator
+
+from adam_mpi.cluster.layout import Layout, arrange
+from adam_mpi.config import Config
+from adam_mpi.data.batch import message_bytes
+from adam_mpi.data.sets import Description, describe
+from adam_mpi.errors import UserError
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import working_set
+from adam_mpi.server.shelves import Shelves
+from adam_mpi.start import model, plan_shelves
+
+MOST_ROWS = 40
+
+
+def plan(config: Config, ranks: int, hosts: str | None) -> str:
+    if ranks < 1:
+        raise UserError(f"-n {ranks}: at least one rank is needed")
+    layout = arrange(_hosts(ranks, hosts), config.layout)
+    description = describe(config.data)
+    shapes = model(config, description)
+    shelves = plan_shelves(config, shapes, layout.servers, layout.workers)
+    memory = _memory(config, layout, description, shapes, shelves)
+    parts = [_roles(layout), _layers(shapes), _parameters(shelves), memory]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _hosts(ranks: int, given: str | None) -> list[str]:
+    """A host name per rank, from "4x16": four hosts with places for sixteen ranks each."""
+    if given is None:
+        return ["localhost"] * ranks
+    count, _, places = given.partition("x")
+    if not (count.isdigit() and places.isdigit() and int(count) * int(places) >= ranks):
+        raise UserError(f"--hosts {given}: expected HOSTSxRANKS with room for {ranks} ranks, e.g. 4x16")
+    return [f"host{rank // int(places)}" for rank in range(ranks)]
+
+
+def _roles(layout: Layout) -> Iterator[str]:
+    yield f"{len(layout.places)} ranks: {len(layout.data)} data, {len(layout.workers)} worker in {layout.replicas} " \
+          f"replicas of {layout.partitions}, {len(layout.servers)} server"  # fmt: skip
+    yield f"lost servers survived without stopping: {layout.survives} (a restart goes on from the last snapshot)"
+    for place in layout.places[:MOST_ROWS]:
+        yield f"  {place}"
+    if len(layout.places) > MOST_ROWS:
+        yield f"  ... and {len(layout.places) - MOST_ROWS} more"
+
+
+def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
+    yield f"{'layer':10} {'output':>14} {'parameters':>12} {'connections':>13}"
+    for shape in shapes:
+        output = "x".join(map(str, shape.output))
+        yield f"{shape.name:10} {output:>14} {shape.parameters:12,} {shape.connections:13,}"
+    total, connections = (sum(getattr(s, name) for s in shapes) for name in ("parameters", "connections"))
+    yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
+
+
+def _parameters(shelves: Shelves) -> Iterator[str]:
+    yield f"{len(shelves.shards)} shards on {len(shelves.servers)} servers"
+    for server, held in [pair for pair in shelves.held.items() if pair[1]][:MOST_ROWS]:
+        size = sum(shard.size for shard in held)
+        yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
+    pushed = sum(128 + 4 * shard.size for shard in shelves.shards)
+    yield f"a push: {len(shelves.shards)} messages, {amount(pushed)};  a pull: {amount(4 * _total(shelves))}"
+
+
+def _memory(
+    config: Config, layout: Layout, description: Description, shapes: tuple[LayerShape, ...], shelves: Shelves
+) -> Iterator[str]:
+    threads, size = config.worker.threads or 1, 4 * _total(shelves)
+    images = description.train + description.validation + description.test
+    pixels = int(description.shape[0] * description.shape[1] * description.shape[2])
+    lanes = len(shelves.servers) * shelves.ring_bytes
+    # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
+    worker = (2 + 2 * threads + 2 + threads) * size + threads * working_set(shapes, config.train.batch)
+    worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape)
+    largest = max(sum(shard.size for shard in held) for held in shelves.held.values())
+    yield "memory per rank:"
+    yield f"  data    {amount(images * (pixels + 1))} for the set"
+    yield f"  worker  {amount(worker)} with {threads} trainer thread(s)"
+    yield (
+        f"  server  {amount(2 * 4 * largest)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for mailboxes "
+        f"({len(layout.workers)} pushers x {shelves.slots} slots of {amount(shelves.slot_bytes)})"
+    )
+
+
+def _total(shelves: Shelves) -> int:
+    return sum(shard.size for shard in shelves.shards)
+
+
+def amount(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TB"

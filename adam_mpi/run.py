@@ -1,0 +1,99 @@
+"""The spine: agree on the job, start the world, run my roles step by step until the job is over, end in order."""
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mpi4py import MPI
+
+from adam_mpi import config as configuration
+from adam_mpi import start
+from adam_mpi.cluster import sentinel
+from adam_mpi.cluster.world import Idle, Interrupted, World
+from adam_mpi.crew import Crew
+from adam_mpi.errors import RankFailure, UserError
+from adam_mpi.observe import log as logs
+
+log = logging.getLogger(__name__)
+
+
+def train(path: str | None, overrides: Sequence[str], directory: str | None, resume: bool) -> int:
+    """One rank's way through a training job; returns its exit code."""
+    comm = MPI.COMM_WORLD
+    try:
+        config = _agree(comm, lambda: configuration.load(path, overrides))
+        world = World(comm, config)
+        job = _agree(comm, lambda: start.prepare(config, directory, resume))
+    except UserError as error:
+        # Every rank has the same error; one tells it.
+        if comm.rank == 0:
+            print(f"adam_mpi: {error}", file=sys.stderr, flush=True)
+        return 2
+    failure_file = job.directory / "log" / "failure.txt"
+    logs.start(job.directory, world.rank, str(world.place))
+    wire = start.connect_sentinel(world, failure_file)
+    world.catch_signals()
+    try:
+        crew = start.crew(world, job)
+        _serve(world, crew)
+        world.finish()
+        crew.free()
+    except BaseException as error:
+        _end_badly(world, wire, failure_file, error)
+    wire.bye()
+    log.info("finished")
+    return 0
+
+
+def _serve(world: World, crew: Crew) -> None:
+    """The loop of a rank: a step of each role, messages, the failure check; rest when there is nothing to do."""
+    idle, told = Idle(world.config.cluster.poll), 0.0
+    over = False
+    while not (over and crew.post.idle):
+        try:
+            worked = crew.step()
+            over |= crew.hear()
+        except MPI.Exception as error:
+            raise RankFailure(world.describe(error)) from error
+        world.check()
+        if time.monotonic() - told > world.config.observe.interval / 2 and not over:
+            told = time.monotonic()
+            crew.tell(world.layout.head)
+        idle.back_off(worked)
+
+
+def _agree(comm: MPI.Comm, make: Callable[[], Any]) -> Any:
+    """What rank 0 makes, on every rank; or its error, on every rank."""
+    made: Any = None
+    if comm.rank == 0:
+        try:
+            made = make()
+        except UserError as error:
+            made = error
+    made = comm.bcast(made)
+    if isinstance(made, UserError):
+        raise made
+    return made
+
+
+def _end_badly(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseException) -> NoReturn:
+    """End the whole job because of an error on this rank: name it, and take the others along."""
+    log.error("the job ends: %s", "".join(traceback.format_exception(error)))
+    if isinstance(error, Interrupted):
+        # A launcher also sends TERM when another rank has died; then the sentinel's word counts.
+        start.wait_for_file(failure_file, seconds=1.0 if str(error) == "SIGTERM" else 0.0)
+        sentinel.report(failure_file, f"interrupted by {error}", "interrupted")
+    elif isinstance(error, UserError | RankFailure):
+        sentinel.report(failure_file, f"{world.place}: {error}")
+    else:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        sentinel.report(failure_file, f"{world.place} raised\n{trace}")
+    wire.bye()
+    logging.shutdown()
+    MPI.COMM_WORLD.Abort(2 if isinstance(error, UserError) else 1)
+    os._exit(1)

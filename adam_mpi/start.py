@@ -1,0 +1,169 @@
+"""The start of a job: what all ranks agree on, kernels compiled once per node, windows, and the roles of this rank."""
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.cluster import sentinel
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.world import World
+from adam_mpi.config import Config, to_toml
+from adam_mpi.crew import Crew
+from adam_mpi.data.serving import DataServer
+from adam_mpi.data.sets import Description, describe, open_set
+from adam_mpi.errors import UserError
+from adam_mpi.head import Head
+from adam_mpi.model import layers, network, parameters
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.observe import rundir
+from adam_mpi.server import apply, mailbox, shelves, store
+from adam_mpi.server.serving import Published, Server
+from adam_mpi.server.shelves import Shelves
+from adam_mpi.worker import contribution
+from adam_mpi.worker.worker import Worker
+
+COMPILE_SECONDS = 600.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks agree on before they start: made by rank 0, the same everywhere."""
+
+    config: Config
+    directory: Path
+    description: Description
+    shapes: tuple[LayerShape, ...]
+    snapshot: tuple[Path, int] | None
+
+
+def prepare(config: Config, directory: str | None, resume: bool) -> Job:
+    """Everything that can be wrong with what was given shows here, on rank 0, before any work."""
+    description = describe(config.data)
+    shapes = model(config, description)
+    if config.layout.partitions > 1:
+        raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
+    path = rundir.choose(config, directory, resume)
+    for stale in (path / "log" / "failure.txt", path / "DONE"):
+        stale.unlink(missing_ok=True)
+    (path / "config.toml").write_text(to_toml(config))
+    return Job(config, path, description, shapes, rundir.newest_snapshot(path) if resume else None)
+
+
+def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
+    """The layers of the configured network on the configured data set."""
+    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], servers: Any, workers: Any) -> Shelves:
+    return shelves.plan(
+        parameters.tensors(shapes), servers, workers, config.server.shard, config.server.mailbox_bytes,
+        contribution.MOST_BATCHES,
+    )  # fmt: skip
+
+
+def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
+    path = sentinel.start(failure_file, world.node.size) if world.node.rank == 0 else None
+    return sentinel.Wire(world.node.bcast(path), str(world.place))
+
+
+def crew(world: World, job: Job) -> Crew:
+    """Collective: windows for everybody, then the roles that this rank has."""
+    world.injector.at("start")
+    threads = _threads(world)
+    log.info("cores %d, trainer threads %d", len(_cores()), threads)
+    _compile_once(world, job.shapes)
+    plan = plan_shelves(job.config, job.shapes, world.layout.servers, world.layout.workers)
+    roles, post, rank = world.place.roles, Post(world.control), world.rank
+    published = Published(plan, rank) if "server" in roles else None
+    mail = Window.allocate(world.comm, plan.mailbox_bytes if published else 0)
+    window = Window.over(world.comm, published.memory if published else np.zeros(8, np.uint8))
+    made: dict[str, Any] = {}
+    head, epochs_done = None, job.snapshot[1] if job.snapshot else 0
+    if "data" in roles:
+        made["data"] = DataServer(world, open_set(job.config.data), post)
+        if rank == world.layout.head:
+            head = Head(world, made["data"], post, job.directory, job.shapes, epochs_done)
+    if published is not None:
+        directory = job.directory / "snapshots"
+        made["server"] = Server(
+            world, plan, published, mail, window, post, directory, job.description.train, epochs_done
+        )
+        made["server"].start(*_first_state(job))
+    # Workers read weights at once: they must be in place everywhere.
+    world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
+    if "worker" in roles:
+        made["worker"] = Worker(world, job.shapes, plan, mail, window, post, threads)
+    return Crew(post, made, head, [mail, window])
+
+
+def _first_state(job: Job) -> tuple[np.ndarray, np.ndarray]:
+    """(weights, velocity) to begin with: of the snapshot, or new."""
+    if job.snapshot is not None:
+        return store.read(job.snapshot[0], parameters.total(job.shapes))
+    weights = parameters.initial(job.shapes, job.config.run.seed)
+    return weights, np.zeros_like(weights)
+
+
+def _cores() -> frozenset[int]:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _threads(world: World) -> int:
+    """Trainer threads of this rank; warns when they are more than its cores."""
+    cores = _cores()
+    masks = world.node.allgather(cores)
+    workers = max(1, world.layout.on_host(world.place.host, "worker"))
+    # Ranks bound to cores of their own use those; ranks that may run anywhere share.
+    shared = len(cores) // workers if len(set(masks)) == 1 else len(cores)
+    threads = world.config.worker.threads or max(1, shared)
+    if "worker" in world.place.roles and threads > len(cores):
+        log.warning(
+            "%d trainer threads on %d cores: start mpirun with --bind-to none, or bind a rank to %d cores, "
+            "or set worker.threads = %d", threads, len(cores), threads, len(cores),
+        )  # fmt: skip
+    return threads
+
+
+def _compile_once(world: World, shapes: tuple[LayerShape, ...]) -> None:
+    """The first rank of a node compiles the kernels into numba's cache; the others load them from there."""
+    notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
+    notice.daemon = True
+    if world.rank == 0:
+        notice.start()
+    if world.node.rank == 0:
+        _warm(shapes)
+    world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
+    if world.node.rank != 0:
+        _warm(shapes)
+    notice.cancel()
+
+
+def _warm(shapes: tuple[LayerShape, ...]) -> None:
+    network.warm(shapes)
+    values, one = np.zeros(2, np.float32), np.float32(1)
+    message = np.zeros(mailbox.message_words(2, 1), np.uint32)
+    mailbox.pack(message, np.zeros((), mailbox.HEADER), values, np.zeros(1, np.int64))
+    mailbox.arrived(message, 0, message.size, 1)
+    mailbox.finite(message)
+    apply.momentum(values, values, values, np.zeros(1, np.int64), one, one, one, one)
+    contribution.settle(values, values, values, one)
+    contribution.predict(values, values, one)
+    contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)
+
+
+def wait_for_file(path: Path, seconds: float) -> None:
+    """Give another process a moment to write a file."""
+    limit = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < limit:
+        time.sleep(0.01)

@@ -1,0 +1,95 @@
+"""A contribution: gradients summed over images, on their way from a trainer thread into one push."""
+
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+import numpy as np
+from numba import njit
+
+
+@dataclass(frozen=True)
+class Done:
+    """A batch (or a share of one) that has been computed, for the data rank it came from."""
+
+    source: int
+    phase: int
+    number: int
+    images: int
+    loss: float
+    correct: int
+
+
+@dataclass
+class Contribution:
+    row: int
+    """Its place in the pool."""
+    values: np.ndarray
+    """Sum of gradients, over the whole flat parameter vector."""
+    done: list[Done] = field(default_factory=list)
+    sequence: int = 0
+    clock: int = 0
+    pending: int = 0
+    """Messages of this push that are not acknowledged yet."""
+
+    @property
+    def images(self) -> int:
+        return sum(done.images for done in self.done)
+
+
+# Batches in one push at the most; a message has room for their numbers.
+MOST_BATCHES = 64
+
+
+class Pool:
+    """Contributions for the life of the job, so that a push allocates nothing."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.values = np.zeros((count, size), np.float32)
+        self.free: SimpleQueue[Contribution] = SimpleQueue()
+        for row, values in enumerate(self.values):
+            self.free.put(Contribution(row, values))
+
+    def take(self, wait: bool = False) -> Contribution | None:
+        try:
+            return self.free.get(block=wait)
+        except Empty:
+            return None
+
+    def give(self, contribution: Contribution) -> None:
+        contribution.values[:] = 0
+        contribution.done.clear()
+        self.free.put(contribution)
+
+
+@njit(nogil=True, cache=True)
+def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float) -> None:
+    """Add a gradient to the contribution, and the step it predicts to the local weights; leave it zero.
+
+    Other threads do the same to `local` at the same time, without locks: a lost addition is a little noise.
+    """
+    for i in range(gradient.size):
+        total[i] += gradient[i]
+        local[i] -= factor * gradient[i]
+        gradient[i] = 0
+
+
+@njit(nogil=True, cache=True)
+def predict(weights: np.ndarray, gradient: np.ndarray, factor: float) -> None:
+    """Take the step that this gradient will lead to."""
+    for i in range(weights.size):
+        weights[i] -= factor * gradient[i]
+
+
+@njit(nogil=True, cache=True)
+def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.ndarray, factor: float) -> None:
+    """local = pulled + the steps predicted for what is being summed up in these rows of the pool.
+
+    In small blocks: what a thread adds to a block between our reading and our writing of it is lost.
+    """
+    for first in range(0, local.size, 256):
+        last = min(first + 256, local.size)
+        for row in rows:
+            for i in range(first, last):
+                pulled[i] -= factor * values[row, i]
+        for i in range(first, last):
+            local[i] = pulled[i]

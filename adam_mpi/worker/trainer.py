@@ -1,0 +1,125 @@
+"""A trainer thread: computes batches on the weights it shares with its worker's other threads. It never calls MPI."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+
+from adam_mpi.cluster.inject import Injector
+from adam_mpi.data.batch import Batch
+from adam_mpi.model.network import Network
+from adam_mpi.worker.contribution import MOST_BATCHES, Contribution, Done, Pool, settle
+
+
+@dataclass
+class Result:
+    """What a thread hands back: the images it is done with, a full contribution, or the error that ended it."""
+
+    thread: int
+    done: Done | None = None
+    token: object = None
+    contribution: Contribution | None = None
+    error: BaseException | None = None
+
+
+Task = Callable[["Trainer"], Result]
+
+
+class Trainer(threading.Thread):
+    def __init__(
+        self, index: int, network: Network, local: np.ndarray, pool: Pool, results: SimpleQueue, injector: Injector
+    ) -> None:
+        super().__init__(name=f"trainer-{index}", daemon=True)
+        self.index, self.local, self.pool, self.results, self.injector = index, local, pool, results, injector
+        self.context = network.context()
+        self.gradient = np.zeros_like(local)
+        self.contribution: Contribution | None = None
+        self.tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self.waiting = 0
+        """Tasks given and not handed back; counted by the main thread."""
+        self.busy = 0.0
+
+    def give(self, task: Task) -> None:
+        self.waiting += 1
+        self.tasks.put(task)
+
+    def run(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            start = time.perf_counter()
+            try:
+                result = task(self)
+            except BaseException as error:  # told to the main thread, which ends the job
+                result = Result(self.index, error=error)
+            self.busy += time.perf_counter() - start
+            self.results.put(result)
+
+
+def train(batch: Batch, token: object, factor: float, images: int) -> Task:
+    """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images."""
+
+    def task(trainer: Trainer) -> Result:
+        done = _compute(trainer, batch)
+        if trainer.contribution is None:
+            trainer.contribution = trainer.pool.take()
+        assert trainer.contribution is not None, "the pool has a contribution per thread and some for pushes"
+        settle(trainer.local, trainer.contribution.values, trainer.gradient, np.float32(factor))
+        trainer.contribution.done.append(done)
+        result = Result(trainer.index, done, token)
+        if trainer.contribution.images >= images:
+            # When every other contribution is still under way, go on adding to this one: a full ring stops no thread.
+            fresh = trainer.pool.take(wait=len(trainer.contribution.done) == MOST_BATCHES)
+            if fresh is not None:
+                result.contribution, trainer.contribution = trainer.contribution, fresh
+        return result
+
+    return task
+
+
+def hand_over() -> Task:
+    """Hand over what has been summed up so far, however little."""
+
+    def task(trainer: Trainer) -> Result:
+        result = Result(trainer.index)
+        if trainer.contribution is not None and trainer.contribution.done:
+            result.contribution, trainer.contribution = trainer.contribution, None
+        return result
+
+    return task
+
+
+def compute(batch: Batch) -> Task:
+    """Compute gradients into the thread's own array, for a step that all replicas take together."""
+
+    def task(trainer: Trainer) -> Result:
+        trainer.gradient[:] = 0
+        return Result(trainer.index, _compute(trainer, batch))
+
+    return task
+
+
+def evaluate(batch: Batch, token: object) -> Task:
+    def task(trainer: Trainer) -> Result:
+        loss, correct = trainer.context.evaluate(trainer.local, batch.pixels, batch.labels)
+        trainer.injector.at("evaluate")
+        return Result(trainer.index, _done(batch, loss, correct), token)
+
+    return task
+
+
+def _compute(trainer: Trainer, batch: Batch) -> Done:
+    start = time.perf_counter()
+    loss, correct = 0.0, 0
+    if batch.labels.size:
+        loss, correct = trainer.context.train(
+            trainer.local, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch
+        )
+    trainer.injector.slow(time.perf_counter() - start)
+    trainer.injector.at("compute")
+    return _done(batch, loss, correct)
+
+
+def _done(batch: Batch, loss: float, correct: int) -> Done:
+    return Done(batch.source, batch.phase, batch.number, batch.labels.size, float(loss), int(correct))

@@ -1,0 +1,243 @@
+"""The worker role: takes batches to the trainer threads, their gradients to the servers, and weights back."""
+
+import time
+from collections import deque
+from dataclasses import replace
+from itertools import pairwise
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.world import World
+from adam_mpi.data.batch import Batch
+from adam_mpi.data.client import DataClient, Slot
+from adam_mpi.model import parameters
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network
+from adam_mpi.server.shelves import Shelves
+from adam_mpi.worker import trainer
+from adam_mpi.worker.contribution import Done, Pool, predict, renew
+from adam_mpi.worker.pull import PullClient
+from adam_mpi.worker.push import PushClient
+from adam_mpi.worker.trainer import Result, Trainer
+
+# Tasks a thread has in hand: the next one is there when it is done with one.
+TASKS_AHEAD = 2
+
+
+class Worker:
+    def __init__(
+        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window, published: Window,
+        post: Post, threads: int,
+    ) -> None:  # fmt: skip
+        self.world, self.config, self.post = world, world.config, post
+        size = parameters.total(shapes)
+        self.local = np.zeros(size, np.float32)
+        self.data = DataClient(world, shapes[0].input)
+        self.pushes = PushClient(world, shelves, mail, published)
+        self.pulls = PullClient(world, shelves, published, size)
+        self.pool = Pool(2 * threads + 2, size)
+        self.results: SimpleQueue[Result] = SimpleQueue()
+        network = Network(shapes, self.config.train.batch, self.config.run.seed)
+        self.trainers = [
+            Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
+        ]
+        for thread in self.trainers:
+            thread.start()
+        self.factor = 0.0
+        self.fresh = self.flushed = False
+        self.since_pull = 0
+        self.clocked: deque[Result] = deque()
+        self.slot: Slot | None = None
+        self.ended = False
+        self.images = 0
+        self.starved = 0.0
+        self.last = time.perf_counter()
+
+    def step(self) -> bool:
+        worked = self.data.step()
+        worked |= self._collect()
+        worked |= self.pushes.step()
+        worked |= self._settle()
+        worked |= self._pull()
+        worked |= self._feed()
+        self._count_starved()
+        if self.data.drained:
+            worked |= self._drain()
+        return worked
+
+    def _feed(self) -> bool:
+        """Give arrived batches to the threads, once this phase's first weights are there."""
+        if not self.fresh:
+            return False
+        if self.data.shared:
+            return self._feed_share()
+        worked = False
+        for thread in self.trainers:
+            while thread.waiting < TASKS_AHEAD and (taken := self.data.take()) is not None:
+                slot, batch = taken
+                if self.data.phase.training:
+                    thread.give(trainer.train(batch, slot, self.factor, self.config.push.images))
+                else:
+                    thread.give(trainer.evaluate(batch, slot))
+                worked = True
+        return worked
+
+    def _feed_share(self) -> bool:
+        """Cut our share of the next clock's batch over the threads."""
+        if self.slot is not None or (taken := self.data.take()) is None:
+            return False
+        self.slot, batch = taken
+        for thread, part in zip(self.trainers, _cut(batch, len(self.trainers)), strict=True):
+            thread.give(trainer.compute(part))
+        return True
+
+    def _collect(self) -> bool:
+        """Take back what the threads have done."""
+        worked = False
+        while (result := self._result()) is not None:
+            worked = True
+            self.trainers[result.thread].waiting -= 1
+            if result.error is not None:
+                raise result.error
+            if self.data.shared:
+                self._collect_share(result)
+                continue
+            if isinstance(result.token, Slot):
+                self.data.release(result.token)
+            if result.contribution is not None:
+                self.pushes.push(result.contribution)
+            if result.done is not None and self.data.phase.training:
+                self.since_pull += result.done.images
+            elif result.done is not None:
+                self._report(result.done)
+        return worked
+
+    def _collect_share(self, result: Result) -> None:
+        """When every thread has done its part of a clock, sum the parts in the order of the images and push."""
+        self.clocked.append(result)
+        if len(self.clocked) < len(self.trainers):
+            return
+        contribution = self.pool.take()
+        assert contribution is not None and self.slot is not None
+        parts = sorted(self.clocked, key=lambda part: part.thread)
+        for part in parts:
+            assert part.done is not None
+            contribution.values += self.trainers[part.thread].gradient
+            contribution.done.append(part.done)
+        self.clocked.clear()
+        self.data.release(self.slot)
+        self.slot, self.fresh = None, False
+        self.pushes.push(contribution)
+
+    def _result(self) -> Result | None:
+        try:
+            return self.results.get_nowait()
+        except Empty:
+            return None
+
+    def _settle(self) -> bool:
+        """Report the batches of acknowledged pushes as done, and take their contributions back."""
+        worked = bool(self.pushes.acknowledged)
+        while self.pushes.acknowledged:
+            contribution = self.pushes.acknowledged.popleft()
+            for done in contribution.done:
+                self._report(done)
+            self.pool.give(contribution)
+        return worked
+
+    def _report(self, done: Done) -> None:
+        self.images += done.images if self.data.phase.training else 0
+        self.data.report(done.source, done.phase, done.number, done.images, done.loss, done.correct)
+
+    def _pull(self) -> bool:
+        """Start a pull when one is due; put the weights in place when they have arrived."""
+        if self.pulls.step():
+            self._renew()
+            return True
+        if not self.pulls.active and self._pull_due():
+            self.since_pull = 0
+            self.pulls.start(self._least_clock())
+            return True
+        return False
+
+    def _pull_due(self) -> bool:
+        if self.data.drained:
+            return False
+        return not self.fresh and self.slot is None or self.since_pull >= self.config.pull.images
+
+    def _least_clock(self) -> int | None:
+        """The clock all servers must have reached before we may compute our next one."""
+        if not self.data.shared:
+            return None
+        return max(0, self.pushes.sent - int(self.config.consistency.staleness))
+
+    def _renew(self) -> None:
+        """local = pulled + own updates that are not in it yet."""
+        self.pulls.seen(self.pushes.seen)
+        self.factor = self.pulls.rate / self.config.train.batch
+        arrived, factor = self.pulls.arrived, np.float32(self.factor)
+        for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
+            for contribution, shard in lane.missing(applied):
+                predict(arrived[shard.start : shard.stop], contribution.values[shard.start : shard.stop], factor)
+        rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
+        renew(self.local, arrived, self.pool.values, np.array(rows, np.int64), factor)
+        self.fresh = True
+
+    def _drain(self) -> bool:
+        """The phase has no more batches for us: push what is left, then ask for the next phase."""
+        if any(thread.waiting for thread in self.trainers) or self.slot is not None or self.ended:
+            return False
+        if self.data.phase.training and not self.data.shared and not self.flushed:
+            self.flushed = True
+            for thread in self.trainers:
+                thread.give(trainer.hand_over())
+            return True
+        if not self.pushes.idle or self.pulls.active or not self.results.empty():
+            return False
+        if self.data.stopped:
+            self._stop()
+            return True
+        self.fresh = self.flushed = False
+        self.data.next_phase()
+        return False
+
+    def _stop(self) -> None:
+        for thread in self.trainers:
+            thread.tasks.put(None)
+        self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
+        self.ended = True
+
+    def _count_starved(self) -> None:
+        """Time in which some thread had nothing to do although a phase was going on."""
+        now = time.perf_counter()
+        idle = sum(thread.waiting == 0 for thread in self.trainers)
+        if self.data.phase.training and not self.data.drained:
+            self.starved += (now - self.last) * idle / len(self.trainers)
+        self.last = now
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "role": "worker",
+            "rank": self.world.rank,
+            "images": self.images,
+            "busy": sum(thread.busy for thread in self.trainers) / len(self.trainers),
+            "starved": self.starved,
+            "clock_wait": self.pulls.waited,
+            "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled_count, "bytes": self.pushes.bytes},
+            "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
+        }
+
+
+def _cut(batch: Batch, parts: int) -> list[Batch]:
+    """The images of a batch, cut into consecutive parts of nearly equal size."""
+    edges = [part * batch.labels.size // parts for part in range(parts + 1)]
+    return [
+        replace(batch, ids=batch.ids[a:b], labels=batch.labels[a:b], pixels=batch.pixels[a:b])
+        for a, b in pairwise(edges)
+    ]
+
+

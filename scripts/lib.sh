@@ -1,0 +1,117 @@
+# Set-up and the choice of mpirun's options, for scripts/train, scripts/test, slurm/train.sh and the tests. Source it.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+venv_mpich=$root/.venv-mpich
+
+say() { echo "set-up: $*"; }
+
+fail() { echo "$*" >&2; exit 1; }
+
+# The first Python on PATH that is new enough.
+find_python() {
+    local candidate
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "adam_mpi needs Python 3.11 or newer; found $(python3 --version 2>/dev/null || echo none)." \
+        "Put a newer python3 first on PATH."
+}
+
+# The mpirun that the site offers: on PATH, and not the one of our own environments.
+site_mpirun() {
+    local folder
+    while IFS= read -r -d : folder; do
+        if [ -x "$folder/mpirun" ] && [ ! -e "$folder/../pyvenv.cfg" ]; then
+            echo "$folder/mpirun"
+            return
+        fi
+    done <<<"$PATH:"
+}
+
+# The mpirun that starts our jobs: the site's before our own.
+default_mpirun() {
+    local site
+    site=$(site_mpirun)
+    echo "${site:-$venv/bin/mpirun}"
+}
+
+# pip is what a half-made environment lacks.
+make_venv() {
+    local python
+    [ -x "$1/bin/pip" ] && return
+    python=$(find_python) || exit 1
+    say "making ${1##*/} with $("$python" --version)"
+    "$python" -m venv "$1" \
+        || fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv."
+}
+
+# The place counts too: an environment that was copied must not go on with the code of its old place.
+stamp() { { echo "$root"; cat "$root/setup.cfg" "$root/pyproject.toml"; } | cksum; }
+
+up_to_date() { [ "$(cat "$1/.set-up-$2" 2>/dev/null)" = "$(stamp)" ]; }
+
+pip_install() {
+    local python=$1/bin/python
+    shift
+    "$python" -m pip install --quiet --disable-pip-version-check "$@" || fail "pip could not install it; why is above."
+}
+
+# install [EXTRA...]: the package, editable, with these extras; pip is not called when nothing has changed.
+install() {
+    local extra extras missing=()
+    for extra in package "$@"; do
+        up_to_date "$venv" "$extra" || missing+=("$extra")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    extras=$(IFS=,; echo "$*")
+    say "installing adam_mpi${extras:+[$extras]} into .venv; the first time takes a minute or two"
+    (cd "$root" && pip_install "$venv" -e ".${extras:+[$extras]}") || exit 1
+    for extra in "${missing[@]}"; do stamp >"$venv/.set-up-$extra"; done
+}
+
+# set_up [EXTRA...]: .venv in the project's root, with an MPI from PyPI only where the site has none.
+set_up() {
+    local site extras=("$@")
+    site=$(site_mpirun)
+    [ -n "$site" ] || extras+=(mpi)
+    make_venv "$venv"
+    install ${extras[@]+"${extras[@]}"}
+    say "ready; MPI: ${site:-Open MPI from PyPI, in .venv}"
+}
+
+# A second MPI beside the first would overwrite its mpirun, so MPICH has a small environment of its own
+# that borrows the packages of .venv.
+set_up_mpich() {
+    local packages
+    make_venv "$venv_mpich"
+    up_to_date "$venv_mpich" mpich && return
+    say "installing MPICH into .venv-mpich"
+    pip_install "$venv_mpich" "$(mpich_requirement)"
+    packages=$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')
+    "$venv_mpich/bin/python" - "$packages" <<'PYTHON' || exit 1
+import pathlib, site, sys
+pathlib.Path(site.getsitepackages()[0], "adam_mpi.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")
+PYTHON
+    stamp >"$venv_mpich/.set-up-mpich"
+}
+
+mpich_requirement() { sed -n '/^mpich =/{n;s/ //gp;}' "$root/setup.cfg"; }
+
+# mpi_launch MPIRUN RANKS: sets the array `launch` to the start of a command line, with the options this MPI wants here.
+mpi_launch() {
+    launch=("$1" -n "$2")
+    case $("$1" --version 2>&1) in
+    *"Open MPI"* | *OpenRTE*)
+        # Bound to one core, a rank's threads would share it; ob1 is the transport that reports failures;
+        # UCX's windows complain.
+        launch+=(--bind-to none --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1)
+        # In a Slurm job the allocation says how many ranks there may be.
+        [ -n "${SLURM_JOB_ID:-}" ] || launch+=(--host "localhost:$2")
+        [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        ;;
+    esac
+}

@@ -1,0 +1,129 @@
+"""How every test runs: which are chosen, how outcomes are recorded, how a hang ends, and the fixtures they share.
+
+Tests marked `mpi` run on every rank of an mpirun (pytest --with-mpi), and only they do. All others run without one;
+those that need a whole job start it themselves through the fixture `launch`, once for each MPI there is.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from launch import Job, Mpi, available, start
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+
+# All ranks must draw the same examples, and a slow machine is no failure.
+hypothesis.settings.register_profile("same everywhere", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("same everywhere")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("with_mpi"):
+        # After a failure on one rank the others may wait for it for ever: the first failure ends the job.
+        config.option.maxfail = 1
+    else:
+        # Whoever ends the tests from outside wants the jobs that they have started to end too.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def wanted(item: pytest.Item) -> bool:
+        in_its_place = ("mpi" in item.keywords) == config.getoption("with_mpi")
+        return in_its_place and (config.getoption("full") or "full" not in item.keywords)
+
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    # Under mpirun, having nothing to do must not look like a dead rank.
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    session = config.pluginmanager.getplugin("session")
+    if config.getoption("with_mpi") and session is not None and session.testsfailed:
+        from mpi4py import MPI
+
+        sys.stdout.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+
+def record(word: str, test: str) -> None:
+    """Leaves a line for scripts/test, at once, so that it is there whatever happens next."""
+    if folder := os.environ.get("ADAM_MPI_TEST_RESULTS"):
+        with Path(folder, f"rank-{RANK}.results").open("a") as file:
+            file.write(f"{word} {test}\n")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    record("begin", nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        record(report.outcome, report.nodeid)
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings) -> bool | None:
+    """Under MPI a hanging rank is inside C, where no exception reaches it: name it, show where it is, end it."""
+    if not item.config.getoption("with_mpi"):
+        return None
+
+    def end() -> None:
+        item.config.pluginmanager.getplugin("capturemanager").suspend_global_capture(in_=True)
+        where = "".join(traceback.format_stack(sys._current_frames()[threading.main_thread().ident])[-4:])
+        print(f"\nrank {RANK} did not end {item.nodeid} in {settings.timeout:g} s; it is here:\n{where}", flush=True)
+        time.sleep(1)  # the exit ends the other ranks, which have the same to say
+        os._exit(1)
+
+    timer = threading.Timer(settings.timeout, end)
+    timer.daemon = True
+    timer.start()
+    item.cancel_timeout = timer.cancel
+    return True
+
+
+@pytest.fixture(params=[mpi.name for mpi in available()])
+def mpi(request: pytest.FixtureRequest) -> Mpi:
+    """Each MPI there is, in turn."""
+    found = [mpi for mpi in available() if mpi.name == request.param]
+    if not found:
+        pytest.skip(f"there is no {request.param} here")
+    return found[0]
+
+
+@pytest.fixture
+def start_job(mpi: Mpi, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Starts `mpirun -n RANKS python -m adam_mpi ARGUMENTS` in tmp_path and leaves it running: see launch.start."""
+    jobs: list[Job] = []
+
+    def call(ranks: int, *arguments: object, **options) -> Job:
+        jobs.append(start(mpi, ranks, *arguments, folder=tmp_path / f"job-{len(jobs)}", **options))
+        return jobs[-1]
+
+    yield call
+    for job in jobs:
+        job.end()
+
+
+@pytest.fixture
+def launch(start_job: Callable[..., Job]) -> Callable[..., Job]:
+    """The same, and waits for its end."""
+
+    def call(ranks: int, *arguments: object, timeout: float = 100, **options) -> Job:
+        return start_job(ranks, *arguments, **options).wait(timeout)
+
+    return call

@@ -1,0 +1,163 @@
+"""Whole jobs as subprocesses: `mpirun -n N python -m adam_mpi ...` on a chosen MPI, always with an end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The options of mpirun are in scripts/lib.sh, once for everybody.
+LAUNCH = '. "$0"; mpi_launch "$1" "$2"; shift 2; exec "${launch[@]}" "$@"'
+
+# What an mpirun around us has set would make a second one believe that it is a rank.
+INHERITED = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "HYDI_", "MPIR_")
+KEPT = "OMPI_ALLOW_RUN_AS_ROOT"
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One MPI: how it is called, its mpirun, and the Python whose mpi4py picks it."""
+
+    name: str
+    mpirun: Path
+    python: Path
+
+
+@cache
+def available() -> list[Mpi]:
+    """The MPIs that scripts/test has found, or else the one beside this Python or on PATH."""
+    listed = os.environ.get("ADAM_MPI_TEST_MPIS")
+    beside = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return [_describe(Path(path)) for path in (listed or beside or "").split(":") if path]
+
+
+def _describe(mpirun: Path) -> Mpi:
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    name = "openmpi" if "Open MPI" in version else "mpich" if "HYDRA" in version else mpirun.parent.name
+    own = (mpirun.parent.parent / "pyvenv.cfg").exists()
+    return Mpi(name, mpirun, mpirun.parent / "python" if own else Path(sys.executable))
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what an mpirun around it has set."""
+    return {key: value for key, value in os.environ.items() if key.startswith(KEPT) or not key.startswith(INHERITED)}
+
+
+@dataclass
+class Job:
+    """A started job; after `wait` it has its return code, its seconds and all that it has written."""
+
+    process: subprocess.Popen
+    folder: Path
+    run: Path
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.returncode
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def summary(self) -> dict | None:
+        """The run's summary.json, when it has got that far."""
+        file = self.run / "summary.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def logs(self) -> dict[str, str]:
+        """The log of each rank, by the file's name without its ending."""
+        return {file.stem: file.read_text() for file in sorted(self.run.glob("log/rank-*.log"))}
+
+    def wait(self, timeout: float = 100) -> "Job":
+        """Until it has ended; a job that does not is ended, and the test fails naming the ranks that hang."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            hanging = [name for name, text in self.logs().items() if not ended(text)]
+            self.end()
+            names = ", ".join(hanging) or "no rank has a log"
+            pytest.fail(f"no end after {timeout} s; not ended: {names}\n{self.said()}", pytrace=False)
+        self.seconds = time.monotonic() - self.began
+        return self
+
+    def said(self) -> str:
+        """All output, for the message of a failed test."""
+        return f"stdout:\n{self.stdout}\nstderr:\n{self.stderr}"
+
+    def ranks(self) -> list[psutil.Process]:
+        """The running processes of the ranks, in no order."""
+        return [child for child in self._family() if _is_rank(child)]
+
+    def end(self) -> None:
+        """Ends mpirun and whatever it has started (ranks have process groups of their own)."""
+        if self.process.poll() is not None:
+            return
+        family = self._family()
+        self.process.send_signal(signal.SIGTERM)
+        psutil.wait_procs([psutil.Process(self.process.pid), *family], timeout=3)
+        for process in family:
+            if process.is_running():
+                process.kill()
+        self.process.kill()
+        self.process.wait(10)
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return "python" in process.name() and "adam_mpi" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def ended(log: str) -> bool:
+    """Whether a rank's log says that it has come to an end, good or bad."""
+    return log.endswith("INFO finished\n") or "ERROR the job ends:" in log
+
+
+def start(mpi: Mpi, ranks: int, *arguments: object, folder: Path, environment: dict[str, str] | None = None) -> Job:
+    """Starts `mpirun -n RANKS python -m adam_mpi ARGUMENTS`, with its working directory and output in `folder`.
+
+    A job that trains gets `--run FOLDER/run` unless the arguments have a --run of their own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [str(argument) for argument in arguments]
+    run = folder / "run"
+    if "--run" in words:
+        run = folder / words[words.index("--run") + 1]
+    elif words[:1] == ["train"]:
+        words += ["--run", str(run)]
+    program = [mpi.python, "-m", "adam_mpi", *words]
+    with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
+        process = subprocess.Popen(
+            ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpi.mpirun, str(ranks), *program],
+            cwd=folder,
+            env=clean_environment() | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    return Job(process, folder, run)

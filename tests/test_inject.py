@@ -1,0 +1,37 @@
+"""Faults are parsed strictly and strike at the step they name."""
+
+import pytest
+
+from adam_mpi.cluster.inject import InjectedFault, Injector, parse
+from adam_mpi.cluster.layout import Place
+from adam_mpi.errors import UserError
+
+PLACE = Place(2, "h", ("worker",), 0, 0)
+
+
+def test_raises_at_the_named_step_only():
+    injector = Injector(parse(["raise rank=2 at=push step=3"]), PLACE, seed=1)
+    injector.at("push"), injector.at("pull"), injector.at("push")
+    with pytest.raises(InjectedFault, match="push, step 3, on rank 2, worker"):
+        injector.at("push")
+
+
+def test_other_ranks_are_left_alone():
+    assert not Injector(parse(["kill rank=1 at=push", "kill role=server at=apply"]), PLACE, seed=1).faults
+
+
+def test_a_range_of_steps_is_drawn_by_the_seed():
+    faults = parse(["kill rank=2 at=push step=10..50"])
+    steps = {Injector(faults, PLACE, seed).faults[0][1] for seed in range(20)}
+    assert len(steps) > 5 and all(10 <= step <= 50 for step in steps)
+    assert Injector(faults, PLACE, 3).faults[0][1] == Injector(faults, PLACE, 3).faults[0][1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["explode rank=1", "kill at=push", "kill rank=1 role=data", "kill rank=x", "kill rank=1 at=lunch",
+     "slow rank=1 at=push", "kill rank=1 at=push step=soon", ""],
+)  # fmt: skip
+def test_mistakes_are_named(line):
+    with pytest.raises(UserError, match=r"inject.faults\[0\]"):
+        parse([line])
