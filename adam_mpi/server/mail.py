@@ -10,7 +10,7 @@ import numpy as np
 from adam_mpi.cluster.world import World
 from adam_mpi.errors import UserError
 from adam_mpi.server import mailbox
-from adam_mpi.server.codecs import BY_NUMBER
+from adam_mpi.server.codecs import BY_NUMBER, NUMBERS
 from adam_mpi.server.published import Published
 from adam_mpi.server.shelves import Shelves
 
@@ -133,11 +133,19 @@ class Inbox:
         words = 2 * mail.values if mail.kind == mailbox.SPARSE else BY_NUMBER[mail.codec].words(mail.values)
         if mail.values < 1 or not 0 <= mail.first <= size - mail.values or mail.words != words:
             return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
-        if mail.kind == mailbox.SPARSE and self.words[mail.start : mail.start + mail.values].max() >= size:
-            return f"an index beyond the {size} parameters of shard {mail.shard}"
+        indices, limit = self._indices(mail, size)
+        if indices.size and indices.max() >= limit:
+            return f"an index beyond the {limit} parameters of shard {mail.shard}"
         if mail.sequence <= self.sequences.get((mail.shard, mail.ring), 0):
             return SENT_AGAIN
         return ""
+
+    def _indices(self, mail: Mail, size: int) -> tuple[np.ndarray, int]:
+        """The indices that a body names, and what they must stay below."""
+        if mail.kind == mailbox.SPARSE:
+            return self.words[mail.start : mail.start + mail.values], size
+        count = mail.words // 2 if mail.codec == NUMBERS["topk"] else 0
+        return self.words[mail.start : mail.start + count], mail.values
 
     def refuse_values(self, mail: Mail) -> None:
         """A NaN or an infinity: counted as refused, named with its sender; the weights stay as they are."""

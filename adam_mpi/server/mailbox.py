@@ -78,6 +78,15 @@ def copy(body: np.ndarray, values: np.ndarray) -> bool:
 
 
 @njit(nogil=True, cache=True)
+def finite(values: np.ndarray) -> bool:
+    """Whether none of these words is a NaN or an infinity."""
+    peak = np.uint32(0)
+    for i in range(values.size):
+        peak = max(peak, values[i] & np.uint32(0x7FFFFFFF))
+    return bool(peak < EXPONENT)
+
+
+@njit(nogil=True, cache=True)
 def checksum(message: np.ndarray) -> np.uint64:
     """Sum of the words behind it, weighted, on top of the position.
 
