@@ -107,7 +107,7 @@ def test_a_push_sent_again_is_dropped(build, caplog):
     house.settle()
     assert house.weights[128:228].tolist() == [3.0] * 100 and house.weights.sum() == 300
     assert house.counts["duplicates"] == 2 and house.counts["refused"] == 0
-    assert "applied before" in caplog.text
+    assert "it has come before" in caplog.text
 
 
 def test_a_nan_ends_the_job_where_that_is_wanted(build):

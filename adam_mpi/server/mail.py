@@ -14,7 +14,7 @@ from adam_mpi.server.codecs import BY_NUMBER, NUMBERS
 from adam_mpi.server.published import Published
 from adam_mpi.server.shelves import Shelves
 
-SENT_AGAIN = "it has been applied before"
+SENT_AGAIN = "it has come before"
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +54,7 @@ class Inbox:
         """Whether a ring's pusher writes into this memory itself."""
         self.collected = np.zeros(len(shelves.pushers), np.int64)
         self.sequences: dict[tuple[int, int], int] = {}
-        """(shard, ring) -> the highest sequence number applied."""
+        """(shard, ring) -> the highest sequence number taken."""
         self.freed: list[set[int]] = [set() for _ in shelves.pushers]
         self.torn_since: dict[int, float] = {}
         self.counts: Counter[str] = Counter()
@@ -79,8 +79,7 @@ class Inbox:
         return arrived
 
     def settle(self, mail: Mail) -> None:
-        """A message has been dealt with: it is not applied again, and its slot may be used again."""
-        self.sequences[mail.shard, mail.ring] = mail.sequence
+        """A message has been dealt with: its slot may be used again."""
         self.freed[mail.ring].add(mail.position)
 
     def acknowledge(self) -> None:
@@ -107,6 +106,7 @@ class Inbox:
             self.torn_since[ring] = time.monotonic()
             self.counts["torn"] += 1
             self.published.torn[ring] = position
+            self.published.asked[ring] += 1
             log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
 
     def _read(self, ring: int, position: int, start: int) -> Mail | None:
@@ -118,6 +118,7 @@ class Inbox:
             self._refuse(mail, trouble)
             self.freed[ring].add(position)
             return None
+        self.sequences[mail.shard, ring] = mail.sequence
         if not mail.finite:
             self.refuse_values(mail)
         return mail
