@@ -179,6 +179,7 @@ class Head:
             "pulls": self.board.pulls(),
             "staleness": self.board.distribution("leads"),
             "delay": self.board.distribution("delays"),
+            "clock_wait": self.board.clock_wait(),
             "recoveries": [],
             "provenance": provenance(self.world.hosts, seed),
         }

@@ -34,7 +34,12 @@ class Board:
             "loss": sum(share["loss"] for share in shares) / max(images, 1),
             "accuracy": sum(share["correct"] for share in shares) / max(images, 1),
             "staleness": mean(self.histogram("leads")),
+            "clock_wait": self.clock_wait(),
         }
+
+    def clock_wait(self) -> float:
+        """Seconds in which replicas were held back by the clocks of others, all replicas together."""
+        return round(sum(word["clock_wait"] for word in self.of("worker")), 3)
 
     def histogram(self, name: str) -> Counter[int]:
         total: Counter[int] = Counter()
