@@ -92,7 +92,7 @@ def _total(shelves: Shelves) -> int:
 def amount(size: float) -> str:
     """Bytes for people."""
     for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
+        if size < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TB"
