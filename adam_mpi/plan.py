@@ -1,4 +1,4 @@
-"""The plan of a job, printed without MPI: who does what on which host, and how many bytes that takes and moves."""
+"""The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
 from collections.abc import Iterator
 
@@ -7,10 +7,11 @@ from adam_mpi.config import Config
 from adam_mpi.data.batch import message_bytes
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
+from adam_mpi.model import layers, parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import working_set
+from adam_mpi.server import shelves as shelving
 from adam_mpi.server.shelves import Shelves
-from adam_mpi.start import model, plan_shelves
 
 MOST_ROWS = 40
 
@@ -25,6 +26,16 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     memory = _memory(config, layout, description, shapes, shelves)
     parts = [_roles(layout), _layers(shapes), _parameters(shelves), memory]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
+    """The layers of the configured network on the configured data set."""
+    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
+    servers = {rank: layout.places[rank].host for rank in layout.servers}
+    return shelving.plan(parameters.tensors(shapes), servers, layout.workers, config)
 
 
 def _hosts(ranks: int, given: str | None) -> list[str]:

@@ -57,7 +57,7 @@ def test_set_takes_toml_values_and_bare_words():
         ("train.batch=0", "--set: train.batch = 0: must be at least 1"),
         ("optimiser.rate=nan", "--set: optimiser.rate = nan: must be at least 0"),
         ("data.validation=0.9", "--set: data.validation = 0.9: must be between 0 and 0.5"),
-        ("optimiser.schedule=linear", "--set: optimiser.schedule = 'linear': must be one of constant, cosine"),
+        ("optimiser.schedule=linear", "--set: optimiser.schedule = 'linear': must be one of constant, step, cosine"),
         ("consistency.staleness=1.5", "consistency.staleness = 1.5: must be a whole number or inf"),
         ("layout.place.cook=['h']", "layout.place.cook: unknown role; allowed: data, worker, server"),
         ("layout.place.server=h", "layout.place.server = 'h': expected a list of host patterns"),

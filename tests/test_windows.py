@@ -1,105 +1,124 @@
-"""One-sided transfers, only ever polled, on every rank of a real MPI job of any size."""
+"""Transfers that are only ever polled, of both kinds, on every rank of a real MPI job of any size."""
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.windows import WINDOWS, Window
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi
 SECONDS = 30
+SIZE = 400_012
 
 
-@pytest.fixture
-def world():
-    world = World(MPI.COMM_WORLD, config.load())
-    yield world
-    world.finish()
+def pattern(rank):
+    return np.arange(SIZE // 4, dtype=np.float32) * (rank + 1)
 
 
-def pattern(rank, size=100_003):
-    return np.arange(size, dtype=np.float32) * (rank + 1)
+class Party:
+    """A rank with its world and neighbours, that makes windows of one kind and serves them while it waits."""
+
+    def __init__(self, kind):
+        self.world, self.kind, self.window = World(MPI.COMM_WORLD, config.load()), kind, None
+        self.rank, self.size = self.world.rank, self.world.comm.size
+        self.left, self.right = (self.rank - 1) % self.size, (self.rank + 1) % self.size
+
+    def over(self, memory):
+        self.window = self.kind.over(self.world.comm, memory.view(np.uint8))
+        return self.window
+
+    def allocate(self, size):
+        self.window = self.kind.allocate(self.world.comm, size)
+        self.meet()  # memory is cleared before anybody writes into it
+        return self.window
+
+    def wait(self, done, what):
+        def served():
+            self.window.sync()
+            return done()
+
+        self.world.wait(served, what, SECONDS)
+
+    def meet(self):
+        self.wait(self.world.comm.Ibarrier().Test, "all ranks")
+
+    def part(self):
+        self.meet()
+        self.window.free()
 
 
-def neighbours(world):
-    return (world.rank - 1) % world.comm.size, (world.rank + 1) % world.comm.size
+@pytest.fixture(params=WINDOWS)
+def party(request):
+    return Party(WINDOWS[request.param])
 
 
-def test_get_reads_the_memory_of_another_rank(world):
-    window = Window.over(world.comm, pattern(world.rank).view(np.uint8))
-    left, _ = neighbours(world)
-    into = np.zeros(1000, np.float32)
-    world.wait(window.get(into, left, 4 * 5000).Test, f"the memory of rank {left}", SECONDS)
-    assert np.array_equal(into, pattern(left)[5000:6000])
-    world.finish()
-    window.free()
+def test_get_reads_the_memory_of_another_rank(party):
+    window, into = party.over(pattern(party.rank)), np.zeros(1000, np.float32)
+    party.wait(window.get(into, party.left, 4 * 5000).Test, f"the memory of rank {party.left}")
+    assert np.array_equal(into, pattern(party.left)[5000:6000])
+    party.part()
 
 
-def test_what_is_written_locally_is_seen_by_later_gets(world):
-    memory = np.zeros(8, np.int64)
-    window = Window.over(world.comm, memory.view(np.uint8))
-    left, _ = neighbours(world)
-    into = np.zeros(1, np.int64)
+def test_what_is_written_locally_is_seen_by_later_gets(party):
+    memory, into = np.zeros(8, np.int64), np.zeros(1, np.int64)
+    window = party.over(memory)
+    memory[3] = 41 + party.rank
+    window.sync()
 
     def seen():
-        world.wait(window.get(into, left, 8 * 3).Test, f"a read from rank {left}", SECONDS)
-        return into[0] == 41 + left
+        party.wait(window.get(into, party.left, 8 * 3).Test, f"a read from rank {party.left}")
+        return into[0] == 41 + party.left
 
-    memory[3] = 41 + world.rank
-    window.sync()
-    world.wait(seen, f"the word of rank {left}", SECONDS)
-    world.finish()
-    window.free()
+    party.wait(seen, f"the word of rank {party.left}")
+    party.part()
 
 
-def test_a_put_that_is_only_tested_arrives_whole(world):
-    size = pattern(0).nbytes
-    window = Window.allocate(world.comm, 2 * size)
-    assert window.memory.nbytes == 2 * size and not window.memory.any()
-    left, right = neighbours(world)
-    world.finish()  # memory is cleared before it is written
-    data = pattern(world.rank)
-    request = window.put(data, right, size)
-    arrived = window.memory[size:].view(np.float32)
-
-    def whole():
-        window.sync()
-        return np.array_equal(arrived, pattern(left))
-
-    world.wait(whole, f"the put of rank {left}", SECONDS)
-    world.wait(request.Test, f"the own put to rank {right}", SECONDS)
-    assert not window.memory[:size].any()
-    world.finish()
-    window.free()
+def test_many_gets_at_once_find_their_places(party):
+    window, pieces = party.over(pattern(party.rank)), 50
+    into = np.zeros((party.size, pieces, 100), np.float32)
+    requests = [
+        window.get(into[rank, piece], rank, 400 * piece) for piece in range(pieces) for rank in range(party.size)
+    ]
+    party.wait(lambda: MPI.Request.Testall(requests), "all pieces of all ranks")
+    for rank in range(party.size):
+        assert np.array_equal(into[rank].ravel(), pattern(rank)[: 100 * pieces])
+    party.part()
 
 
-def test_memory_outlives_a_window_over_it(world):
-    memory = pattern(world.rank)
+def test_a_put_that_is_only_tested_arrives_whole(party):
+    window = party.allocate(2 * SIZE)
+    assert window.memory.nbytes == 2 * SIZE and not window.memory.any()
+    data = pattern(party.rank)
+    request = window.put(data, party.right, SIZE)
+    arrived = window.memory[SIZE:].view(np.float32)
+    party.wait(lambda: np.array_equal(arrived, pattern(party.left)), f"the put of rank {party.left}")
+    party.wait(request.Test, f"the own put to rank {party.right}")
+    assert not window.memory[:SIZE].any()
+    party.part()
+
+
+def test_memory_outlives_a_window_over_it(party):
+    memory = pattern(party.rank)
     for _ in range(2):
-        window = Window.over(world.comm, memory.view(np.uint8))
-        left, _ = neighbours(world)
-        into = np.zeros_like(memory)
-        world.wait(window.get(into, left, 0).Test, f"the memory of rank {left}", SECONDS)
-        assert np.array_equal(into, pattern(left))
-        world.finish()
-        window.free()
-    assert np.array_equal(memory, pattern(world.rank))
+        window, into = party.over(memory), np.zeros_like(memory)
+        party.wait(window.get(into, party.left, 0).Test, f"the memory of rank {party.left}")
+        assert np.array_equal(into, pattern(party.left))
+        party.part()
+    assert np.array_equal(memory, pattern(party.rank))
 
 
-def test_a_rank_may_offer_nothing(world):
-    window = Window.allocate(world.comm, 1024 if world.rank == 0 else 0)
-    assert window.memory.size == (1024 if world.rank == 0 else 0)
-    world.finish()
-    data = np.full(1, world.rank + 1, np.uint8)
-    request = window.put(data, 0, 64 * world.rank)
+def test_a_rank_may_offer_nothing(party):
+    window = party.allocate(1024 if party.rank == 0 else 0)
+    assert window.memory.size == (1024 if party.rank == 0 else 0)
+    data = np.full(1, party.rank + 1, np.uint8)
+    request = window.put(data, 0, 64 * party.rank)
+    places = [64 * rank for rank in range(party.size)] if party.rank == 0 else []
+    party.wait(lambda: all(window.memory[place] == place // 64 + 1 for place in places), "the puts of all ranks")
+    party.wait(request.Test, "the own put")
+    party.part()
 
-    def all_there():
-        window.sync()
-        return world.rank != 0 or all(window.memory[64 * rank] == rank + 1 for rank in range(world.comm.size))
 
-    world.wait(all_there, "the puts of all ranks", SECONDS)
-    world.wait(request.Test, "the own put", SECONDS)
-    world.finish()
-    window.free()
+def test_the_default_kind_is_one_sided():
+    assert WINDOWS[config.load().cluster.transport] is Window
