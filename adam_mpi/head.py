@@ -177,7 +177,7 @@ class Head:
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
             "pushes": self.board.pushes(),
             "pulls": self.board.pulls(),
-            "staleness": self.board.distribution("leads"),
+            "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
             "recoveries": [],
             "provenance": provenance(self.world.hosts, seed),

@@ -12,7 +12,9 @@ class Board:
         """(role, rank) -> what it told last."""
 
     def hear(self, rank: int, word: dict[str, Any]) -> None:
-        self.words[word["role"], rank] = word
+        key = word["role"], rank
+        # A last word stays the last one, even when a periodic one follows it.
+        self.words[key] = {"final": self.words.get(key, {}).get("final", False)} | word
 
     def of(self, role: str) -> list[dict[str, Any]]:
         return [word for (of, _), word in sorted(self.words.items()) if of == role]
@@ -23,7 +25,7 @@ class Board:
 
     def finals(self, role: str) -> int:
         """How many ranks of a role have told their last word."""
-        return sum(word.get("final", False) for word in self.of(role))
+        return sum(word["final"] for word in self.of(role))
 
     def figures(self, phase: Phase, seconds: float) -> dict[str, float]:
         shares = self.shares(phase)
@@ -58,6 +60,10 @@ class Board:
     def pulls(self) -> dict[str, int]:
         workers = self.of("worker")
         return {key: sum(word["pulls"][key] for word in workers) for key in ("count", "bytes")}
+
+    def clock_wait(self) -> float:
+        """Seconds that workers have waited for slower ones, in all."""
+        return round(sum(word["clock_wait"] for word in self.of("worker")), 3)
 
     def distribution(self, name: str) -> dict[str, Any]:
         histogram = self.histogram(name)
