@@ -65,6 +65,7 @@ def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
 
 def crew(world: World, job: Job) -> Crew:
     """Collective: windows for everybody, then the roles that this rank has."""
+    world.injector.announce()
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
