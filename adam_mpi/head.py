@@ -165,6 +165,8 @@ class Head:
             file.write(json.dumps(line | figures) + "\n")
 
     def _write_summary(self, status: str) -> None:
+        if (self.directory / "log" / "failure.txt").exists():
+            return  # the summary says why the job ends
         layout, seed = self.world.layout, self.config.run.seed
         ranks = {"data": len(layout.data), "worker": len(layout.workers), "server": len(layout.servers)}
         summary = {

@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,10 +149,3 @@ def _warm(shapes: tuple[LayerShape, ...]) -> None:
     contribution.settle(values, values, values, one, one)
     contribution.predict(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)
-
-
-def wait_for_file(path: Path, seconds: float) -> None:
-    """Give another process a moment to write a file."""
-    limit = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.01)

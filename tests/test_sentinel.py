@@ -36,7 +36,6 @@ class Watched:
 
     def leave(self, rank):
         self.wires[rank].bye()
-        self.wires[rank].socket.close()
 
     def ended(self, seconds=10):
         psutil.wait_procs([self.process], seconds)
@@ -74,6 +73,34 @@ def test_it_is_silent_about_ranks_that_said_bye(watch, failure_file, capfd):
         watched.leave(rank)
     assert watched.ended()
     assert not failure_file.exists() and capfd.readouterr().err == ""
+
+
+def test_an_interruption_is_told_unless_a_death_came_first(watch, failure_file):
+    watched = watch(3)
+    watched.settle()
+    watched.wires[1].bye("interrupted by SIGINT")
+    for rank in (0, 2):
+        watched.die(rank)
+    assert watched.ended()
+    assert failure_file.read_text() == "interrupted by SIGINT\n"
+    assert json.loads((failure_file.parent.parent / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_an_interruption_after_a_death_is_no_news(watch, failure_file):
+    watched = watch(2)
+    watched.settle()
+    watched.die(0)
+    watched.wires[1].bye("interrupted by SIGTERM")
+    assert watched.ended()
+    assert failure_file.read_text().startswith("rank 0,")
+
+
+def test_who_waits_for_the_word_gets_it_when_it_is_whole(failure_file):
+    assert not sentinel.told(failure_file, 0.0)
+    failure_file.touch()
+    assert not sentinel.told(failure_file, 0.02)
+    failure_file.write_text("the cause")
+    assert sentinel.told(failure_file, 0.0)
 
 
 def test_a_death_after_others_left_is_told(watch, failure_file):
