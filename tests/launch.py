@@ -74,7 +74,8 @@ class Job:
 
     @property
     def stderr(self) -> str:
-        return (self.folder / "stderr").read_text()
+        # Open MPI ends its own messages with a zero byte.
+        return (self.folder / "stderr").read_text().replace("\0", "\n")
 
     @property
     def summary(self) -> dict | None:
