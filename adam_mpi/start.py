@@ -65,8 +65,8 @@ def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
     spatial = [shape for shape in shapes if shape.output[2] > 1]
     narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
     if narrowest is not None and partitions > narrowest.output[2]:
-        columns = narrowest.output[2]
-        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {columns} columns; set at most {columns}")
+        most = narrowest.output[2]
+        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
