@@ -116,6 +116,8 @@ class Optimiser:
 class Push:
     images: int = limited(32, low=1)
     """Images whose gradients a trainer thread sums up before it pushes them (asynchronous training)."""
+    protocol: str = limited("auto", choices=("auto", "delta", "factor"))
+    """What dense layers push: gradients (delta), activations and errors (factor), or whichever is cheaper."""
     codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))
     """How a push is packed; onebit and topk carry what they leave out into the next push."""
 

@@ -9,7 +9,8 @@ from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import working_set
-from adam_mpi.server.shelves import Shelves
+from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.server.shelves import WIDTHS, Shelves
 from adam_mpi.start import check_partitions, model, plan_shelves
 
 MOST_ROWS = 40
@@ -24,7 +25,7 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     check_partitions(config.layout.partitions, shapes)
     shelves = plan_shelves(config, shapes, layout)
     memory = _memory(config, layout, description, shapes, shelves)
-    parts = [_roles(layout), _layers(shapes), _parameters(shelves), memory]
+    parts = [_roles(layout), _layers(shapes), _parameters(config, layout, shelves), memory]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -57,13 +58,20 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
 
 
-def _parameters(shelves: Shelves) -> Iterator[str]:
+def _parameters(config: Config, layout: Layout, shelves: Shelves) -> Iterator[str]:
     yield f"{len(shelves.shards)} shards on {len(shelves.servers)} servers"
     for server, held in [pair for pair in shelves.held.items() if pair[1]][:MOST_ROWS]:
         size = shelves.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
-    pushed = sum(128 + 4 * shard.size for shard in shelves.shards)
-    yield f"a push: {len(shelves.shards)} messages, {amount(pushed)};  a pull: {amount(4 * shelves.parameters)}"
+    images = largest_push(config)
+    choices = choose(shelves, config, images, len({place.host for place in layout.places}))
+    yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {images} images)"
+    for choice in choices.values():
+        factor = "-" if choice.factor_bytes is None else amount(choice.factor_bytes)
+        yield f"{choice.layer:10} {amount(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
+    pushed = sum(c.delta_bytes if c.factors is None else c.factor_bytes or 0 for c in choices.values())
+    width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
+    yield f"a push: {amount(pushed)};  a pull: {amount(width * shelves.parameters)}"
 
 
 def _memory(

@@ -11,9 +11,20 @@ from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, Pool, infer
 
 
 class Network:
-    """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks."""
+    """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks.
 
-    def __init__(self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike = np.float32) -> None:
+    Dense layers in `captured` keep their activations and errors for `Context.factors`.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        images: int,
+        seed: int,
+        dtype: DTypeLike = np.float32,
+        captured: Sequence[str] = (),
+    ) -> None:
+        self.captured = captured
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
 
     @property
@@ -23,7 +34,7 @@ class Network:
 
     def context(self) -> Context:
         """A context of its own for each thread, or for each block in flight."""
-        return Context(self.shapes, self.images, self.seed, self.dtype)
+        return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
 
 def working_set(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike = np.float32) -> int:

@@ -17,6 +17,8 @@ from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
+from adam_mpi.server.factors import matrices
+from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
 from adam_mpi.worker.contribution import Done, Pool, predict, renew
@@ -38,11 +40,15 @@ class Worker:
         size = parameters.total(shapes)
         self.local = np.zeros(size, np.float32)
         self.data = DataClient(world, shapes[0].input)
-        self.pushes = PushClient(world, shelves, mail, published)
+        images = largest_push(self.config)
+        choices = choose(shelves, self.config, images, len(set(world.hosts)))
+        captured = {layer: choice for layer, choice in choices.items() if choice.factors is not None}
+        self.pushes = PushClient(world, shelves, choices, mail, published)
         self.pulls = PullClient(world, shelves, published)
-        self.pool = Pool(2 * threads + 2, size)
+        dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured}
+        self.pool = Pool(2 * threads + 2, size, dense, images)
         self.results: SimpleQueue[Result] = SimpleQueue()
-        network = Network(shapes, self.config.train.batch, self.config.run.seed)
+        network = Network(shapes, self.config.train.batch, self.config.run.seed, captured=tuple(captured))
         self.trainers = [
             Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
         ]
@@ -140,6 +146,8 @@ class Worker:
             assert part.done is not None
             predict(contribution.values, self.trainers[part.thread].gradient, np.float32(-self.unit))
             contribution.done.append(part.done)
+            if part.done.images:
+                self.trainers[part.thread].capture(contribution)
         self.clocked.clear()
         self.data.release(self.slot)
         self.slot, self.fresh = None, False
@@ -194,7 +202,8 @@ class Worker:
         arrived, factor = self.pulls.arrived, np.float32(self._prediction)
         for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
             for letter in lane.missing(applied):
-                predict(arrived[letter.part], letter.contribution.values[letter.part], factor)
+                for part in letter.missing():
+                    predict(arrived[part], letter.contribution.values[part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
         renew(self.local, arrived, self.pool.values, np.array(rows, np.int64), factor)
         self.fresh = True
