@@ -80,7 +80,7 @@ class Transform:
 @dataclass
 class Data:
     set: str = "glyphs"
-    """Data set: glyphs (built in), mnist, fashion, or the path of a file or folder: data/README.md lists the formats."""
+    """Data set: glyphs (built in), mnist, fashion, or the path of a file or folder (formats: data/README.md)."""
     validation: float = limited(1 / 12, low=0.0, high=0.5)
     """Fraction of the training set kept apart for validation at epoch ends."""
     images: int = limited(0, low=0)
@@ -91,6 +91,8 @@ class Data:
     """Bytes of images a data rank keeps in memory; what is beyond is read again in each epoch, ahead of need."""
     threads: int = limited(1, low=1, high=256)
     """Threads of a data rank that transform images."""
+    size: int = limited(0, low=0)
+    """Side that images of a folder are scaled to, the middle cut out; 0 wants all of one size."""
     on_bad: str = limited("stop", choices=("stop", "skip"))
     """What an unreadable image, a wrong label or a NaN feature does: stop the job, or be left out and counted."""
     skew: str = "none"
@@ -129,7 +131,7 @@ class Train:
 @dataclass
 class Epoch:
     assignment: str = limited("dynamic", choices=("dynamic", "static"))
-    """Batches go to whoever asks (a slow replica takes fewer), or each replica has its share (asynchronous training)."""
+    """Batches go to whoever asks, so a slow replica takes fewer; or each replica has its share of an epoch."""
     quorum: float = limited(1.0, low=0.01, high=1.0)
     """With static shares: an epoch ends when this fraction of the replicas is done with theirs."""
 
@@ -297,7 +299,8 @@ def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, s
 
 
 def _kind_name(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    names[bool] = "true or false"
     return names[typing.get_origin(kind) or kind]
 
 
@@ -319,9 +322,8 @@ def _check_shares(config: Config) -> None:
     if config.data.skew not in ("none", "by_class") and not (kind == "dirichlet" and _positive(alpha)):
         raise UserError(f"data.skew = {config.data.skew!r}: must be none, by_class or dirichlet:ALPHA with ALPHA > 0")
     if config.epoch.quorum < 1 and not (config.static and config.asynchronous):
-        raise UserError(
-            f"epoch.quorum = {config.epoch.quorum:g}: needs epoch.assignment = \"static\" and consistency.staleness = inf"
-        )
+        needed = 'epoch.assignment = "static" and consistency.staleness = inf'
+        raise UserError(f"epoch.quorum = {config.epoch.quorum:g}: needs {needed}")
 
 
 def _positive(text: str) -> bool:
@@ -341,7 +343,7 @@ def documentation() -> Iterator[tuple[str, Any, str]]:
         yield from _documented(section.name, typing.get_type_hints(Config)[section.name])
 
 
-def _documented(prefix: str, kind: type) -> Iterator[tuple[str, Any, str]]:
+def _documented(prefix: str, kind: Any) -> Iterator[tuple[str, Any, str]]:
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     sentences = {

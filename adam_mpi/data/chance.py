@@ -13,6 +13,12 @@ def mix(word: np.uint64) -> np.uint64:
 
 
 @numba.njit(nogil=True, cache=True)
+def key_of(seed: np.uint64, number: int) -> np.uint64:
+    """A key of its own for each number."""
+    return mix(mix(seed) + np.uint64(number))
+
+
+@numba.njit(nogil=True, cache=True)
 def roll(key: np.uint64, number: int, low: float, high: float) -> float:
     """Random number `number` of a key, uniform in [low, high)."""
     bits = mix(key + np.uint64(number) * np.uint64(0x9E37_79B9_7F4A_7C15))

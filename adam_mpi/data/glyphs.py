@@ -5,7 +5,7 @@ import math
 import numba
 import numpy as np
 
-from adam_mpi.data.chance import mix, roll
+from adam_mpi.data.chance import key_of, roll
 
 TRAIN = 24_000
 TEST = 4_000
@@ -64,7 +64,7 @@ def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> Non
     canvas = np.empty((SIDE, SIDE), np.float64)
     points = np.empty((LONGEST, 2), np.float64)
     for i in range(len(indices)):
-        image_key = mix(mix(key) + np.uint64(indices[i]))
+        image_key = key_of(key, indices[i])
         canvas[:] = 0.0
         _draw_glyph(image_key, indices[i] % CLASSES, canvas, points)
         _draw_distractors(image_key, canvas)

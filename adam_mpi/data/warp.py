@@ -34,7 +34,7 @@ class Row(NamedTuple):
     """Memory for one row of output: per column the source position, its bend, the four pixels there, their weights."""
 
     offset: np.ndarray
-    index: np.ndarray
+    source: np.ndarray
     quad: np.ndarray
     right: np.ndarray
     down: np.ndarray
@@ -74,9 +74,9 @@ def warp(
 @numba.njit(nogil=True, cache=True)
 def _row(columns: int) -> Row:
     offset = (np.arange(columns) - (columns - 1) / 2).astype(np.float32)
-    index, quad = np.empty(columns, np.int32), np.empty(columns, np.uint32)
+    source, quad = np.empty(columns, np.int32), np.empty(columns, np.uint32)
     right, down = np.empty(columns, np.float32), np.empty(columns, np.float32)
-    return Row(offset, index, quad, right, down, np.zeros((2, columns), np.float32))
+    return Row(offset, source, quad, right, down, np.zeros((2, columns), np.float32))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -116,7 +116,7 @@ def _warp_image(
         off = np.float32(r - (rows - 1) / 2)
         _place(a, b * off + x, c, d * off + y, height, width, row)
         for channel in range(channels):
-            _load(table[channel], row.index, row.quad)
+            _load(table[channel], row.source, row.quad)
             _blend(row, gain, add, output[channel, r])
 
 
@@ -168,20 +168,20 @@ def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.nda
 def _place(a: np.float32, x: np.float32, c: np.float32, y: np.float32, height: int, width: int, row: Row) -> None:
     """Where each pixel of a row comes from: the word in the table, and the weights of its right and lower pixels."""
     last_x, last_y, none = np.int32((width - 1) * UNIT), np.int32((height - 1) * UNIT), np.int32(0)
-    offset, index, right, down, bend = row.offset, row.index, row.right, row.down, row.bend
-    for j in range(index.size):
+    offset, source, right, down, bend = row.offset, row.source, row.right, row.down, row.bend
+    for j in range(source.size):
         from_x = min(max(np.int32(a * offset[j] + x + bend[0, j]), none), last_x)
         from_y = min(max(np.int32(c * offset[j] + y + bend[1, j]), none), last_y)
-        index[j] = np.int32(from_y >> 8) * np.int32(width) + np.int32(from_x >> 8)
+        source[j] = np.int32(from_y >> 8) * np.int32(width) + np.int32(from_x >> 8)
         right[j] = np.float32(np.int32(from_x & 255)) * np.float32(1 / UNIT)
         down[j] = np.float32(np.int32(from_y & 255)) * np.float32(1 / UNIT)
 
 
 @numba.njit(nogil=True, cache=True)
-def _load(table: np.ndarray, index: np.ndarray, quad: np.ndarray) -> None:
+def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
     # Alone in its loop: next to arithmetic it would keep that from being vectorised.
-    for j in range(index.size):
-        quad[j] = table[np.uint32(index[j])]
+    for j in range(source.size):
+        quad[j] = table[np.uint32(source[j])]
 
 
 @numba.njit(nogil=True, cache=True)

@@ -21,6 +21,17 @@ class Board:
         """What the data ranks have counted in a phase."""
         return [word for word in self.of("data") if word["phase"] == phase.number]
 
+    def owed(self, phase: Phase, ranks: int) -> list[int]:
+        """Images that each replica still owes of its share, when all data ranks have told; else nothing."""
+        shares = self.shares(phase)
+        if len(shares) < ranks:
+            return []
+        return [sum(owed) for owed in zip(*(share["owed"] for share in shares), strict=True)]
+
+    def bad(self) -> int:
+        """Images that could not be used; each data rank knows those that it came across."""
+        return len({image for word in self.of("data") for image in word["bad"]})
+
     def finals(self, role: str) -> int:
         """How many ranks of a role have told their last word."""
         return sum(word.get("final", False) for word in self.of(role))
@@ -30,6 +41,7 @@ class Board:
         images = sum(share["finished"] for share in shares)
         return {
             "images": int(images),
+            "images_skipped": sum(share["skipped"] for share in shares),
             "images_per_second": images / max(seconds, 1e-9),
             "loss": sum(share["loss"] for share in shares) / max(images, 1),
             "accuracy": sum(share["correct"] for share in shares) / max(images, 1),
