@@ -138,26 +138,40 @@ class Epoch:
 
 @dataclass
 class Optimiser:
+    kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad"))
+    """The rule the servers step by; momentum 0 is plain gradient descent."""
+    where: str = limited("server", choices=("server", "worker"))
+    """Who steps: servers, on pushed gradients; or workers, who push the change of their weights (Adam's own way)."""
     rate: float = limited(0.03, low=0.0)
     """Learning rate at the start, for gradients averaged over `train.batch` images."""
-    schedule: str = limited("cosine", choices=("constant", "cosine"))
-    """How the rate goes on: constant, or down to zero along a cosine over all epochs."""
+    schedule: str = limited("cosine", choices=("constant", "step", "cosine"))
+    """How the rate goes on over all epochs: constant, times 0.3 after each third, or down to zero along a cosine."""
+    warm_up: float = limited(0.0, low=0.0, high=0.9)
+    """Part of the training over which the rate rises from zero first."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
     """Share of the last step that goes into the next; many asynchronous replicas want little of it."""
     decay: float = limited(0.0, low=0.0)
     """Weight decay, added to the gradient as `decay * weight`."""
+    staleness_scale: str = limited("none", choices=("none", "inverse"))
+    """Weight of a push that was computed on weights n steps old: 1, or 1 / (1 + n)."""
+    average: float = limited(0.0, low=0.0, high=1.0)
+    """Share of each step in a running average of the weights, which is then evaluated and exported; 0 keeps none."""
 
 
 @dataclass
 class Push:
     images: int = limited(32, low=1)
     """Images whose gradients a trainer thread sums up before it pushes them (asynchronous training)."""
+    codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))
+    """How a push is packed; onebit and topk carry what they leave out into the next push."""
 
 
 @dataclass
 class Pull:
     images: int = limited(32, low=1)
     """Images a worker trains on between two pulls (asynchronous training)."""
+    codec: str = limited("none", choices=("none", "bfloat16"))
+    """How weights are read: as they are, or in half the bytes."""
 
 
 @dataclass
@@ -166,6 +180,12 @@ class Server:
     """Parameters in a shard; smaller when `server.mailbox_bytes` leaves no room for two per pusher."""
     mailbox_bytes: int = limited(256 << 20, low=1 << 16)
     """Memory of one server's mailboxes, for all pushers together."""
+    threads: int = limited(1, low=1)
+    """Threads of a server that apply pushes, each to shards of its own."""
+    torn_seconds: float = limited(5.0, low=0.1)
+    """How long a message may be there in part before it is reported and sent again."""
+    on_nan: str = limited("refuse", choices=("refuse", "stop"))
+    """What a NaN or infinity in a push does: refuse that push, or end the job."""
 
 
 @dataclass
@@ -184,6 +204,8 @@ class Worker:
 class Cluster:
     poll: str = limited("sleep", choices=("sleep", "spin"))
     """What a rank with nothing to do does: sleep about a millisecond, or spin (nodes of its own)."""
+    transport: str = limited("rma", choices=("rma", "send"))
+    """How pushes and pulls travel: one-sided windows, or messages (for MPIs whose one-sided path is poor)."""
     seconds: float = limited(60.0, low=1.0)
     """How long a rank waits for an answer before it names who did not give it and ends the job."""
 

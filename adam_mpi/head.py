@@ -153,7 +153,8 @@ class Head:
     def _write_weights(self) -> None:
         newest = newest_snapshot(self.directory)
         assert newest is not None, "the servers have just written one"
-        weights, _ = store.read(newest[0], parameters.total(self.shapes))
+        state = store.read(newest[0], parameters.total(self.shapes))
+        weights = state["average" if self.config.optimiser.average else "weights"]
         tensors = parameters.tensors(self.shapes)
         store.write_weights(self.directory / "weights.h5", weights, tensors, config.to_toml(self.config))
 

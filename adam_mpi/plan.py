@@ -21,7 +21,7 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     layout = arrange(_hosts(ranks, hosts), config.layout)
     description = describe(config.data)
     shapes = model(config, description)
-    shelves = plan_shelves(config, shapes, layout.servers, layout.workers)
+    shelves = plan_shelves(config, shapes, layout)
     memory = _memory(config, layout, description, shapes, shelves)
     parts = [_roles(layout), _layers(shapes), _parameters(shelves), memory]
     return "\n\n".join("\n".join(part) for part in parts)
@@ -59,23 +59,23 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
 def _parameters(shelves: Shelves) -> Iterator[str]:
     yield f"{len(shelves.shards)} shards on {len(shelves.servers)} servers"
     for server, held in [pair for pair in shelves.held.items() if pair[1]][:MOST_ROWS]:
-        size = sum(shard.size for shard in held)
+        size = shelves.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
     pushed = sum(128 + 4 * shard.size for shard in shelves.shards)
-    yield f"a push: {len(shelves.shards)} messages, {amount(pushed)};  a pull: {amount(4 * _total(shelves))}"
+    yield f"a push: {len(shelves.shards)} messages, {amount(pushed)};  a pull: {amount(4 * shelves.parameters)}"
 
 
 def _memory(
     config: Config, layout: Layout, description: Description, shapes: tuple[LayerShape, ...], shelves: Shelves
 ) -> Iterator[str]:
-    threads, size = config.worker.threads or 1, 4 * _total(shelves)
+    threads, size = config.worker.threads or 1, 4 * shelves.parameters
     images = description.train + description.validation + description.test
     pixels = int(description.shape[0] * description.shape[1] * description.shape[2])
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
     worker = (2 + 2 * threads + 2 + threads) * size + threads * working_set(shapes, config.train.batch)
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape)
-    largest = max(sum(shard.size for shard in held) for held in shelves.held.values())
+    largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"
     yield f"  data    {amount(images * (pixels + 1))} for the set"
     yield f"  worker  {amount(worker)} with {threads} trainer thread(s)"
@@ -83,10 +83,6 @@ def _memory(
         f"  server  {amount(2 * 4 * largest)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for mailboxes "
         f"({len(layout.workers)} pushers x {shelves.slots} slots of {amount(shelves.slot_bytes)})"
     )
-
-
-def _total(shelves: Shelves) -> int:
-    return sum(shard.size for shard in shelves.shards)
 
 
 def amount(size: float) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.cluster import sentinel
+from adam_mpi.cluster.layout import Layout
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config, to_toml
 from adam_mpi.crew import Crew
@@ -24,7 +25,8 @@ from adam_mpi.model import layers, network, parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.observe import rundir
 from adam_mpi.server import apply, mailbox, shelves, store
-from adam_mpi.server.serving import Published, Server
+from adam_mpi.server.published import Published
+from adam_mpi.server.serving import Server
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import contribution
 from adam_mpi.worker.worker import Worker
@@ -62,11 +64,9 @@ def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
     return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
 
 
-def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], servers: Any, workers: Any) -> Shelves:
-    return shelves.plan(
-        parameters.tensors(shapes), servers, workers, config.server.shard, config.server.mailbox_bytes,
-        contribution.MOST_BATCHES,
-    )  # fmt: skip
+def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
+    servers = {rank: layout.places[rank].host for rank in layout.servers}
+    return shelves.plan(parameters.tensors(shapes), servers, layout.workers, config)
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
@@ -80,11 +80,12 @@ def crew(world: World, job: Job) -> Crew:
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
     _compile_once(world, job.shapes)
-    plan = plan_shelves(job.config, job.shapes, world.layout.servers, world.layout.workers)
+    plan = plan_shelves(job.config, job.shapes, world.layout)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     published = Published(plan, rank) if "server" in roles else None
-    mail = Window.allocate(world.comm, plan.mailbox_bytes if published else 0)
-    window = Window.over(world.comm, published.memory if published else np.zeros(8, np.uint8))
+    kind = WINDOWS[job.config.cluster.transport]
+    mail = kind.allocate(world.comm, plan.mailbox_bytes if published else 0)
+    window = kind.over(world.comm, published.memory if published else np.zeros(8, np.uint8))
     made: dict[str, Any] = {}
     head, epochs_done = None, job.snapshot[1] if job.snapshot else 0
     if "data" in roles:
@@ -96,7 +97,7 @@ def crew(world: World, job: Job) -> Crew:
         made["server"] = Server(
             world, plan, published, mail, window, post, directory, job.description.train, epochs_done
         )
-        made["server"].start(*_first_state(job))
+        made["server"].start(_first_state(job))
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
     if "worker" in roles:
@@ -104,12 +105,11 @@ def crew(world: World, job: Job) -> Crew:
     return Crew(post, made, head, [mail, window])
 
 
-def _first_state(job: Job) -> tuple[np.ndarray, np.ndarray]:
-    """(weights, velocity) to begin with: of the snapshot, or new."""
+def _first_state(job: Job) -> dict[str, np.ndarray]:
+    """What the servers begin with: the snapshot, or new weights."""
     if job.snapshot is not None:
         return store.read(job.snapshot[0], parameters.total(job.shapes))
-    weights = parameters.initial(job.shapes, job.config.run.seed)
-    return weights, np.zeros_like(weights)
+    return {"weights": parameters.initial(job.shapes, job.config.run.seed)}
 
 
 def _cores() -> frozenset[int]:
@@ -153,11 +153,11 @@ def _warm(shapes: tuple[LayerShape, ...]) -> None:
     network.warm(shapes)
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
-    mailbox.pack(message, np.zeros((), mailbox.HEADER), values, np.zeros(1, np.int64))
-    mailbox.arrived(message, 0, message.size, 1)
-    mailbox.finite(message)
-    apply.momentum(values, values, values, np.zeros(1, np.int64), one, one, one, one)
-    contribution.settle(values, values, values, one)
+    mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
+    mailbox.state(message, 0, message.size, 1)
+    for kernel in apply.KERNELS.values():
+        kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
+    contribution.settle(values, values, values, one, one)
     contribution.predict(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)
 

@@ -36,10 +36,6 @@ class Contribution:
         return sum(done.images for done in self.done)
 
 
-# Batches in one push at the most; a message has room for their numbers.
-MOST_BATCHES = 64
-
-
 class Pool:
     """Contributions for the life of the job, so that a push allocates nothing."""
 
@@ -62,13 +58,13 @@ class Pool:
 
 
 @njit(nogil=True, cache=True)
-def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float) -> None:
-    """Add a gradient to the contribution, and the step it predicts to the local weights; leave it zero.
+def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float, unit: float) -> None:
+    """Add `unit` times a gradient to the contribution, and the step it predicts to the local weights; leave it zero.
 
     Other threads do the same to `local` at the same time, without locks: a lost addition is a little noise.
     """
     for i in range(gradient.size):
-        total[i] += gradient[i]
+        total[i] += unit * gradient[i]
         local[i] -= factor * gradient[i]
         gradient[i] = 0
 

@@ -7,9 +7,10 @@ from itertools import islice
 import numpy as np
 from mpi4py import MPI
 
-from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.windows import SendWindow, Window
 from adam_mpi.cluster.world import World
 from adam_mpi.server import mailbox
+from adam_mpi.server.codecs import CODECS, NUMBERS
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import LINE, Shelves
 from adam_mpi.worker.contribution import Contribution
@@ -26,6 +27,8 @@ class Lane:
         self.position = self.applied = 0
         self.buffers = np.zeros((shelves.slots, shelves.slot_bytes // 4), np.uint32)
         self.requests: list[MPI.Request | None] = [None] * shelves.slots
+        self.lengths = [0] * shelves.slots
+        self.again = 0
         self.line = np.zeros(LINE // 8, np.int64)
         self.reading: MPI.Request | None = None
 
@@ -53,13 +56,26 @@ class Lane:
         client, slot = self.client, self.position % len(self.requests)
         self.position += 1
         header = client.header(contribution, shard, self.position, shard is client.shelves.held[self.server][-1])
+        part, body = slice(shard.start, shard.stop), mailbox.body(self.buffers[slot])
+        header["words"] = client.codec.encode(contribution.values[part], client.residual[part], body)
         batches = np.array([done.number for done in contribution.done], np.int64)
-        words = mailbox.pack(self.buffers[slot], header, contribution.values[shard.start : shard.stop], batches)
-        message = self.buffers[slot, :words]
+        message = self.buffers[slot, : mailbox.seal(self.buffers[slot], header, batches)]
+        self.lengths[slot] = message.size
+        self._send(slot)
+        self.sent.append((contribution, shard))
+
+    def _send(self, slot: int) -> None:
+        client, message = self.client, self.buffers[slot, : self.lengths[slot]]
         offset = client.ring * client.shelves.ring_bytes + slot * client.shelves.slot_bytes
         self.requests[slot] = client.mailbox.put(message, self.server, offset)
-        self.sent.append((contribution, shard))
         client.bytes += message.nbytes
+
+    def _send_again(self, position: int) -> None:
+        """The server has had this message in part for too long."""
+        if position > self.again and position > self.applied:
+            self.again = position
+            self.client.resent += 1
+            self._send((position - 1) % len(self.requests))
 
     def _acknowledge(self) -> bool:
         """Take note of what the server has published as applied; that also frees its slots."""
@@ -70,11 +86,14 @@ class Lane:
         for _ in range(news):
             self.client.settled(self.sent.popleft()[0])
         self.applied += news
+        self._send_again(int(self.line[1]))
         return news > 0
 
 
 class PushClient:
-    def __init__(self, world: World, shelves: Shelves, mail: Window, published: Window) -> None:
+    def __init__(
+        self, world: World, shelves: Shelves, mail: Window | SendWindow, published: Window | SendWindow
+    ) -> None:
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
         self.pusher = self.ring
@@ -84,7 +103,10 @@ class PushClient:
         """Versions of the shards that the last pull brought."""
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
-        self.sent = self.settled_count = self.bytes = 0
+        self.codec = CODECS[world.config.push.codec]
+        self.residual = np.zeros(shelves.parameters if self.codec.feedback else 0, np.float32)
+        """What error feedback carries into later pushes."""
+        self.sent = self.settled_count = self.bytes = self.resent = 0
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
@@ -96,13 +118,17 @@ class PushClient:
             lane.waiting.extend((contribution, shard) for shard in self.shelves.held[lane.server])
 
     def step(self) -> bool:
-        return any([lane.step() for lane in self.lanes])
+        self.mailbox.sync()
+        self.published.sync()
+        worked = [lane.step() for lane in self.lanes]
+        return any(worked)
 
     def header(self, contribution: Contribution, shard: Shard, position: int, last: bool) -> np.ndarray:
         header = np.zeros((), mailbox.HEADER)
         header["position"], header["generation"] = position, self.world.generation
         header["pusher"], header["sequence"], header["clock"] = self.pusher, contribution.sequence, contribution.clock
         header["shard"], header["kind"], header["last"] = shard.index, mailbox.DELTA, last
+        header["codec"] = NUMBERS[self.world.config.push.codec]
         header["values"], header["images"] = shard.size, contribution.images
         header["batches"] = len(contribution.done)
         header["seen"] = self.seen[shard.index]

@@ -11,7 +11,8 @@ import numpy as np
 from adam_mpi.cluster.inject import Injector
 from adam_mpi.data.batch import Batch
 from adam_mpi.model.network import Network
-from adam_mpi.worker.contribution import MOST_BATCHES, Contribution, Done, Pool, settle
+from adam_mpi.server.shelves import MOST_BATCHES
+from adam_mpi.worker.contribution import Contribution, Done, Pool, settle
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Trainer(threading.Thread):
             self.results.put(result)
 
 
-def train(batch: Batch, token: object, factor: float, images: int) -> Task:
+def train(batch: Batch, token: object, factor: float, unit: float, images: int) -> Task:
     """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images."""
 
     def task(trainer: Trainer) -> Result:
@@ -65,7 +66,8 @@ def train(batch: Batch, token: object, factor: float, images: int) -> Task:
         if trainer.contribution is None:
             trainer.contribution = trainer.pool.take()
         assert trainer.contribution is not None, "the pool has a contribution per thread and some for pushes"
-        settle(trainer.local, trainer.contribution.values, trainer.gradient, np.float32(factor))
+        values = trainer.contribution.values
+        settle(trainer.local, values, trainer.gradient, np.float32(factor), np.float32(unit))
         trainer.contribution.done.append(done)
         result = Result(trainer.index, done, token)
         if trainer.contribution.images >= images:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.windows import SendWindow, Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
@@ -30,7 +30,8 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window, published: Window,
+        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window | SendWindow,
+        published: Window | SendWindow,
         post: Post, threads: int,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
@@ -38,7 +39,7 @@ class Worker:
         self.local = np.zeros(size, np.float32)
         self.data = DataClient(world, shapes[0].input)
         self.pushes = PushClient(world, shelves, mail, published)
-        self.pulls = PullClient(world, shelves, published, size)
+        self.pulls = PullClient(world, shelves, published)
         self.pool = Pool(2 * threads + 2, size)
         self.results: SimpleQueue[Result] = SimpleQueue()
         network = Network(shapes, self.config.train.batch, self.config.run.seed)
@@ -48,6 +49,7 @@ class Worker:
         for thread in self.trainers:
             thread.start()
         self.factor = 0.0
+        """Learning rate per image: the step that a gradient is predicted to lead to."""
         self.fresh = self.flushed = False
         self.since_pull = 0
         self.clocked: deque[Result] = deque()
@@ -69,6 +71,16 @@ class Worker:
             worked |= self._drain()
         return worked
 
+    @property
+    def unit(self) -> float:
+        """What one gradient is in a push: itself, or the change of weights it makes."""
+        return -self.factor if self.config.optimiser.where == "worker" else 1.0
+
+    @property
+    def _prediction(self) -> float:
+        """What a push will take off the weights, times its values."""
+        return -1.0 if self.config.optimiser.where == "worker" else self.factor
+
     def _feed(self) -> bool:
         """Give arrived batches to the threads, once this phase's first weights are there."""
         if not self.fresh:
@@ -80,7 +92,7 @@ class Worker:
             while thread.waiting < TASKS_AHEAD and (taken := self.data.take()) is not None:
                 slot, batch = taken
                 if self.data.phase.training:
-                    thread.give(trainer.train(batch, slot, self.factor, self.config.push.images))
+                    thread.give(trainer.train(batch, slot, self.factor, self.unit, self.config.push.images))
                 else:
                     thread.give(trainer.evaluate(batch, slot))
                 worked = True
@@ -126,7 +138,7 @@ class Worker:
         parts = sorted(self.clocked, key=lambda part: part.thread)
         for part in parts:
             assert part.done is not None
-            contribution.values += self.trainers[part.thread].gradient
+            predict(contribution.values, self.trainers[part.thread].gradient, np.float32(-self.unit))
             contribution.done.append(part.done)
         self.clocked.clear()
         self.data.release(self.slot)
@@ -160,7 +172,7 @@ class Worker:
             return True
         if not self.pulls.active and self._pull_due():
             self.since_pull = 0
-            self.pulls.start(self._least_clock())
+            self.pulls.start(self._least_clock(), average=not self.data.phase.training)
             return True
         return False
 
@@ -179,7 +191,7 @@ class Worker:
         """local = pulled + own updates that are not in it yet."""
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
-        arrived, factor = self.pulls.arrived, np.float32(self.factor)
+        arrived, factor = self.pulls.arrived, np.float32(self._prediction)
         for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
             for contribution, shard in lane.missing(applied):
                 predict(arrived[shard.start : shard.stop], contribution.values[shard.start : shard.stop], factor)

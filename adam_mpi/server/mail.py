@@ -1,0 +1,147 @@
+"""The mailbox of a server, read: messages in order, those in trouble refused, slots freed without gaps."""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from adam_mpi.cluster.world import World
+from adam_mpi.errors import UserError
+from adam_mpi.server import mailbox
+from adam_mpi.server.codecs import BY_NUMBER
+from adam_mpi.server.published import Published
+from adam_mpi.server.shelves import Shelves
+
+SENT_AGAIN = "it has been applied before"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A message that has arrived."""
+
+    ring: int
+    position: int
+    start: int
+    """Place of its body in the mailbox, in 32-bit words."""
+    void: bool
+    """Counts as arrived, but its values are not applied."""
+    sequence: int
+    clock: int
+    shard: int
+    first: int
+    values: int
+    words: int
+    images: int
+    last: int
+    seen: int
+    kind: int
+    codec: int
+
+
+FIELDS = ("sequence", "clock", "shard", "first", "values", "words", "images", "last", "seen", "kind", "codec")
+
+
+class Inbox:
+    def __init__(self, world: World, shelves: Shelves, memory: np.ndarray, published: Published) -> None:
+        self.world, self.shelves, self.published = world, shelves, published
+        self.words = memory.view(np.uint32)
+        self.held = {shard.index: shard for shard in shelves.held[world.rank]}
+        self.collected = np.zeros(len(shelves.pushers), np.int64)
+        self.sequences: dict[tuple[int, int], int] = {}
+        """(shard, ring) -> the highest sequence number applied."""
+        self.freed: list[set[int]] = [set() for _ in shelves.pushers]
+        self.torn_since: dict[int, float] = {}
+        self.counts: Counter[str] = Counter()
+
+    def collect(self) -> list[Mail]:
+        """Everything that has arrived whole, ring by ring, in order."""
+        arrived: list[Mail] = []
+        slots, slot_words = self.shelves.slots, self.shelves.slot_bytes // 4
+        for ring in range(len(self.shelves.pushers)):
+            while self.collected[ring] - self.published.applied[ring] < slots:
+                position = int(self.collected[ring]) + 1
+                start = (ring * slots + (position - 1) % slots) * slot_words
+                state = mailbox.state(self.words, start, slot_words, position)
+                if state in (mailbox.ABSENT, mailbox.TORN):
+                    self._watch_torn(ring, position, state == mailbox.TORN)
+                    break
+                self.torn_since.pop(ring, None)
+                self.collected[ring] = position
+                mail = self._read(ring, position, start, state == mailbox.NOT_FINITE)
+                if mail is not None:
+                    arrived.append(mail)
+        return arrived
+
+    def settle(self, mail: Mail) -> None:
+        """A message has been dealt with: it is not applied again, and its slot may be used again."""
+        self.sequences[mail.shard, mail.ring] = mail.sequence
+        self.freed[mail.ring].add(mail.position)
+
+    def acknowledge(self) -> None:
+        """Publish what has been dealt with, ring by ring and without gaps."""
+        for ring, freed in enumerate(self.freed):
+            while (position := int(self.published.applied[ring]) + 1) in freed:
+                freed.remove(position)
+                self.published.applied[ring] = position
+
+    @property
+    def news(self) -> bool:
+        return any(self.freed)
+
+    def pusher(self, ring: int) -> str:
+        return str(self.world.layout.places[self.shelves.pushers[ring]])
+
+    def _watch_torn(self, ring: int, position: int, torn: bool) -> None:
+        """Ask for a message again that has been there in part for too long."""
+        if not torn:
+            self.torn_since.pop(ring, None)
+            return
+        since = self.torn_since.setdefault(ring, time.monotonic())
+        if time.monotonic() - since > self.world.config.server.torn_seconds:
+            self.torn_since[ring] = time.monotonic()
+            self.counts["torn"] += 1
+            self.published.torn[ring] = position
+            log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
+
+    def _read(self, ring: int, position: int, start: int, void: bool) -> Mail | None:
+        """The message in a slot; None, with the slot freed, if it is not for us to apply."""
+        header = self.words[start : start + mailbox.HEADER_WORDS].view(mailbox.HEADER)[0]
+        numbers = {name: int(header[name]) for name in FIELDS}
+        mail = Mail(ring, position, start + mailbox.HEADER_WORDS, void, **numbers)
+        trouble = self._trouble(mail, int(header["generation"]))
+        if trouble:
+            self._refuse(mail, trouble)
+            self.freed[ring].add(position)
+            return None
+        if void:
+            self.refuse_values(mail)
+        return mail
+
+    def _trouble(self, mail: Mail, generation: int) -> str:
+        if generation != self.world.generation:
+            return f"it is of generation {generation}, now is {self.world.generation}"
+        if mail.shard not in self.held:
+            return f"shard {mail.shard} is not held here"
+        size = self.held[mail.shard].size
+        if mail.kind not in (mailbox.DELTA, mailbox.SPARSE) or not 0 <= mail.codec < len(BY_NUMBER):
+            return f"kind {mail.kind}, codec {mail.codec} are unknown"
+        words = 2 * mail.values if mail.kind == mailbox.SPARSE else BY_NUMBER[mail.codec].words(mail.values)
+        if mail.values < 1 or not 0 <= mail.first <= size - mail.values or mail.words != words:
+            return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
+        if mail.sequence <= self.sequences.get((mail.shard, mail.ring), 0):
+            return SENT_AGAIN
+        return ""
+
+    def refuse_values(self, mail: Mail) -> None:
+        """A NaN or an infinity: counted as refused, named with its sender; the weights stay as they are."""
+        trouble = f"NaN or infinity for shard {mail.shard} ({self.held[mail.shard].layer})"
+        self._refuse(mail, trouble)
+        if self.world.config.server.on_nan == "stop":
+            raise UserError(f"push {mail.sequence} of {self.pusher(mail.ring)}: {trouble}; server.on_nan = stop")
+
+    def _refuse(self, mail: Mail, trouble: str) -> None:
+        self.counts["duplicates" if trouble == SENT_AGAIN else "refused"] += 1
+        log.error("push %d of %s not applied: %s", mail.sequence, self.pusher(mail.ring), trouble)

@@ -1,0 +1,106 @@
+"""The optimiser of a server: the state beside each shard, and the step on what has arrived for it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from adam_mpi.config import Config
+from adam_mpi.server import apply, mailbox
+from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
+from adam_mpi.server.mail import Mail
+from adam_mpi.server.pool import Pool
+from adam_mpi.server.published import Published
+from adam_mpi.server.shards import Shard
+
+
+class Stepper:
+    def __init__(self, config: Config, shards: Sequence[Shard], published: Published, memory: np.ndarray) -> None:
+        self.config, self.shards, self.published = config, shards, published
+        self.words, self.floats = memory.view(np.uint32), memory.view(np.float32)
+        self.kind = "additive" if config.optimiser.where == "worker" else config.optimiser.kind
+        self.states = {shard.index: np.zeros(shard.size, np.float32) for shard in shards}
+        self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
+        self.refused: list[Mail] = []
+        self.pool = Pool()
+
+    def start(self, state: dict[str, np.ndarray]) -> None:
+        """Take over weights, and what else there is of `state` and `average`, from flat vectors."""
+        for shard in self.shards:
+            part = slice(shard.start, shard.stop)
+            self.published.weights[shard.index][:] = state["weights"][part]
+            if "state" in state:
+                self.states[shard.index][:] = state["state"][part]
+            if "average" in self.published.regions:
+                self.published.regions["average"][shard.index][:] = state.get("average", state["weights"])[part]
+            self._derive(shard.index)
+
+    def state(self) -> dict[str, dict[int, np.ndarray]]:
+        """What a snapshot keeps, by name and shard."""
+        kept = {"weights": self.published.weights, "state": self.states}
+        if "average" in self.published.regions:
+            kept["average"] = self.published.regions["average"]
+        return kept
+
+    def step(self, shard: int, mails: Sequence[Mail], delays: Sequence[int], rate: float) -> None:
+        """One step on these messages; called by the thread that owns the shard."""
+        runs: dict[tuple[int, int], list[tuple[Mail, float]]] = defaultdict(list)
+        for mail, delay in zip(mails, delays, strict=True):
+            scale = self.unit / (1 + max(0, delay) if self.config.optimiser.staleness_scale == "inverse" else 1)
+            if mail.kind == mailbox.SPARSE:
+                self._sparse(shard, mail, rate, scale)
+            elif not mail.void:
+                runs[mail.first, mail.values].append((mail, scale))
+        for (first, values), scaled in runs.items():
+            self._dense(shard, slice(first, first + values), scaled, rate)
+        if "average" in self.published.regions:
+            share = np.float32(self.config.optimiser.average)
+            apply.average(self.published.regions["average"][shard], self.published.weights[shard], share)
+        self._derive(shard)
+
+    def take_refused(self) -> list[Mail]:
+        """Messages whose decoded values turned out not to be finite."""
+        refused, self.refused = self.refused, []
+        return refused
+
+    def _dense(self, shard: int, part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
+        """Plain messages are folded where they lie; encoded ones are decoded and summed up in a buffer first."""
+        plain = [(mail.start, scale) for mail, scale in scaled if mail.codec == NUMBERS["none"]]
+        if len(plain) == len(scaled):
+            self._kernel(shard, part, self.floats, plain, rate)
+            return
+        total, values = self.pool.take(part.stop - part.start), self.pool.take(part.stop - part.start)
+        total[:] = 0
+        for mail, scale in scaled:
+            decoded = values[: mail.values]
+            BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], decoded)
+            if np.isfinite(decoded).all():
+                apply.add(total[: mail.values], decoded, np.float32(scale))
+            else:
+                self.refused.append(mail)
+        self._kernel(shard, part, total, [(0, 1.0)], rate)
+        self.pool.give(total)
+        self.pool.give(values)
+
+    def _kernel(self, shard: int, part: slice, mail: np.ndarray, plain: list[tuple[int, float]], rate: float) -> None:
+        starts, scales = np.array([start for start, _ in plain], np.int64), np.array([s for _, s in plain], np.float32)
+        optimiser = self.config.optimiser
+        numbers = (np.float32(number) for number in (rate, optimiser.momentum, optimiser.decay))
+        weights, state = self.published.weights[shard][part], self.states[shard][part]
+        apply.KERNELS[self.kind](weights, state, mail, starts, scales, *numbers)
+
+    def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
+        """(index, value) pairs: only what is named is touched."""
+        indices = self.words[mail.start : mail.start + mail.values].astype(np.int64)
+        values = self.floats[mail.start + mail.values : mail.start + 2 * mail.values] * np.float32(scale)
+        if not np.isfinite(values).all() or indices.max() >= self.states[shard].size:
+            self.refused.append(mail)
+            return
+        kernel = apply.SPARSE_KERNELS[self.kind]
+        kernel(self.published.weights[shard], self.states[shard], indices, values, np.float32(rate))
+
+    def _derive(self, shard: int) -> None:
+        """What is published beside the weights and follows from them."""
+        if "short" in self.published.regions:
+            weights = self.published.weights[shard]
+            bfloat16.shorten(weights.view(np.uint32), self.published.regions["short"][shard])
