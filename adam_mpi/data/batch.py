@@ -1,6 +1,6 @@
 """What travels between workers and data ranks: asks, batches, and reports of batches done.
 
-    answer = header (int64 x 8) | ids (int64) | labels (int64) | pixels (uint8 or float32, image by image)
+answer = header (int64 x 8) | ids (int64) | labels (int64) | pixels (uint8 or float32, image by image)
 """
 
 from dataclasses import dataclass

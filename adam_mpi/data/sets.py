@@ -62,15 +62,22 @@ class DataSet:
     def read_usable(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(indices, images, labels) without the bad ones, where `data.on_bad` allows that."""
         origin, order = self._parts[part]
+        kept, images, labels = self.read_source(origin, order[indices])
+        return indices[kept], images, labels
+
+    def read_source(self, origin: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same of the files "train" or "test", before they are split into parts; (positions, images, labels)."""
+        usable = self.usable[origin]
         while True:
-            indices = indices[self.usable[origin][order[indices]]]
+            kept = np.flatnonzero(usable[indices])
+            chosen = indices[kept]
             try:
-                return indices, *self.read(part, indices)
+                return kept, self._caches[origin].read(chosen), self.sources[origin].labels[chosen]
             except BadImages as error:
                 if self.data.on_bad == "stop":
                     raise
                 log.warning("left out: %s", error)
-                self.usable[origin][order[indices[error.positions]]] = False
+                usable[chosen[error.positions]] = False
 
     def labels(self, part: str) -> np.ndarray:
         origin, order = self._parts[part]
