@@ -64,7 +64,7 @@ def test_bad_images_are_told_by_their_place_in_the_ask():
     assert sorted(caught.value.positions) == [0, 3]
 
 
-COUNT, CACHE = 16_000, 5 << 20
+COUNT, CACHE = 32_000, 9 << 20
 
 
 def write_npy(path, images, labels):
@@ -103,4 +103,5 @@ def test_a_set_ten_times_the_cache_stays_out_of_memory(write, tmp_path):
             most = max(most, process.memory_info().rss)
             seen.append(block.pixels.reshape(len(block.ids), -1).sum(axis=1))
     assert np.isin(np.concatenate(seen), sums).all()
-    assert most - before < CACHE + (6 << 20), f"grown by {(most - before) >> 20} MB"
+    # Some more for the batches on their way, and for HDF5 itself.
+    assert most - before < CACHE + (16 << 20), f"grown by {(most - before) >> 20} MB"
