@@ -204,8 +204,8 @@ class Worker:
 class Cluster:
     poll: str = limited("sleep", choices=("sleep", "spin"))
     """What a rank with nothing to do does: sleep about a millisecond, or spin (nodes of its own)."""
-    transport: str = limited("rma", choices=("rma", "send"))
-    """How pushes and pulls travel: one-sided windows, or messages (for MPIs whose one-sided path is poor)."""
+    transport: str = limited("shared", choices=("shared", "rma", "send"))
+    """How pushes and pulls travel: memory shared inside a node and one-sided between nodes, one-sided, or messages."""
     seconds: float = limited(60.0, low=1.0)
     """How long a rank waits for an answer before it names who did not give it and ends the job."""
 

@@ -82,17 +82,17 @@ def crew(world: World, job: Job) -> Crew:
     _compile_once(world, job.shapes)
     plan = plan_shelves(job.config, job.shapes, world.layout)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
-    published = Published(plan, rank) if "server" in roles else None
-    kind = WINDOWS[job.config.cluster.transport]
-    mail = kind.allocate(world.comm, plan.mailbox_bytes if published else 0)
-    window = kind.over(world.comm, published.memory if published else np.zeros(8, np.uint8))
+    kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
+    mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
+    window = kind.to_read(world.comm, world.node, plan.published_bytes(rank) if serves else 0)
     made: dict[str, Any] = {}
     head, epochs_done = None, job.snapshot[1] if job.snapshot else 0
     if "data" in roles:
         made["data"] = DataServer(world, open_set(job.config.data), post)
         if rank == world.layout.head:
             head = Head(world, made["data"], post, job.directory, job.shapes, epochs_done)
-    if published is not None:
+    if serves:
+        published = Published(plan, rank, window.memory)
         directory = job.directory / "snapshots"
         made["server"] = Server(
             world, plan, published, mail, window, post, directory, job.description.train, epochs_done
@@ -154,7 +154,9 @@ def _warm(shapes: tuple[LayerShape, ...]) -> None:
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
-    mailbox.state(message, 0, message.size, 1)
+    mailbox.sign(message)
+    mailbox.copy(message, message)
+    mailbox.state(message, 0, message.size, 1, False)
     for kernel in apply.KERNELS.values():
         kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
     contribution.settle(values, values, values, one, one)

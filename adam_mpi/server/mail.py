@@ -18,30 +18,30 @@ SENT_AGAIN = "it has been applied before"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Mail:
-    """A message that has arrived."""
+    """A message that has arrived: its place, and the fields of its header."""
 
     ring: int
-    position: int
     start: int
     """Place of its body in the mailbox, in 32-bit words."""
-    void: bool
-    """Counts as arrived, but its values are not applied."""
+    position: int
+    checksum: int
+    generation: int
+    pusher: int
     sequence: int
     clock: int
-    shard: int
+    words: int
+    batches: int
     first: int
     values: int
-    words: int
     images: int
-    last: int
     seen: int
+    shard: int
     kind: int
     codec: int
-
-
-FIELDS = ("sequence", "clock", "shard", "first", "values", "words", "images", "last", "seen", "kind", "codec")
+    last: int
+    finite: int
 
 
 class Inbox:
@@ -49,6 +49,9 @@ class Inbox:
         self.world, self.shelves, self.published = world, shelves, published
         self.words = memory.view(np.uint32)
         self.held = {shard.index: shard for shard in shelves.held[world.rank]}
+        host, shared = world.place.host, world.config.cluster.transport == "shared"
+        self.near = [shared and world.layout.places[rank].host == host for rank in shelves.pushers]
+        """Whether a ring's pusher writes into this memory itself."""
         self.collected = np.zeros(len(shelves.pushers), np.int64)
         self.sequences: dict[tuple[int, int], int] = {}
         """(shard, ring) -> the highest sequence number applied."""
@@ -64,13 +67,13 @@ class Inbox:
             while self.collected[ring] - self.published.applied[ring] < slots:
                 position = int(self.collected[ring]) + 1
                 start = (ring * slots + (position - 1) % slots) * slot_words
-                state = mailbox.state(self.words, start, slot_words, position)
+                state = mailbox.state(self.words, start, slot_words, position, self.near[ring])
                 if state in (mailbox.ABSENT, mailbox.TORN):
                     self._watch_torn(ring, position, state == mailbox.TORN)
                     break
                 self.torn_since.pop(ring, None)
                 self.collected[ring] = position
-                mail = self._read(ring, position, start, state == mailbox.NOT_FINITE)
+                mail = self._read(ring, position, start)
                 if mail is not None:
                     arrived.append(mail)
         return arrived
@@ -106,23 +109,22 @@ class Inbox:
             self.published.torn[ring] = position
             log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
 
-    def _read(self, ring: int, position: int, start: int, void: bool) -> Mail | None:
+    def _read(self, ring: int, position: int, start: int) -> Mail | None:
         """The message in a slot; None, with the slot freed, if it is not for us to apply."""
         header = self.words[start : start + mailbox.HEADER_WORDS].view(mailbox.HEADER)[0]
-        numbers = {name: int(header[name]) for name in FIELDS}
-        mail = Mail(ring, position, start + mailbox.HEADER_WORDS, void, **numbers)
-        trouble = self._trouble(mail, int(header["generation"]))
+        mail = Mail(ring, start + mailbox.HEADER_WORDS, *header.item())
+        trouble = self._trouble(mail)
         if trouble:
             self._refuse(mail, trouble)
             self.freed[ring].add(position)
             return None
-        if void:
+        if not mail.finite:
             self.refuse_values(mail)
         return mail
 
-    def _trouble(self, mail: Mail, generation: int) -> str:
-        if generation != self.world.generation:
-            return f"it is of generation {generation}, now is {self.world.generation}"
+    def _trouble(self, mail: Mail) -> str:
+        if mail.generation != self.world.generation:
+            return f"it is of generation {mail.generation}, now is {self.world.generation}"
         if mail.shard not in self.held:
             return f"shard {mail.shard} is not held here"
         size = self.held[mail.shard].size
@@ -131,6 +133,8 @@ class Inbox:
         words = 2 * mail.values if mail.kind == mailbox.SPARSE else BY_NUMBER[mail.codec].words(mail.values)
         if mail.values < 1 or not 0 <= mail.first <= size - mail.values or mail.words != words:
             return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
+        if mail.kind == mailbox.SPARSE and self.words[mail.start : mail.start + mail.values].max() >= size:
+            return f"an index beyond the {size} parameters of shard {mail.shard}"
         if mail.sequence <= self.sequences.get((mail.shard, mail.ring), 0):
             return SENT_AGAIN
         return ""

@@ -8,8 +8,8 @@ DTYPES = {"weights": np.float32, "average": np.float32, "short": np.uint16}
 
 
 class Published:
-    def __init__(self, shelves: Shelves, server: int) -> None:
-        self.memory = np.zeros(shelves.published_bytes(server), np.uint8)
+    def __init__(self, shelves: Shelves, server: int, memory: np.ndarray) -> None:
+        self.memory = memory
         lines = self.memory[: shelves.version_offset].view(np.int64).reshape(-1, LINE // 8)
         self.clock, self.rate = lines[0, :1], lines[0, 1:2].view(np.float64)
         self.applied, self.torn = lines[1:, 0], lines[1:, 1]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import SendWindow, Window
+from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.server import schedule, store
 from adam_mpi.server.appliers import Appliers
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 class Server:
     def __init__(
-        self, world: World, shelves: Shelves, published: Published, mail: Window | SendWindow,
-        window: Window | SendWindow, post: Post, directory: Path, epoch_images: int, epochs_done: int,
+        self, world: World, shelves: Shelves, published: Published, mail: Window,
+        window: Window, post: Post, directory: Path, epoch_images: int, epochs_done: int,
     ) -> None:  # fmt: skip
         self.world, self.config, self.shelves, self.post, self.directory = world, world.config, shelves, post, directory
         self.published, self.window, self.mail = published, window, mail
@@ -55,6 +55,8 @@ class Server:
         self.mail.sync()
         self.window.sync()
         arrived = self.inbox.collect()
+        # Between seeing that messages are there and reading them.
+        self.mail.sync()
         for mail in arrived:
             self.staged[mail.shard].append(mail)
         ready = {shard: mails for shard in list(self.staged) if (mails := self._take_ready(shard))}
@@ -95,8 +97,6 @@ class Server:
             self.counts["folded"] += len(mails)
             for mail in mails:
                 self._settle(mail)
-        for mail in self.stepper.take_refused():
-            self.inbox.refuse_values(mail)
 
     def _settle(self, mail: Mail) -> None:
         self.inbox.settle(mail)

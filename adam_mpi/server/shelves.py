@@ -18,7 +18,7 @@ from adam_mpi.server.mailbox import message_words
 from adam_mpi.server.shards import Shard, cut, place
 
 LINE = 64  # a cache line: what one pusher reads is not disturbed by what others do
-MOST_SLOTS = 16
+MOST_SLOTS = 8
 # Batches in one push at the most; a message has room for their numbers.
 MOST_BATCHES = 64
 WIDTHS = {"weights": 4, "average": 4, "short": 2}

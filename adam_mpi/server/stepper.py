@@ -21,7 +21,6 @@ class Stepper:
         self.kind = "additive" if config.optimiser.where == "worker" else config.optimiser.kind
         self.states = {shard.index: np.zeros(shard.size, np.float32) for shard in shards}
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
-        self.refused: list[Mail] = []
         self.pool = Pool()
 
     def start(self, state: dict[str, np.ndarray]) -> None:
@@ -47,9 +46,9 @@ class Stepper:
         runs: dict[tuple[int, int], list[tuple[Mail, float]]] = defaultdict(list)
         for mail, delay in zip(mails, delays, strict=True):
             scale = self.unit / (1 + max(0, delay) if self.config.optimiser.staleness_scale == "inverse" else 1)
-            if mail.kind == mailbox.SPARSE:
+            if mail.finite and mail.kind == mailbox.SPARSE:
                 self._sparse(shard, mail, rate, scale)
-            elif not mail.void:
+            elif mail.finite:
                 runs[mail.first, mail.values].append((mail, scale))
         for (first, values), scaled in runs.items():
             self._dense(shard, slice(first, first + values), scaled, rate)
@@ -57,11 +56,6 @@ class Stepper:
             share = np.float32(self.config.optimiser.average)
             apply.average(self.published.regions["average"][shard], self.published.weights[shard], share)
         self._derive(shard)
-
-    def take_refused(self) -> list[Mail]:
-        """Messages whose decoded values turned out not to be finite."""
-        refused, self.refused = self.refused, []
-        return refused
 
     def _dense(self, shard: int, part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
         """Plain messages are folded where they lie; encoded ones are decoded and summed up in a buffer first."""
@@ -74,10 +68,7 @@ class Stepper:
         for mail, scale in scaled:
             decoded = values[: mail.values]
             BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], decoded)
-            if np.isfinite(decoded).all():
-                apply.add(total[: mail.values], decoded, np.float32(scale))
-            else:
-                self.refused.append(mail)
+            apply.add(total[: mail.values], decoded, np.float32(scale))
         self._kernel(shard, part, total, [(0, 1.0)], rate)
         self.pool.give(total)
         self.pool.give(values)
@@ -93,9 +84,6 @@ class Stepper:
         """(index, value) pairs: only what is named is touched."""
         indices = self.words[mail.start : mail.start + mail.values].astype(np.int64)
         values = self.floats[mail.start + mail.values : mail.start + 2 * mail.values] * np.float32(scale)
-        if not np.isfinite(values).all() or indices.max() >= self.states[shard].size:
-            self.refused.append(mail)
-            return
         kernel = apply.SPARSE_KERNELS[self.kind]
         kernel(self.published.weights[shard], self.states[shard], indices, values, np.float32(rate))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import SendWindow, Window
+from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
@@ -30,8 +30,8 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window | SendWindow,
-        published: Window | SendWindow,
+        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window,
+        published: Window,
         post: Post, threads: int,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
@@ -193,8 +193,8 @@ class Worker:
         self.factor = self.pulls.rate / self.config.train.batch
         arrived, factor = self.pulls.arrived, np.float32(self._prediction)
         for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
-            for contribution, shard in lane.missing(applied):
-                predict(arrived[shard.start : shard.stop], contribution.values[shard.start : shard.stop], factor)
+            for letter in lane.missing(applied):
+                predict(arrived[letter.part], letter.contribution.values[letter.part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
         renew(self.local, arrived, self.pool.values, np.array(rows, np.int64), factor)
         self.fresh = True
@@ -239,7 +239,7 @@ class Worker:
             "busy": sum(thread.busy for thread in self.trainers) / len(self.trainers),
             "starved": self.starved,
             "clock_wait": self.pulls.waited,
-            "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled_count, "bytes": self.pushes.bytes},
+            "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled, "bytes": self.pushes.bytes},
             "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
         }
 
