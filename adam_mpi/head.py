@@ -191,6 +191,8 @@ class Head:
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
             "pushes": self.board.pushes(),
             "pulls": self.board.pulls(),
+            "workers": self.board.workers(),
+            "cpu_seconds": self.board.cpu(),
             "staleness": self.board.distribution("leads"),
             "delay": self.board.distribution("delays"),
             "recoveries": [],

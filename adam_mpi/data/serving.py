@@ -1,5 +1,6 @@
 """The data rank: hands out the batches of each phase, prepared ahead of need, and counts those that are done."""
 
+import time
 from collections import deque
 from typing import Any
 
@@ -103,6 +104,7 @@ class DataServer:
         return {
             "role": "data",
             "rank": self.world.rank,
+            "cpu": time.process_time(),
             "phase": -1 if self.phase is None else self.phase.number,
             "finished": tally.finished if tally else 0,
             "loss": tally.loss if tally else 0.0,

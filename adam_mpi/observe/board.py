@@ -71,6 +71,16 @@ class Board:
         workers = self.of("worker")
         return {key: sum(word["pulls"][key] for word in workers) for key in ("count", "bytes")}
 
+    def workers(self) -> dict[str, dict[str, float]]:
+        """By rank: images trained on, and seconds in which its threads computed, waited for data, for a clock."""
+        keys = ("images", "busy", "starved", "clock_wait")
+        return {str(word["rank"]): {key: round(word[key], 3) for key in keys} for word in self.of("worker")}
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds by rank."""
+        told = {rank: word["cpu"] for (_, rank), word in self.words.items()}
+        return {str(rank): round(told[rank], 3) for rank in sorted(told)}
+
     def distribution(self, name: str) -> dict[str, Any]:
         histogram = self.histogram(name)
         return {

@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from adam_mpi.data.formats.mapped import Rows, map_chunks, map_rows
 from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source, name_parts
 from adam_mpi.errors import UserError
 
@@ -28,16 +29,39 @@ def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int
     for dataset in (images, labels):
         _check_size(path, dataset)
 
+    rows = _mapped(path, images) or _selected(images)
+    return array_source(f"{path}:{images.name}", images.shape, images.dtype, labels[:], rows, classes)
+
+
+def _mapped(path: Path, images: h5py.Dataset) -> Rows | None:
+    """Where images lie in the file as they are, they are read past the library, which takes long for single rows."""
+    if images.compression or images.shuffle or images.fletcher32 or images.scaleoffset or images.file.userblock_size:
+        return None
+    if images.chunks is None and images.id.get_offset() is not None:
+        return map_rows(path, images.dtype, images.shape, images.id.get_offset())
+    if images.chunks is None or images.chunks[1:] != images.shape[1:]:
+        return None
+    starts = np.empty(images.id.get_num_chunks(), np.int64)
+
+    def note(chunk: h5py.h5d.StoreInfo) -> None:
+        starts[chunk.chunk_offset[0] // images.chunks[0]] = chunk.byte_offset
+
+    images.id.chunk_iter(note)
+    return map_chunks(path, images.dtype, images.shape, starts, images.chunks[0])
+
+
+def _selected(images: h5py.Dataset) -> Rows:
+    step = images.chunks[0] if images.chunks else 1
+
     def rows(indices: np.ndarray) -> np.ndarray:
         taken = np.empty((len(indices), *images.shape[1:]), images.dtype)
-        step = images.chunks[0] if images.chunks else 1
         # One read for all that lies in one chunk; h5py's own selection of single rows is many times slower.
         for group in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(indices // step)) + 1):
             first, last = indices[group[[0, -1]]] if group.size else (0, -1)
             taken[group] = images[first : last + 1][indices[group] - first]
         return taken
 
-    return array_source(f"{path}:{images.name}", images.shape, images.dtype, labels[:], rows, classes)
+    return rows
 
 
 def _check_size(path: Path, dataset: h5py.Dataset) -> None:
