@@ -88,8 +88,9 @@ def test_a_data_rank_holds_its_memory_at_the_limit(launch, start_job, tmp_path):
                 first = first or memory
                 grown = max(grown, memory - first)
     assert job.wait().returncode == 0, job.said()
-    assert job.summary["images"] == 2 * job.summary["images"] // 2 > 0
-    assert first is not None and grown < 40 << 20, f"grown by {grown >> 20} MB"
+    assert first is not None and job.summary["images"] == 2 * (32_000 - round(32_000 / 6))
+    # The cache, the batches on their way, and what the rest of a rank takes when it starts to work.
+    assert grown < 32 << 20, f"grown by {grown >> 20} MB"
 
 
 def memory_of_data_rank(process):

@@ -1,4 +1,4 @@
-"""NumPy's files: an npz, or a folder of npy. Memory-mapped where they are not compressed; nothing is unpickled."""
+"""NumPy's files: an npz, or a folder of npy. What is compressed is held in memory; nothing is unpickled."""
 
 import math
 import zipfile
@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from adam_mpi.data.formats.mapped import Rows, map_rows
+from adam_mpi.data.formats.rows import Rows, rows_at
 from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source, name_parts
 from adam_mpi.errors import UserError
 
@@ -57,7 +57,7 @@ def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
 def _open_npy(path: Path) -> Held:
     with open(path, "rb") as file:
         sizes, dtype, start = _header(str(path), file)
-    return Held(str(path), sizes, dtype, map_rows(path, dtype, sizes, start))
+    return Held(str(path), sizes, dtype, rows_at(path, dtype, sizes, start))
 
 
 def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Held:
@@ -69,7 +69,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     if announced != member.file_size or announced > possible:
         raise UserError(f"{name}: cut short or damaged: its header announces {announced} bytes, not {member.file_size}")
     if member.compress_type == zipfile.ZIP_STORED:
-        return Held(name, sizes, dtype, map_rows(path, dtype, sizes, _data_offset(path, member) + start))
+        return Held(name, sizes, dtype, rows_at(path, dtype, sizes, _data_offset(path, member) + start))
     array: list[np.ndarray] = []
 
     def rows(indices: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]
         raise UserError(f"{name}: holds Python objects, which are never unpickled; save numbers")
     if by_columns and len(sizes) > 1:
         raise UserError(f"{name}: saved in Fortran order; save np.ascontiguousarray of it")
-    return sizes, dtype, file.tell()
+    return sizes or (1,), dtype, file.tell()
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_mpi.data.formats.mapped import join, map_rows
+from adam_mpi.data.formats.rows import join, rows_at
 from adam_mpi.data.formats.source import Source
 from adam_mpi.errors import UserError
 
@@ -29,7 +29,7 @@ def open_parts(path: Path) -> dict[str, Source]:
 def _source(paths: list[Path], labels: int, classes: int) -> Source:
     counts = [_records(path, labels + PIXELS) for path in paths]
     pieces = [
-        (count, map_rows(path, np.dtype(np.uint8), (count, labels + PIXELS), 0))
+        (count, rows_at(path, np.dtype(np.uint8), (count, labels + PIXELS), 0))
         for count, path in zip(counts, paths, strict=True)
     ]
     records, starts = join(pieces), np.cumsum([0, *counts])

@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from adam_mpi.data.formats.mapped import Rows, map_chunks, map_rows
+from adam_mpi.data.formats.rows import Rows, rows_at, rows_in_chunks
 from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source, name_parts
 from adam_mpi.errors import UserError
 
@@ -29,17 +29,17 @@ def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int
     for dataset in (images, labels):
         _check_size(path, dataset)
 
-    rows = _mapped(path, images) or _selected(images)
+    rows = _placed(path, images) or _selected(images)
     return array_source(f"{path}:{images.name}", images.shape, images.dtype, labels[:], rows, classes)
 
 
-def _mapped(path: Path, images: h5py.Dataset) -> Rows | None:
+def _placed(path: Path, images: h5py.Dataset) -> Rows | None:
     """Where images lie in the file as they are, they are read past the library, which takes long for single rows."""
     if images.compression or images.shuffle or images.fletcher32 or images.scaleoffset or images.file.userblock_size:
         return None
     if images.chunks is None and images.id.get_offset() is not None:
-        return map_rows(path, images.dtype, images.shape, images.id.get_offset())
-    if images.chunks is None or images.chunks[1:] != images.shape[1:]:
+        return rows_at(path, images.dtype, images.shape, images.id.get_offset())
+    if images.chunks is None or images.chunks[1:] != images.shape[1:] or not hasattr(images.id, "chunk_iter"):
         return None
     starts = np.empty(images.id.get_num_chunks(), np.int64)
 
@@ -47,7 +47,7 @@ def _mapped(path: Path, images: h5py.Dataset) -> Rows | None:
         starts[chunk.chunk_offset[0] // images.chunks[0]] = chunk.byte_offset
 
     images.id.chunk_iter(note)
-    return map_chunks(path, images.dtype, images.shape, starts, images.chunks[0])
+    return rows_in_chunks(path, images.dtype, images.shape, starts, images.chunks[0])
 
 
 def _selected(images: h5py.Dataset) -> Rows:

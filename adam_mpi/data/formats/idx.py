@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from adam_mpi.data.formats.mapped import Rows, map_rows
+from adam_mpi.data.formats.rows import Rows, rows_at
 from adam_mpi.data.formats.source import MOST_COMPRESSION, Source
 from adam_mpi.errors import UserError
 
@@ -37,7 +37,7 @@ def _open_part(folder: Path, part: str) -> Source:
     if labels.shape != sizes[:1]:
         raise UserError(f"{labels_path}: holds labels {labels.shape} for {sizes[0]} images in {images_path.name}")
     packed = images_path.suffix == ".gz"
-    rows = _read_rows(images_path) if packed else _map_rows(images_path)
+    rows = _read_rows(images_path) if packed else _rows_of(images_path)
     one = (1, sizes[1], sizes[2])
     return Source(
         lambda index: f"{labels_path}, image {index}", one, np.dtype(np.uint8), labels.astype(np.int64),
@@ -45,9 +45,9 @@ def _open_part(folder: Path, part: str) -> Source:
     )  # fmt: skip
 
 
-def _map_rows(path: Path) -> Rows:
+def _rows_of(path: Path) -> Rows:
     sizes = _checked_shape(path)
-    return map_rows(path, np.dtype(np.uint8), sizes, 4 + 4 * len(sizes))
+    return rows_at(path, np.dtype(np.uint8), sizes, 4 + 4 * len(sizes))
 
 
 def _read_rows(path: Path) -> Rows:
