@@ -10,7 +10,7 @@ from adam_mpi.errors import UserError
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import working_set
 from adam_mpi.server.shelves import Shelves
-from adam_mpi.start import model, plan_shelves
+from adam_mpi.start import check_partitions, model, plan_shelves
 
 MOST_ROWS = 40
 
@@ -21,6 +21,7 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     layout = arrange(_hosts(ranks, hosts), config.layout)
     description = describe(config.data)
     shapes = model(config, description)
+    check_partitions(config.layout.partitions, shapes)
     shelves = plan_shelves(config, shapes, layout)
     memory = _memory(config, layout, description, shapes, shelves)
     parts = [_roles(layout), _layers(shapes), _parameters(shelves), memory]

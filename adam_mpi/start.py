@@ -50,6 +50,7 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
     """Everything that can be wrong with what was given shows here, on rank 0, before any work."""
     description = describe(config.data)
     shapes = model(config, description)
+    check_partitions(config.layout.partitions, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     path = rundir.choose(config, directory, resume)
@@ -57,6 +58,15 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
         stale.unlink(missing_ok=True)
     (path / "config.toml").write_text(to_toml(config))
     return Job(config, path, description, shapes, rundir.newest_snapshot(path) if resume else None)
+
+
+def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
+    """Every strip needs a column of every layer that has columns."""
+    spatial = [shape for shape in shapes if shape.output[2] > 1]
+    narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
+    if narrowest is not None and partitions > narrowest.output[2]:
+        most = narrowest.output[2]
+        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
