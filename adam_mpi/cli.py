@@ -53,11 +53,20 @@ def fetch(options: argparse.Namespace) -> int:
     return 0
 
 
+def pack(options: argparse.Namespace) -> int:
+    """Write a data set as one chunked HDF5 file."""
+    from adam_mpi.data.pack import pack
+
+    print(pack(options.source, Path(options.output), options.size, options.on_bad))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
     "plan": plan,
     "fetch": fetch,
+    "pack": pack,
 }
 
 
@@ -80,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     made["eval"].add_argument("run", help="run directory")
     made["fetch"].add_argument("name", help="mnist or fashion")
     made["fetch"].add_argument("--from", dest="source", metavar="DIR|URL", help="take the files from here")
+    made["pack"].add_argument("source", help="name or path of a data set, as in data.set")
+    made["pack"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
+    made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
+    made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
     return parser
 
 

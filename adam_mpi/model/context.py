@@ -91,6 +91,12 @@ class Context:
         return replace(step, backward_weights=backward_weights)
 
     def _load(self, block: np.ndarray) -> int:
+        """Pixels (uint8) become levels from 0 to 1; float32 numbers are taken as they are."""
+        if block.dtype == np.float32:
+            inputs = self.arrays["input"]
+            inputs[..., : len(block)] = np.moveaxis(block, 0, -1)
+            inputs[..., len(block) :] = 0
+            return len(block)
         # Copied first, so that the kernel sees one type of array whatever the block is a view of.
         self.arrays["pixels"][: len(block)] = block
         pixels.load(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])

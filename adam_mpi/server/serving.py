@@ -1,6 +1,7 @@
 """The server role: takes pushes out of its mailbox, applies them shard by shard, and publishes the weights."""
 
 import logging
+import time
 from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,7 @@ class Server:
         return {
             "role": "server",
             "rank": self.world.rank,
+            "cpu": time.process_time(),
             **{key: counts[key] for key in COUNTS},
             "leads": dict(self.leads),
             "delays": dict(self.delays),

@@ -69,7 +69,8 @@ def train(batch: Batch, token: object, factor: float, unit: float, images: int) 
     def task(trainer: Trainer) -> Result:
         done = _compute(trainer, batch)
         if trainer.contribution is None:
-            trainer.contribution = trainer.pool.take()
+            # Quicker threads may have taken all there are.
+            trainer.contribution = trainer.pool.take(wait=True)
         assert trainer.contribution is not None, "the pool has a contribution per thread and some for pushes"
         values = trainer.contribution.values
         settle(trainer.local, values, trainer.gradient, np.float32(factor), np.float32(unit))

@@ -233,10 +233,10 @@ class Worker:
         self.ended = True
 
     def _count_starved(self) -> None:
-        """Time in which some thread had nothing to do although a phase was going on."""
+        """Time in which some thread had nothing to do for want of data."""
         now = time.perf_counter()
         idle = sum(thread.waiting == 0 for thread in self.trainers)
-        if self.data.phase.training and not self.data.drained:
+        if self.data.phase.training and self.fresh and not self.data.arrived and not self.data.drained:
             self.starved += (now - self.last) * idle / len(self.trainers)
         self.last = now
 
@@ -244,6 +244,7 @@ class Worker:
         return {
             "role": "worker",
             "rank": self.world.rank,
+            "cpu": time.process_time(),
             "images": self.images,
             "busy": sum(thread.busy for thread in self.trainers) / len(self.trainers),
             "starved": self.starved,
