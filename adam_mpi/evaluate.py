@@ -12,8 +12,8 @@ from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.context import Context
 from adam_mpi.model.network import Network
+from adam_mpi.plan import model
 from adam_mpi.server import store
-from adam_mpi.start import model
 
 
 def evaluate(run: Path) -> str:

@@ -193,7 +193,7 @@ class Head:
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),
             "cpu_seconds": self.board.cpu(),
-            "staleness": self.board.distribution("leads"),
+            "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
             "recoveries": [],
             "provenance": provenance(self.world.hosts, seed),

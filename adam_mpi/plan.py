@@ -1,4 +1,4 @@
-"""The plan of a job, printed without MPI: who does what on which host, and how many bytes that takes and moves."""
+"""The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,12 @@ from adam_mpi.config import Config
 from adam_mpi.data.batch import message_bytes
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
+from adam_mpi.model import layers, parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import working_set
+from adam_mpi.server import shelves as shelving
 from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
-from adam_mpi.start import check_partitions, model, plan_shelves
 
 MOST_ROWS = 40
 
@@ -27,6 +28,25 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     memory = _memory(config, layout, description, shapes, shelves)
     parts = [_roles(layout), _layers(shapes), _parameters(config, layout, shelves), memory]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
+    """The layers of the configured network on the configured data set."""
+    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
+    """Every strip needs a column of every layer that has columns."""
+    spatial = [shape for shape in shapes if shape.output[2] > 1]
+    narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
+    if narrowest is not None and partitions > narrowest.output[2]:
+        most = narrowest.output[2]
+        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
+
+
+def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
+    servers = {rank: layout.places[rank].host for rank in layout.servers}
+    return shelving.plan(parameters.tensors(shapes), servers, layout.workers, config)
 
 
 def _hosts(ranks: int, given: str | None) -> list[str]:
@@ -97,7 +117,7 @@ def _memory(
 def amount(size: float) -> str:
     """Bytes for people."""
     for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
+        if size < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TB"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.cluster import sentinel
-from adam_mpi.cluster.layout import Layout
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
@@ -21,13 +20,13 @@ from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
-from adam_mpi.model import layers, network, parameters
+from adam_mpi.model import network, parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.observe import rundir
-from adam_mpi.server import apply, mailbox, shelves, store
+from adam_mpi.plan import check_partitions, model, plan_shelves
+from adam_mpi.server import apply, mailbox, store
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
-from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import contribution
 from adam_mpi.worker.worker import Worker
 
@@ -60,25 +59,6 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
     return Job(config, path, description, shapes, rundir.newest_snapshot(path) if resume else None)
 
 
-def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
-    """Every strip needs a column of every layer that has columns."""
-    spatial = [shape for shape in shapes if shape.output[2] > 1]
-    narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
-    if narrowest is not None and partitions > narrowest.output[2]:
-        most = narrowest.output[2]
-        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
-
-
-def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
-    """The layers of the configured network on the configured data set."""
-    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
-
-
-def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
-    servers = {rank: layout.places[rank].host for rank in layout.servers}
-    return shelves.plan(parameters.tensors(shapes), servers, layout.workers, config)
-
-
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
     path = sentinel.start(failure_file, world.node.size) if world.node.rank == 0 else None
     return sentinel.Wire(world.node.bcast(path), str(world.place))
@@ -86,6 +66,7 @@ def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
 
 def crew(world: World, job: Job) -> Crew:
     """Collective: windows for everybody, then the roles that this rank has."""
+    world.injector.announce()
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)

@@ -77,14 +77,15 @@ def _watch(path: str, failure_file: Path, ranks: int) -> None:
     selector = selectors.DefaultSelector()
     for _ in range(ranks):
         connection, _ = listener.accept()
-        selector.register(connection, selectors.EVENT_READ, connection.makefile("rb"))
-    names = {key.fileobj: json.loads(key.data.readline()) for key in selector.get_map().values()}
+        stream = connection.makefile("rb")
+        # The name is read first: a connection with unread words would be an event before any death.
+        selector.register(connection, selectors.EVENT_READ, (json.loads(stream.readline()), stream))
     while selector.get_map():
         for key, _ in selector.select():
-            last = key.data.read()
+            name, stream = key.data
             selector.unregister(key.fileobj)
-            if last != BYE:
-                report(failure_file, f"{names[key.fileobj]} died; the job ends")
+            if stream.read() != BYE:
+                report(failure_file, f"{name} died; the job ends")
 
 
 def main() -> None:
