@@ -73,7 +73,8 @@ def _memory(
     pixels = int(description.shape[0] * description.shape[1] * description.shape[2])
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
-    worker = (2 + 2 * threads + 2 + threads) * size + threads * working_set(shapes, config.train.batch)
+    context = working_set(shapes, config.train.batch, engine=config.kernels.engine)
+    worker = (2 + 2 * threads + 2 + threads) * size + threads * context
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape)
     largest = max(sum(shard.size for shard in held) for held in shelves.held.values())
     yield "memory per rank:"

@@ -142,15 +142,15 @@ def _compile_once(world: World, shapes: tuple[LayerShape, ...]) -> None:
     if world.rank == 0:
         notice.start()
     if world.node.rank == 0:
-        _warm(shapes)
+        _warm(shapes, world.config)
     world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
     if world.node.rank != 0:
-        _warm(shapes)
+        _warm(shapes, world.config)
     notice.cancel()
 
 
-def _warm(shapes: tuple[LayerShape, ...]) -> None:
-    network.warm(shapes)
+def _warm(shapes: tuple[LayerShape, ...], config: Config) -> None:
+    network.warm(shapes, config.train.batch, config.kernels.engine)
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
     mailbox.pack(message, np.zeros((), mailbox.HEADER), values, np.zeros(1, np.int64))

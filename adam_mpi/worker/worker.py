@@ -41,7 +41,7 @@ class Worker:
         self.pulls = PullClient(world, shelves, published, size)
         self.pool = Pool(2 * threads + 2, size)
         self.results: SimpleQueue[Result] = SimpleQueue()
-        network = Network(shapes, self.config.train.batch, self.config.run.seed)
+        network = Network(shapes, self.config.train.batch, self.config.run.seed, engine=self.config.kernels.engine)
         self.trainers = [
             Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
         ]
