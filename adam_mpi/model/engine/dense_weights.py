@@ -1,7 +1,7 @@
 """Fully-connected layer back to the weights: their gradient, summed over all images and added to `gradient`.
 
     transpose:  turned[image][feature] = inputs[feature][image], so that a vector holds features, not images
-    for each tile of units, for each tile of vectors of features:
+    for each tile of vectors of features, for each tile of units:
         sums = 0
         for each image: sums += error of unit and image * turned features
         gradient += sums
@@ -46,8 +46,10 @@ def emit(
     """`weight`, `bias`: places in the gradient; `tile`: units x vectors of features."""
     row = tiles.up(features, lanes)
     with source.kernel(f"{name}(memory, gradient, errors, turned, blocks)", f"{units} x {features}, {tile}."):
-        for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
-            for run in tiles.each(source, "vector", tiles.runs(row // lanes, tile.columns)):
+        for run in tiles.each(source, "vector", tiles.runs(row // lanes, tile.columns)):
+            for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
+                for unit in range(chosen.width):
+                    source(f"prefetch(gradient, {weight} + (unit + {unit}) * {features} + vector * {lanes})")
                 _tile(source, units, row, lanes, chosen.width, run.width)
                 _add(source, features, weight, lanes, chosen.width, run.width)
         with source.inside(f"for unit in range({units}):"):

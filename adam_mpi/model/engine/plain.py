@@ -37,7 +37,10 @@ def _memory(lanes: int) -> dict[str, Callable]:
         assert 0 <= index < array.size
         return np.full(lanes, array[index])
 
-    return {f.__name__: f for f in (load, load_part, store, store_part, broadcast)}
+    def prefetch(array: np.ndarray, index: int) -> None:
+        assert 0 <= index < array.size
+
+    return {f.__name__: f for f in (load, load_part, store, store_part, broadcast, prefetch)}
 
 
 def _arithmetic(lanes: int) -> dict[str, Callable]:

@@ -138,7 +138,7 @@ class Builder:
         self.product(f"{name}_forward", dense_product.forward(units, features, weight, bias, relu))
         turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
-        tile = tiles.choose(units, -(-features // lanes), self.registers)
+        tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
         dense_weights.emit(source, f"{name}_weights", units, features, weight, bias, lanes, tile)
         step = Step(False, [Call(f"{name}_forward", ("memory", "weights", inputs, outputs, outputs, "blocks"))])
         if self.learning:
@@ -151,8 +151,8 @@ class Builder:
         return 1 + relu
 
     def product(self, name: str, product: dense_product.Product) -> None:
-        tile = tiles.choose(product.units, self.blocks, self.registers)
-        single = tiles.choose(product.units, 1, self.registers)
+        tile = tiles.choose(product.units, self.blocks, self.registers, overhead=1.0)
+        single = tiles.choose(product.units, 1, self.registers, overhead=1.0)
         dense_product.emit(self.source, name, product, self.lanes, tile, single)
 
     def pool(self, index: int, layer: Pool) -> None:

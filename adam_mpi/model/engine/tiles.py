@@ -52,20 +52,21 @@ def up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def cost(total: int, width: int, other_total: int, other_width: int) -> float:
+def cost(total: int, width: int, other_total: int, other_width: int, overhead: float = 0.0) -> float:
     """Cycles, relative, of total x other_total sums in tiles of width x other_width.
 
     A step of a tile of a x b takes a + b loads and a * b multiply-adds; a core does two of each per cycle.
+    `overhead`, of the loop around a step, is counted in multiply-adds.
     """
     cycles = 0.0
     for run in runs(total, width):
         for other in runs(other_total, other_width):
             count = (run.stop - run.start) // run.width * ((other.stop - other.start) // other.width)
-            cycles += count * max(run.width * other.width, LATENCY, 1.2 * (run.width + other.width))
+            cycles += count * (overhead + max(run.width * other.width, LATENCY, 1.2 * (run.width + other.width)))
     return cycles
 
 
-def choose(planes: int, columns: int, registers: int, slide: int = 1, step: int = 1) -> Tile:
+def choose(planes: int, columns: int, registers: int, slide: int = 1, step: int = 1, overhead: float = 0.0) -> Tile:
     """The cheapest tile whose sums, values and factor fit the registers; values slide by `slide` along a row."""
     fitting = [
         Tile(a, b)
@@ -76,7 +77,7 @@ def choose(planes: int, columns: int, registers: int, slide: int = 1, step: int 
 
     def effort(tile: Tile) -> tuple[float, float, int]:
         # Within a few percent the tile that leaves no rest wins: there is less to compile.
-        cycles = cost(planes, tile.planes, columns, tile.columns)
+        cycles = cost(planes, tile.planes, columns, tile.columns, overhead)
         rests = (planes % tile.planes > 0) + (columns % tile.columns > 0)
         return cycles * (1 + 0.03 * rests), cycles, tile.columns
 

@@ -100,8 +100,14 @@ def _memory(vector: Vector) -> dict[str, Callable]:
     def broadcast(builder: Any, data: Any, index: Any) -> Any:
         return _spread(builder, builder.load(builder.gep(data, [index])), vector.lanes)
 
+    def prefetch(builder: Any, data: Any, index: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [data.type, INDEX, INDEX, INDEX])
+        function = _llvm(builder, "llvm.prefetch.p0", kind)
+        builder.call(function, [builder.gep(data, [index]), INDEX(1), INDEX(3), INDEX(1)])
+
     index = types.intp
     return {
+        "prefetch": define(prefetch, types.void, None, index),
         "load": define(load, vector, None, index),
         "load_part": define(load_part, vector, None, index, index),
         "store": define(store, types.void, None, index, vector),
