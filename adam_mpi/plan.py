@@ -1,6 +1,6 @@
 """The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
@@ -9,7 +9,7 @@ from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.network import working_set
+from adam_mpi.model.network import Network
 from adam_mpi.server import shelves as shelving
 from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
@@ -33,6 +33,14 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
     """The layers of the configured network on the configured data set."""
     return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def network(
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = ()
+) -> Network:
+    """The network as configured; what the generated kernels do not do yet is left to the reference."""
+    engine = config.kernels.engine if description.dtype == "uint8" and not captured else "reference"
+    return Network(shapes, config.train.batch, config.run.seed, engine=engine, captured=captured)
 
 
 def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
@@ -102,7 +110,8 @@ def _memory(
     pixels = int(description.shape[0] * description.shape[1] * description.shape[2])
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
-    worker = (2 + 2 * threads + 2 + threads) * size + threads * working_set(shapes, config.train.batch)
+    context = network(config, description, shapes).bytes
+    worker = (2 + 2 * threads + 2 + threads) * size + threads * context
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape)
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"

@@ -20,11 +20,13 @@ from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
-from adam_mpi.model import network, parameters
+from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network, warm
 from adam_mpi.observe import rundir
-from adam_mpi.plan import check_partitions, model, plan_shelves
+from adam_mpi.plan import check_partitions, model, network, plan_shelves
 from adam_mpi.server import apply, mailbox, store
+from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
 from adam_mpi.worker import contribution
@@ -70,8 +72,11 @@ def crew(world: World, job: Job) -> Crew:
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    _compile_once(world, job.shapes)
     plan = plan_shelves(job.config, job.shapes, world.layout)
+    choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
+    captured = [layer for layer, choice in choices.items() if choice.factors is not None]
+    net = network(job.config, job.description, job.shapes, captured)
+    _compile_once(world, net)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
     mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
@@ -92,7 +97,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
     if "worker" in roles:
-        made["worker"] = Worker(world, job.shapes, plan, mail, window, post, threads)
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
     return Crew(post, made, head, [mail, window])
 
 
@@ -126,22 +131,22 @@ def _threads(world: World) -> int:
     return threads
 
 
-def _compile_once(world: World, shapes: tuple[LayerShape, ...]) -> None:
+def _compile_once(world: World, net: Network) -> None:
     """The first rank of a node compiles the kernels into numba's cache; the others load them from there."""
     notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
     notice.daemon = True
     if world.rank == 0:
         notice.start()
     if world.node.rank == 0:
-        _warm(shapes)
+        _warm(net)
     world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
     if world.node.rank != 0:
-        _warm(shapes)
+        _warm(net)
     notice.cancel()
 
 
-def _warm(shapes: tuple[LayerShape, ...]) -> None:
-    network.warm(shapes)
+def _warm(net: Network) -> None:
+    warm(net.shapes, net.images, "generated" if net.program else "reference")
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from queue import Empty, SimpleQueue
@@ -14,11 +15,9 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
-from adam_mpi.model import parameters
-from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.server.factors import matrices
-from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
 from adam_mpi.worker.contribution import Done, Pool, predict, renew
@@ -32,23 +31,17 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window,
-        published: Window,
-        post: Post, threads: int,
+        self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
+        published: Window, post: Post, threads: int,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
-        size = parameters.total(shapes)
-        self.local = np.zeros(size, np.float32)
-        self.data = DataClient(world, shapes[0].input)
-        images = largest_push(self.config)
-        choices = choose(shelves, self.config, images, len(set(world.hosts)))
-        captured = {layer: choice for layer, choice in choices.items() if choice.factors is not None}
+        self.local = np.zeros(shelves.parameters, np.float32)
+        self.data = DataClient(world, network.shapes[0].input)
         self.pushes = PushClient(world, shelves, choices, mail, published)
         self.pulls = PullClient(world, shelves, published)
-        dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured}
-        self.pool = Pool(2 * threads + 2, size, dense, images)
+        dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
+        self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
         self.results: SimpleQueue[Result] = SimpleQueue()
-        network = Network(shapes, self.config.train.batch, self.config.run.seed, captured=tuple(captured))
         self.trainers = [
             Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
         ]
