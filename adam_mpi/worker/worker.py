@@ -20,7 +20,7 @@ from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
-from adam_mpi.worker.contribution import Done, Pool, predict, renew
+from adam_mpi.worker.contribution import Contribution, Done, Pool, predict, renew
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
@@ -53,6 +53,8 @@ class Worker:
         self.since_pull = 0
         self.clocked: deque[Result] = deque()
         self.slot: Slot | None = None
+        self.share: Contribution | None = None
+        """Where the gradients of the clock under way go."""
         self.ended = False
         self.images = 0
         self.starved = 0.0
@@ -99,9 +101,12 @@ class Worker:
 
     def _feed_share(self) -> bool:
         """Cut our share of the next clock's batch over the threads."""
-        if self.slot is not None or (taken := self.data.take()) is None:
+        if self.slot is not None or not self.data.arrived:
             return False
-        self.slot, batch = taken
+        # All contributions are under way while a replica is far ahead: then it waits for one to come back.
+        if (contribution := self.pool.take()) is None or (taken := self.data.take()) is None:
+            return False
+        (self.slot, batch), self.share = taken, contribution
         for thread, part in zip(self.trainers, _cut(batch, len(self.trainers)), strict=True):
             thread.give(trainer.compute(part))
         return True
@@ -132,7 +137,7 @@ class Worker:
         self.clocked.append(result)
         if len(self.clocked) < len(self.trainers):
             return
-        contribution = self.pool.take()
+        contribution, self.share = self.share, None
         assert contribution is not None and self.slot is not None
         parts = sorted(self.clocked, key=lambda part: part.thread)
         for part in parts:
