@@ -38,9 +38,12 @@ class ShardLetter:
         values = contribution.values[self.part]
         if client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
+        elif mailbox.finite(values.view(np.uint32)):
+            header["words"], header["finite"] = client.codec.encode(values, client.residual[self.part], body), 1
         else:
-            header["finite"] = np.isfinite(values).all()
-            header["words"] = client.codec.encode(values, client.residual[self.part], body)
+            # It is refused: nothing of it may stay in the residual.
+            header["words"] = client.codec.words(values.size)
+            body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
         header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
         return header
