@@ -99,7 +99,7 @@ def test_a_set_ten_times_the_cache_stays_out_of_memory(write, tmp_path):
     for epoch in range(2):
         order = np.random.default_rng(epoch).permutation(data.description.train)
         for first in range(0, len(order), 256):
-            block = preparation.start(phase, order[first : first + 256]).result()
+            block = preparation.start(phase, [order[first : first + 256]]).result()[0]
             most = max(most, process.memory_info().rss)
             seen.append(block.pixels.reshape(len(block.ids), -1).sum(axis=1))
     assert np.isin(np.concatenate(seen), sums).all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adam_mpi.config import load
 from adam_mpi.data import skew
 from adam_mpi.data.course import Phase
-from adam_mpi.data.lines import JointLine, Line
+from adam_mpi.data.lines import Line
 from adam_mpi.data.order import Order
 from adam_mpi.data.tally import Tally
 from adam_mpi.errors import UserError
@@ -105,36 +105,39 @@ def test_a_tally_goes_on_from_a_position():
 
 
 class Kitchen:
-    """Stands in for the threads: blocks are ready when the test says so."""
+    """Stands in for the threads: groups of batches are ready when the test says so."""
 
     def __init__(self):
         self.futures = {}
 
-    def start(self, number):
-        self.futures[number] = Future()
-        return self.futures[number]
+    def start(self, numbers):
+        self.futures[tuple(numbers)] = Future()
+        return self.futures[tuple(numbers)]
+
+    def finish(self, *numbers):
+        self.futures[numbers].set_result([f"batch {number}" for number in numbers])
 
 
 def test_a_line_prepares_ahead_and_hands_out_in_order():
     kitchen = Kitchen()
-    line = Line([3, 5, 7, 9], kitchen.start, 2)
-    assert line.fill() and not line.fill() and list(kitchen.futures) == [3, 5]
-    kitchen.futures[5].set_result("five")
+    line = Line([3, 5, 7, 9, 11], kitchen.start, ahead=3, group=2)
+    assert line.fill() and not line.fill() and list(kitchen.futures) == [(3, 5), (7, 9)]
+    kitchen.finish(7, 9)
     assert line.take() is None
-    kitchen.futures[3].set_result("three")
-    assert line.take() == (3, "three") and line.take() == (5, "five") and len(line) == 2
-    assert line.close() == [7, 9] and len(line) == 0 and line.take() is None
+    kitchen.finish(3, 5)
+    assert line.take() == (3, True, "batch 3") and line.take() == (5, True, "batch 5") and len(line) == 3
+    assert line.take() == (7, True, "batch 7") and line.close() == [9, 11] and len(line) == 0
 
 
-def test_a_joint_line_keeps_a_batch_until_all_have_their_share():
+def test_a_line_of_many_takers_keeps_a_batch_until_all_have_their_share():
     kitchen = Kitchen()
-    line = JointLine([0, 2, 4, 6], kitchen.start, 2, takers=2)
+    line = Line([0, 2, 4, 6], kitchen.start, ahead=1, group=1, takers=2)
     line.fill()
-    kitchen.futures[0].set_result("zero")
-    assert line.take(0) == (True, "zero") and 0 in line.started
+    kitchen.finish(0)
+    assert line.take(0) == (0, True, "batch 0") and 0 in line.started
     # A fast replica is not kept waiting by the window of a slow one.
-    assert line.take(4) is None and 4 in kitchen.futures
-    assert line.take(0) == (False, "zero") and 0 not in line.started
+    assert line.take(4) is None and (4,) in kitchen.futures
+    assert line.take(0) == (0, False, "batch 0") and 0 not in line.started
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,6 @@ def unpack(message: np.ndarray, source: int, shape: Shape, itemsize: int = 1) ->
     """Views into the message; nothing is copied."""
     _, phase, _, epoch, number, count = message[: 8 * HEADER_WORDS].view(np.int64)[:6].tolist()
     body = message[8 * HEADER_WORDS : message_bytes(count, shape, itemsize)]
-    ids, labels, pixels = np.split(body, [8 * count, 16 * count])
+    ids, labels, pixels = body[: 8 * count], body[8 * count : 16 * count], body[16 * count :]
     values = pixels.view(np.uint8 if itemsize == 1 else np.float32).reshape(count, *shape)
     return Batch(phase, epoch, number, source, ids.view(np.int64), labels.view(np.int64), values)

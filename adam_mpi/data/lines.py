@@ -6,15 +6,17 @@ from concurrent.futures import Future
 
 from adam_mpi.data.preparation import Block
 
-Start = Callable[[int], Future[Block]]
+Start = Callable[[list[int]], Future[list[Block]]]
 
 
 class Line:
-    """Batches in a fixed order; each is taken once, by whoever comes first."""
+    """Batches in a fixed order, each for `takers` takers; prepared in groups, until `ahead` of them are on their way."""
 
-    def __init__(self, numbers: Iterable[int], start: Start, ahead: int) -> None:
-        self.upcoming, self.start, self.ahead = deque(numbers), start, ahead
-        self.started: deque[tuple[int, Future[Block]]] = deque()
+    def __init__(self, numbers: Iterable[int], start: Start, ahead: int, group: int, takers: int = 1) -> None:
+        self.upcoming, self.start, self.ahead, self.group, self.takers = deque(numbers), start, ahead, group, takers
+        self.started: dict[int, tuple[Future[list[Block]], int]] = {}
+        """Number -> the group it is prepared in, and its place there."""
+        self.taken: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self.upcoming) + len(self.started)
@@ -23,56 +25,32 @@ class Line:
         """Have the next batches prepared."""
         worked = False
         while self.upcoming and len(self.started) < self.ahead:
-            number = self.upcoming.popleft()
-            self.started.append((number, self.start(number)))
+            self._begin()
             worked = True
         return worked
 
-    def take(self) -> tuple[int, Block] | None:
-        """The next batch, if it is ready."""
-        self.fill()
-        if not self.started or not self.started[0][1].done():
+    def take(self, number: int | None = None) -> tuple[int, bool, Block] | None:
+        """(number, whether this is its first taker, batch) of the next batch or of the named one, if it is ready."""
+        while self.upcoming and (number not in self.started if number is not None else not self.started):
+            self._begin()
+        number = next(iter(self.started)) if number is None else number
+        future, place = self.started[number]
+        if not future.done():
             return None
-        number, future = self.started.popleft()
-        return number, future.result()
+        self.taken[number] = self.taken.get(number, 0) + 1
+        first = self.taken[number] == 1
+        if self.taken[number] == self.takers:
+            del self.started[number], self.taken[number]
+        return number, first, future.result()[place]
 
     def close(self) -> list[int]:
         """Hand out no more; returns the batches that nobody has taken."""
-        left = [number for number, _ in self.started] + list(self.upcoming)
-        for _, future in self.started:
-            future.cancel()
+        left = [*self.started, *self.upcoming]
         self.started.clear()
         self.upcoming.clear()
         return left
 
-
-class JointLine:
-    """Batches of which every replica takes its share, in its own time; kept until the last one has."""
-
-    def __init__(self, numbers: Iterable[int], start: Start, ahead: int, takers: int) -> None:
-        self.upcoming, self.start, self.ahead, self.takers = deque(numbers), start, ahead, takers
-        self.started: dict[int, Future[Block]] = {}
-        self.taken: dict[int, int] = {}
-
-    def fill(self) -> bool:
-        worked = False
-        while self.upcoming and len(self.started) < self.ahead:
-            self._begin(self.upcoming.popleft())
-            worked = True
-        return worked
-
-    def take(self, number: int) -> tuple[bool, Block] | None:
-        """(whether this is the first to take it, the batch), if it is ready."""
-        while number not in self.started and self.upcoming:
-            self._begin(self.upcoming.popleft())
-        if not self.started[number].done():
-            return None
-        block = self.started[number].result()
-        self.taken[number] += 1
-        first = self.taken[number] == 1
-        if self.taken[number] == self.takers:
-            del self.started[number], self.taken[number]
-        return first, block
-
-    def _begin(self, number: int) -> None:
-        self.started[number], self.taken[number] = self.start(number), 0
+    def _begin(self) -> None:
+        numbers = [self.upcoming.popleft() for _ in range(min(self.group, len(self.upcoming)))]
+        future = self.start(numbers)
+        self.started |= {number: (future, place) for place, number in enumerate(numbers)}

@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -32,16 +33,27 @@ class Preparation:
 
     def prepare(self, phase: Phase, images: np.ndarray) -> Block:
         """At once, by the caller."""
-        return self._transform(phase, *self.data.read_usable(phase.part, images))
+        return self._transform(phase, images, *self.data.read_usable(phase.part, images))[1]
 
-    def start(self, phase: Phase, images: np.ndarray) -> Future[Block]:
-        """By the threads, first come first served."""
+    def start(self, phase: Phase, batches: list[np.ndarray]) -> Future[list[Block]]:
+        """By the threads, first come first served; several batches at once, or handing over would cost the most."""
+        images = np.concatenate(batches)
+        edges = np.cumsum([len(batch) for batch in batches])
         read = self.reading.submit(self.data.read_usable, phase.part, images)
-        return self.transforming.submit(lambda: self._transform(phase, *read.result()))
+        return self.transforming.submit(lambda: self._cut(edges, self._transform(phase, images, *read.result())))
 
     def warm(self) -> None:
         """Compile, or load from numba's cache, what the first batch would wait for."""
         self.prepare(Phase(0, "train", 0), np.arange(1))
 
-    def _transform(self, phase: Phase, ids: np.ndarray, images: np.ndarray, labels: np.ndarray) -> Block:
-        return Block(ids, labels, self.transformer(images, ids, phase.epoch if phase.training else None))
+    def _transform(
+        self, phase: Phase, asked: np.ndarray, kept: np.ndarray, images: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, Block]:
+        ids = asked[kept]
+        return kept, Block(ids, labels, self.transformer(images, ids, phase.epoch if phase.training else None))
+
+    def _cut(self, edges: np.ndarray, transformed: tuple[np.ndarray, Block]) -> list[Block]:
+        """Into the batches again, of which some may have become smaller."""
+        kept, block = transformed
+        cuts = [0, *np.searchsorted(kept, edges).tolist()]
+        return [Block(block.ids[a:b], block.labels[a:b], block.pixels[a:b]) for a, b in pairwise(cuts)]

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
 from adam_mpi.data import batch, skew
 from adam_mpi.data.course import Phase
-from adam_mpi.data.lines import JointLine, Line
+from adam_mpi.data.lines import Line
 from adam_mpi.data.order import Order
 from adam_mpi.data.preparation import Block, Preparation
 from adam_mpi.data.sets import DataSet
 from adam_mpi.data.tally import Tally
 
+# Images prepared by a thread at a time.
+GROUP = 256
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 
 
@@ -36,6 +39,8 @@ class DataServer:
         self.asks: deque[tuple[int, np.ndarray]] = deque()
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
         self.lines: list[Line] = []
+        self.joint = self.static = False
+        """Whether all replicas compute each batch together, each its share; or each replica has batches of its own."""
         self.tally: Tally | None = None
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -49,9 +54,10 @@ class DataServer:
         self.phase = phase
         if phase is None:
             return
-        joint, count = self.joint, self.count(phase.part)
-        owners = self.owners if phase.training else None
-        self.order = Order(phase, count, self.config.train.batch, self.config.run.seed, owners, joint)
+        self.joint = phase.training and not self.config.asynchronous
+        self.static = phase.training and self.config.asynchronous and self.config.static
+        owners, count = self.owners if phase.training else None, self.count(phase.part)
+        self.order = Order(phase, count, self.config.train.batch, self.config.run.seed, owners, self.joint)
         own = range(self.world.layout.data.index(self.world.rank), len(self.order), len(self.world.layout.data))
         self.tally = Tally(self.order, own, self._owner, self.replicas if self.static else 1, done)
         numbers = [number for number in own if not self.tally.done[number]]
@@ -74,16 +80,6 @@ class DataServer:
         assert self.tally is not None
         return self.tally.done.copy()
 
-    @property
-    def joint(self) -> bool:
-        """Whether all replicas compute each batch together, each its share, in order."""
-        return self.phase is not None and self.phase.training and not self.config.asynchronous
-
-    @property
-    def static(self) -> bool:
-        """Whether each replica has batches of its own."""
-        return self.phase is not None and self.phase.training and self.config.asynchronous and self.config.static
-
     def step(self) -> bool:
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._receive()
@@ -97,7 +93,7 @@ class DataServer:
         if self.news:
             self.news = False
             self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
-        return any([line.fill() for line in self._lines()]) or worked
+        return any([line.fill() for line in self.lines]) or worked
 
     def stats(self) -> dict[str, Any]:
         tally = self.tally
@@ -127,22 +123,18 @@ class DataServer:
         return self.order.owner(number, self.replicas) if self.static else 0
 
     def _line_up(self, phase: Phase, numbers: list[int]) -> None:
-        def start(number: int) -> Any:
-            return self.preparation.start(phase, self.order[number])
+        """One line for everybody, or one for each replica."""
 
-        ahead = self.config.data.prefetch * len(self.world.layout.workers)
-        if self.joint:
-            self.lines, self.joint_line = [], JointLine(numbers, start, ahead, self.replicas)
-        elif self.static:
-            own: list[list[int]] = [[] for _ in range(self.replicas)]
-            for number in numbers:
-                own[self._owner(number)].append(number)
-            self.lines = [Line(mine, start, ahead // self.replicas) for mine in own]
-        else:
-            self.lines = [Line(numbers, start, ahead)]
+        def start(numbers: list[int]) -> Future[list[Block]]:
+            return self.preparation.start(phase, [self.order[number] for number in numbers])
 
-    def _lines(self) -> list[Any]:
-        return [self.joint_line] if self.joint else self.lines
+        own: list[list[int]] = [[] for _ in range(self.replicas if self.static else 1)]
+        for number in numbers:
+            own[self._owner(number)].append(number)
+        group = max(1, GROUP // self.config.train.batch)
+        ahead = max(self.config.data.prefetch * len(self.world.layout.workers) // len(own), 2 * group)
+        takers = self.replicas if self.joint else 1
+        self.lines = [Line(mine, start, ahead, group, takers) for mine in own]
 
     def _receive(self) -> bool:
         worked, status, comm = False, MPI.Status(), self.world.traffic
@@ -193,7 +185,7 @@ class DataServer:
             taken = line.take()
             if taken is None:
                 return False
-            number, block = taken
+            number, _, block = taken
             self._leave_out_bad(number, block)
             if block.ids.size:
                 self._hand(source, slot, number, block, columns)
@@ -203,10 +195,10 @@ class DataServer:
         return True
 
     def _hand_share(self, source: int, slot: int, number: int, images: np.ndarray, columns: slice) -> bool:
-        taken = self.joint_line.take(number)
+        taken = self.lines[0].take(number)
         if taken is None:
             return False
-        first, block = taken
+        _, first, block = taken
         if first:
             self._leave_out_bad(number, block)
         chosen = np.isin(block.ids, images)

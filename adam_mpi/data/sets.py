@@ -60,13 +60,12 @@ class DataSet:
         return self._caches[origin].read(chosen), self.sources[origin].labels[chosen]
 
     def read_usable(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(indices, images, labels) without the bad ones, where `data.on_bad` allows that."""
+        """(positions, images, labels) of those that are not bad, where `data.on_bad` allows some to be."""
         origin, order = self._parts[part]
-        kept, images, labels = self.read_source(origin, order[indices])
-        return indices[kept], images, labels
+        return self.read_source(origin, order[indices])
 
     def read_source(self, origin: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same of the files "train" or "test", before they are split into parts; (positions, images, labels)."""
+        """The same of the files "train" or "test", before they are split into parts."""
         usable = self.usable[origin]
         while True:
             kept = np.flatnonzero(usable[indices])
