@@ -8,8 +8,13 @@ Each bench is a module in scripts/benches/ with `arguments(parser)` and `measure
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
+
+# One core against one core; the libraries look at this when they are loaded.
+for library in ("OPENBLAS", "OMP", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 FOLDER = Path(__file__).parent / "benches"
 

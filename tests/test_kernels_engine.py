@@ -84,7 +84,25 @@ def test_emitted_source_agrees_with_the_reference(first):
         check(shapes, images, count, engine_context(shapes, images, lanes, registers), seed)
 
 
+# Wide enough for Winograd's transform: input shape, layers.
+TRANSFORMED = [
+    ((17, 6, 4), [Conv(16, 3, 1, 1), RELU, Conv(18, 3), RELU, Pool(2)]),
+    ((16, 7, 6), [Conv(16, 3, 1, 2), Pool(2)]),
+    ((16, 8, 8), [Conv(20, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
+    ((16, 2, 2), [Conv(16, 3, 1, 1), TANH, Conv(16, 3, 1, 2), RELU]),
+]
+
+
+@pytest.mark.parametrize(("shape", "stack"), TRANSFORMED)
+def test_winograd_agrees_with_the_reference(shape, stack):
+    shapes = infer([*stack, Dense(3)], shape, 3)
+    built = program.build(shapes, 9, 4, 16)
+    assert "Winograd" in built.text
+    check(shapes, 9, 9, engine_context(shapes, 9, 4), 1)
+
+
 COMPILED = {
+    "winograd": ((3, 8, 8), [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
     "everything fused": ((2, 11, 10), [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 2), Pool(2), RELU, Dense(11), RELU]),
     "strides and overlap": ((3, 13, 12), [Conv(6, 5, 2, 4), TANH, Pool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
     "activations": ((1, 6, 6), [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),

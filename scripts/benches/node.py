@@ -1,15 +1,12 @@
 """One training node: images per second of the engine, against PyTorch on the same core, and of two threads."""
 
 import argparse
-import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
-
-for _library in ("OPENBLAS", "OMP", "MKL"):
-    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 import numpy as np
 from _models import MODELS, Model, in_torch
@@ -97,7 +94,7 @@ def torch_steps(model: Model, batch: int, modes: list[str]) -> dict[str, Callabl
         try:
             step()
         except Exception as error:  # torch.compile needs a C++ compiler, and does not work everywhere
-            print(f"torch {mode} does not work here: {str(error).splitlines()[0]}", file=os.sys.stderr)
+            print(f"torch {mode} does not work here: {str(error).splitlines()[0]}", file=sys.stderr)
         else:
             steps[mode] = step
     return steps

@@ -48,7 +48,7 @@ def emit(source: Source, name: str, shape: Shape, weight: int, bias: int, lanes:
                         for start in range(taps.start, taps.stop, taps.width):
                             _tile(source, shape, lanes, maps.width, channels.width, range(start, start + taps.width))
                             _add(source, shape, weight, maps.width, channels.width, range(start, start + taps.width))
-        _bias(source, shape, bias, lanes)
+        emit_bias(source, shape, bias, lanes)
 
 
 def _tile(source: Source, shape: Shape, lanes: int, maps: int, channels: int, taps: range) -> None:
@@ -93,7 +93,8 @@ def _add(source: Source, shape: Shape, weight: int, maps: int, channels: int, ta
                 source(f"gradient[{place}] += total(sum{m}_{c}_{tap})")
 
 
-def _bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
+def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
+    """Emit the gradient of the bias, from a block's `errors`."""
     with source.inside(f"for map in range({shape.maps}):"):
         source("sum0 = zero()")
         source(f"e = errors + map * {shape.rows * shape.columns * lanes}")

@@ -41,17 +41,19 @@ def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
 
 
 def emit(
-    source: Source, name: str, units: int, features: int, weight: int, bias: int, lanes: int, tile: tiles.Tile
+    source: Source, name: str, units: int, features: int, lanes: int, tile: tiles.Tile, bias: int | None = None
 ) -> None:
-    """`weight`, `bias`: places in the gradient; `tile`: units x vectors of features."""
+    """`bias`: its place in the gradient; `tile`: units x vectors of features."""
     row = tiles.up(features, lanes)
-    with source.kernel(f"{name}(memory, gradient, errors, turned, blocks)", f"{units} x {features}, {tile}."):
+    with source.kernel(f"{name}(memory, gradient, weight, errors, turned, blocks)", f"{units} x {features}, {tile}."):
         for run in tiles.each(source, "vector", tiles.runs(row // lanes, tile.columns)):
             for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
                 for unit in range(chosen.width):
-                    source(f"prefetch(gradient, {weight} + (unit + {unit}) * {features} + vector * {lanes})")
+                    source(f"prefetch(gradient, weight + (unit + {unit}) * {features} + vector * {lanes})")
                 _tile(source, units, row, lanes, chosen.width, run.width)
-                _add(source, features, weight, lanes, chosen.width, run.width)
+                _add(source, features, lanes, chosen.width, run.width)
+        if bias is None:
+            return
         with source.inside(f"for unit in range({units}):"):
             source("sum0 = zero()")
             with source.inside("for block in range(blocks):"):
@@ -74,11 +76,11 @@ def _tile(source: Source, units: int, row: int, lanes: int, chosen: int, vectors
                 source(f"sum{unit}_{vector} = fma(error, value{vector}, sum{unit}_{vector})")
 
 
-def _add(source: Source, features: int, weight: int, lanes: int, chosen: int, vectors: int) -> None:
+def _add(source: Source, features: int, lanes: int, chosen: int, vectors: int) -> None:
     for vector in range(vectors):
         source(f"count = min({lanes}, {features - vector * lanes} - vector * {lanes})" if features % lanes else "")
         for unit in range(chosen):
-            source(f"to = {weight} + (unit + {unit}) * {features} + (vector + {vector}) * {lanes}")
+            source(f"to = weight + (unit + {unit}) * {features} + (vector + {vector}) * {lanes}")
             if features % lanes:
                 source(f"store_part(gradient, to, add(load_part(gradient, to, count), sum{unit}_{vector}), count)")
             else:

@@ -1,7 +1,7 @@
 """Buffers of a program, and where they lie: those whose lifetimes do not meet share memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ALIGNMENT = 16
 """Floats in a cache line."""
@@ -9,11 +9,12 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Buffer:
-    """`floats` per block; for every block of a pass, or, if it is used up within a block's turn, only once."""
+    """`floats` for each block of a pass; or once, for a block's turn only or, if it is `lasting`, for all of them."""
 
     name: str
     floats: int
     each_block: bool = True
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,21 @@ class Call:
 
     kernel: str
     arguments: tuple[Buffer | str, ...]
+
+
+@dataclass
+class Step:
+    """What one layer, or several joined ones, call: forward and backward, by block or for all blocks at once.
+
+    `prepare` comes before all blocks' forward, `clear` before and `finish` after their backward.
+    """
+
+    by_block: bool
+    forward: list[Call]
+    backward: list[Call] = field(default_factory=list)
+    prepare: list[Call] = field(default_factory=list)
+    clear: list[Call] = field(default_factory=list)
+    finish: list[Call] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,7 @@ def lifetimes(phases: Sequence[Phase]) -> list[Lifetime]:
         begin, end = clock, clock + len(phase.calls)
         for call in phase.calls:
             for buffer in [argument for argument in call.arguments if isinstance(argument, Buffer)]:
-                span = (begin, end) if phase.by_block and buffer.each_block else (clock, clock)
+                span = (begin, end) if phase.by_block and (buffer.each_block or buffer.lasting) else (clock, clock)
                 old = found.get(buffer, span)
                 found[buffer] = min(old[0], span[0]), max(old[1], span[1])
             clock += 1

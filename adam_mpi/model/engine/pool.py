@@ -6,22 +6,33 @@
                windows that overlap add up
 """
 
+from collections.abc import Sequence
+
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.layers import Shape
 
 
 def window(source: Source, size: int, columns: int, lanes: int, relu: bool) -> None:
     """Emit `best` and `winner` of the window whose first value lies at `v`, in rows of `columns` pixels."""
-    source("best = load(memory, v)")
-    source("winner = zero()")
-    for number in range(1, size * size):
-        row, column = divmod(number, size)
-        source(f"value = load(memory, v + {(row * columns + column) * lanes})")
+    places = [(number // size * columns + number % size) * lanes for number in range(size * size)]
+    choose(source, [f"load(memory, v + {place})" for place in places])
+    if relu:
+        through_relu(source)
+
+
+def choose(source: Source, values: Sequence[str]) -> None:
+    """Emit `best` and `winner` of these values."""
+    source(f"best, winner = {values[0]}, zero()")
+    for number, value in enumerate(values[1:], start=1):
+        source(f"value = {value}")
         source(f"winner = greater(value, best, splat({number}.0), winner)")
         source("best = maximum(value, best)")
-    if relu:
-        source("winner = greater(best, zero(), winner, splat(-1.0))")
-        source("best = maximum(zero(), best)")
+
+
+def through_relu(source: Source) -> None:
+    """Emit relu of `best`; where it is zero there is no winner."""
+    source("winner = greater(best, zero(), winner, splat(-1.0))")
+    source("best = maximum(zero(), best)")
 
 
 def emit_forward(source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int) -> None:

@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import (
-    conv_data,
-    conv_forward,
-    conv_weights,
+    convs,
     dense_product,
     dense_weights,
     dropout,
@@ -18,9 +16,11 @@ from adam_mpi.model.engine import (
     pointwise,
     pool,
     tiles,
+    winograd,
+    winograd_step,
 )
 from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.engine.memory import Buffer, Call, Phase
+from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Pool
 
@@ -36,15 +36,6 @@ class Program:
     floats: int
     blocks: int
     """Blocks of images that go through the network together."""
-
-
-@dataclass
-class Step:
-    """What one layer, or several joined ones, do: calls forward and backward."""
-
-    by_block: bool
-    forward: list[Call]
-    backward: list[Call] = field(default_factory=list)
 
 
 def build(shapes: Sequence[LayerShape], images: int, lanes: int, registers: int) -> Program:
@@ -99,32 +90,17 @@ class Builder:
 
     def conv(self, index: int) -> int:
         relu, window, taken = _joined(self.shapes, index)
-        layer, name, lanes = self.shapes[index].layer, self.shapes[index].name, self.lanes
+        layer = self.shapes[index].layer
         assert isinstance(layer, Conv)
         shape = Shape(*self.shapes[index].input, layer.maps, layer.kernel, layer.stride, layer.pad)
-        weight, bias = self.places[f"{name}/weight"], self.places[f"{name}/bias"]
-        tile = tiles.choose(shape.maps, shape.columns // window * window, self.registers, slide=2)
-        conv_forward.emit(self.source, f"{name}_forward", shape, weight, bias, lanes, tile, relu, window)
-        conv_weights.emit(
-            self.source, f"{name}_weights", shape, weight, bias, lanes, conv_weights.choose(shape, self.registers)
-        )
-        inputs, input_errors, mask = self.values, self.errors, self.relu
+        inputs, input_errors, masked = self.values, self.errors, self.relu
         outputs, errors = self.output(index + taken - 1)
-        step = Step(True, [Call(f"{name}_forward", ("memory", "weights", inputs, outputs))])
-        if window > 1:
-            winners = Buffer(f"{name}/winners", outputs.floats)
-            strip = Buffer(f"{name}/strip", conv_forward.strip_floats(shape, window, tile, lanes), each_block=False)
-            before = Buffer(f"{name}/errors before pooling", math.prod(self.shapes[index].output) * lanes, False)
-            step.forward = [Call(f"{name}_forward", ("memory", "weights", inputs, outputs, winners, strip))]
-            pool.emit_backward(self.source, f"{name}_unpool", self.shapes[index].output, window, window, lanes)
-            step.backward.append(Call(f"{name}_unpool", ("memory", errors, winners, before)))
-            errors = before
-        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", errors, inputs)))
-        if self.learning:
-            tile = tiles.choose(shape.channels, shape.width, self.registers, 2, shape.stride)
-            conv_data.emit(self.source, f"{name}_data", shape, weight, lanes, tile, mask)
-            step.backward.append(Call(f"{name}_data", ("memory", "weights", errors, inputs, input_errors)))
-        self.steps.append(step)
+        job = convs.Job(
+            self.source, self.shapes[index].name, shape, self.lanes, self.registers, relu, window, masked,
+            self.places[f"{self.shapes[index].name}/weight"], self.places[f"{self.shapes[index].name}/bias"],
+            inputs, outputs, errors, input_errors if self.learning else None,
+        )  # fmt: skip
+        self.steps.append(winograd_step.step(job) if winograd.fits(shape, window) else convs.direct(job))
         self.learning, self.relu = True, relu and window == 1
         return taken
 
@@ -132,28 +108,28 @@ class Builder:
         name, lanes, source = self.shapes[index].name, self.lanes, self.source
         relu = self.is_relu(index + 1)
         units, features = self.shapes[index].weight or ()
-        weight, bias = self.places[f"{name}/weight"], self.places[f"{name}/bias"]
+        weight, bias = str(self.places[f"{name}/weight"]), self.places[f"{name}/bias"]
         inputs, input_errors, mask = self.values, self.errors, self.relu
         outputs, errors = self.output(index + relu)
-        self.product(f"{name}_forward", dense_product.forward(units, features, weight, bias, relu))
+        self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
         turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
         tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
-        dense_weights.emit(source, f"{name}_weights", units, features, weight, bias, lanes, tile)
-        step = Step(False, [Call(f"{name}_forward", ("memory", "weights", inputs, outputs, outputs, "blocks"))])
+        dense_weights.emit(source, f"{name}_weights", units, features, lanes, tile, bias)
+        step = Step(False, [Call(f"{name}_forward", ("memory", "weights", weight, inputs, outputs, outputs, "blocks"))])
         if self.learning:
-            self.product(f"{name}_data", dense_product.to_data(units, features, weight, mask))
-            step.backward.append(Call(f"{name}_data", ("memory", "weights", errors, input_errors, inputs, "blocks")))
+            self.product(f"{name}_data", dense_product.to_data(units, features, mask))
+            arguments = ("memory", "weights", weight, errors, input_errors, inputs, "blocks")
+            step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
-        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", errors, turned, "blocks")))
+        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks")))
         self.steps.append(step)
         self.learning, self.relu = True, relu
         return 1 + relu
 
     def product(self, name: str, product: dense_product.Product) -> None:
-        tile = tiles.choose(product.units, self.blocks, self.registers, overhead=1.0)
-        single = tiles.choose(product.units, 1, self.registers, overhead=1.0)
-        dense_product.emit(self.source, name, product, self.lanes, tile, single)
+        chosen = dense_product.choose(product, self.blocks, self.registers)
+        dense_product.emit(self.source, name, product, self.lanes, *chosen)
 
     def pool(self, index: int, layer: Pool) -> None:
         shape, inputs, input_errors = self.shapes[index], self.values, self.errors
@@ -213,8 +189,11 @@ class Builder:
         side = Buffer("side", 3 * self.lanes)
         places = self.values, self.errors, side
         end = Call("cross_entropy", ("memory", "labels", "probabilities", *places, "first", "count", "blocks"))
-        forward = [Phase(True, (load,)), *(Phase(step.by_block, tuple(step.forward)) for step in self.steps)]
-        backward = [Phase(step.by_block, tuple(step.backward)) for step in reversed(self.steps)]
+        forward = [Phase(False, tuple(call for step in self.steps for call in step.prepare)), Phase(True, (load,))]
+        forward += [Phase(step.by_block, tuple(step.forward)) for step in self.steps]
+        backward = [Phase(False, tuple(call for step in self.steps for call in step.clear))]
+        backward += [Phase(step.by_block, tuple(step.backward)) for step in reversed(self.steps)]
+        backward += [Phase(False, tuple(call for step in self.steps for call in step.finish))]
         return [*_merged(forward), Phase(False, (end,)), *_merged(backward)]
 
 
@@ -238,8 +217,8 @@ def _joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
 
 def _merged(phases: list[Phase]) -> list[Phase]:
     merged: list[Phase] = []
-    for phase in phases:
+    for phase in [phase for phase in phases if phase.calls]:
         if merged and merged[-1].by_block == phase.by_block:
             phase = Phase(phase.by_block, merged.pop().calls + phase.calls)
         merged.append(phase)
-    return [phase for phase in merged if phase.calls]
+    return merged
