@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import SendWindow, Window
+from adam_mpi.cluster.windows import Window
 from adam_mpi.head import Head
 
 
@@ -23,7 +23,7 @@ class Crew:
     post: Post
     roles: dict[str, Any]
     head: Head | None
-    windows: list[Window | SendWindow]
+    windows: list[Window]
 
     def step(self) -> bool:
         worked = any([role.step() for role in self.roles.values()])

@@ -19,11 +19,13 @@ from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
-from adam_mpi.model import network, parameters
+from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network, warm
 from adam_mpi.observe import rundir
-from adam_mpi.plan import model, plan_shelves
+from adam_mpi.plan import check_partitions, model, network, plan_shelves
 from adam_mpi.server import apply, mailbox, store
+from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
 from adam_mpi.worker import contribution
@@ -48,6 +50,7 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
     """Everything that can be wrong with what was given shows here, on rank 0, before any work."""
     description = describe(config.data)
     shapes = model(config, description)
+    check_partitions(config.layout.partitions, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     path = rundir.choose(config, directory, resume)
@@ -68,20 +71,23 @@ def crew(world: World, job: Job) -> Crew:
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    _compile_once(world, job.shapes)
     plan = plan_shelves(job.config, job.shapes, world.layout)
+    choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
+    captured = [layer for layer, choice in choices.items() if choice.factors is not None]
+    net = network(job.config, job.description, job.shapes, captured)
+    _compile_once(world, net)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
-    published = Published(plan, rank) if "server" in roles else None
-    kind = WINDOWS[job.config.cluster.transport]
-    mail = kind.allocate(world.comm, plan.mailbox_bytes if published else 0)
-    window = kind.over(world.comm, published.memory if published else np.zeros(8, np.uint8))
+    kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
+    mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
+    window = kind.to_read(world.comm, world.node, plan.published_bytes(rank) if serves else 0)
     made: dict[str, Any] = {}
     head, epochs_done = None, job.snapshot[1] if job.snapshot else 0
     if "data" in roles:
         made["data"] = DataServer(world, open_set(job.config.data), post)
         if rank == world.layout.head:
             head = Head(world, made["data"], post, job.directory, job.shapes, epochs_done)
-    if published is not None:
+    if serves:
+        published = Published(plan, rank, window.memory)
         directory = job.directory / "snapshots"
         made["server"] = Server(
             world, plan, published, mail, window, post, directory, job.description.train, epochs_done
@@ -90,7 +96,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
     if "worker" in roles:
-        made["worker"] = Worker(world, job.shapes, plan, mail, window, post, threads)
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
     return Crew(post, made, head, [mail, window])
 
 
@@ -124,26 +130,28 @@ def _threads(world: World) -> int:
     return threads
 
 
-def _compile_once(world: World, shapes: tuple[LayerShape, ...]) -> None:
+def _compile_once(world: World, net: Network) -> None:
     """The first rank of a node compiles the kernels into numba's cache; the others load them from there."""
     notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
     notice.daemon = True
     if world.rank == 0:
         notice.start()
     if world.node.rank == 0:
-        _warm(shapes)
+        _warm(net)
     world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
     if world.node.rank != 0:
-        _warm(shapes)
+        _warm(net)
     notice.cancel()
 
 
-def _warm(shapes: tuple[LayerShape, ...]) -> None:
-    network.warm(shapes)
+def _warm(net: Network) -> None:
+    warm(net.shapes, net.images, "generated" if net.program else "reference")
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
-    mailbox.state(message, 0, message.size, 1)
+    mailbox.sign(message)
+    mailbox.copy(message, message)
+    mailbox.state(message, 0, message.size, 1, False)
     for kernel in apply.KERNELS.values():
         kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
     contribution.settle(values, values, values, one, one)

@@ -208,6 +208,9 @@ def start(
         run = folder / words[words.index("--run") + 1]
     elif words[:1] == ["train"]:
         words += ["--run", str(run)]
+    # Kernels are generated and compiled for each model and batch, half a minute long: only for the default ones here.
+    if any(word.startswith(("model.layers", "train.batch")) for word in words):
+        words[1:1] = given("kernels.engine=reference")
     program = [*options, mpi.python, "-m", "adam_mpi", *words]
     with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
         process = subprocess.Popen(

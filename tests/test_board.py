@@ -15,7 +15,8 @@ def server(applied=0, shards=1, leads=None, **more):
 
 
 def data(phase, finished, loss=0.0, correct=0, done=False):
-    return {"role": "data", "phase": phase, "finished": finished, "loss": loss, "correct": correct, "done": done}
+    word = {"role": "data", "phase": phase, "finished": finished, "loss": loss, "correct": correct, "done": done}
+    return word | {"skipped": 0}
 
 
 def test_a_last_word_stays_the_last_when_a_periodic_one_follows():

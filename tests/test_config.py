@@ -86,11 +86,18 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     assert complaint(tmp_path).startswith(f"config {tmp_path}: Is a directory")
 
 
+def _keys(prefix, section):
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _keys(f"{prefix}{field.name}.", value)
+        else:
+            yield prefix + field.name
+
+
 def test_every_field_has_a_sentence():
     documented = {key: sentence for key, _, sentence in config.documentation()}
-    sections = {field.name: getattr(config.Config(), field.name) for field in dataclasses.fields(config.Config)}
-    keys = [f"{name}.{field.name}" for name, section in sections.items() for field in dataclasses.fields(section)]
-    assert list(documented) == keys
+    assert list(documented) == list(_keys("", config.Config()))
     assert all(sentence.endswith(".") and "\n" not in sentence for sentence in documented.values())
 
 

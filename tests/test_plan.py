@@ -21,7 +21,7 @@ def test_it_says_all_for_any_number_of_ranks(ranks):
     assert total == ranks and workers == replicas >= 1 and data >= 1 and servers >= 1
     assert len(re.findall(r"^  rank \d+, .* on localhost$", text, re.M)) == min(ranks, 40)
     assert "lost servers survived" in text and "memory per rank:" in text
-    assert re.search(r"^a push: \d+ messages, [\d.]+ \w?B;  a pull: [\d.]+ \w?B$", text, re.M)
+    assert re.search(r"^a push: [\d.]+ \w?B;  a pull: [\d.]+ \w?B$", text, re.M)
 
 
 def test_layers_and_parameters_add_up():

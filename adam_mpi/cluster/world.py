@@ -26,13 +26,15 @@ class Interrupted(Exception):
 class World:
     generation = 0
 
-    def __init__(self, comm: MPI.Comm, config: Config) -> None:
+    def __init__(
+        self, comm: MPI.Comm, config: Config, arrange: Callable[..., layout.Layout] = layout.arrange
+    ) -> None:
         """Collective over `comm`: the one place, with `finish`, where ranks wait for each other in MPI itself."""
         self.config = config
         self.comm = self._quiet(comm.Dup())
         self.node = self._quiet(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         self.hosts = self._hosts()
-        self.layout = layout.arrange(self.hosts, config.layout)
+        self.layout = arrange(self.hosts, config.layout)
         self.place = self.layout.places[self.comm.rank]
         # One communicator per purpose, so that control, data and parameters never meet in a queue.
         self.control, self.traffic = self._quiet(self.comm.Dup()), self._quiet(self.comm.Dup())

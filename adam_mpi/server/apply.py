@@ -13,13 +13,13 @@ BLOCK = 2048
 @njit(nogil=True, cache=True, inline="always")
 def _fold(total, mail, starts, scales, first, size):  # type: ignore[no-untyped-def]
     for k in range(starts.size):
-        start, scale = starts[k] + first, scales[k]
+        source, scale = mail[starts[k] + first : starts[k] + first + size], scales[k]
         if k == 0:
             for i in range(size):
-                total[i] = scale * mail[start + i]
+                total[i] = scale * source[i]
         else:
             for i in range(size):
-                total[i] += scale * mail[start + i]
+                total[i] += scale * source[i]
 
 
 @njit(nogil=True, cache=True)
@@ -28,12 +28,13 @@ def additive(
     rate: float, keep: float, decay: float,
 ) -> None:  # fmt: skip
     """weights += sum: what Adam's own workers push is the change of their weights."""
-    total = np.empty(BLOCK, weights.dtype)
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
-        _fold(total, mail, starts, scales, first, size)
-        for i in range(size):
-            weights[first + i] += total[i]
+        block = weights[first : first + size]
+        for k in range(starts.size):
+            source, scale = mail[starts[k] + first : starts[k] + first + size], scales[k]
+            for i in range(size):
+                block[i] += scale * source[i]
 
 
 @njit(nogil=True, cache=True)
@@ -46,10 +47,11 @@ def momentum(
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
         _fold(total, mail, starts, scales, first, size)
+        block, velocities = weights[first : first + size], state[first : first + size]
         for i in range(size):
-            velocity = keep * state[first + i] + (total[i] + decay * weights[first + i])
-            state[first + i] = velocity
-            weights[first + i] -= rate * velocity
+            velocity = keep * velocities[i] + (total[i] + decay * block[i])
+            velocities[i] = velocity
+            block[i] -= rate * velocity
 
 
 @njit(nogil=True, cache=True)
@@ -62,11 +64,12 @@ def nesterov(
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
         _fold(total, mail, starts, scales, first, size)
+        block, velocities = weights[first : first + size], state[first : first + size]
         for i in range(size):
-            gradient = total[i] + decay * weights[first + i]
-            velocity = keep * state[first + i] + gradient
-            state[first + i] = velocity
-            weights[first + i] -= rate * (gradient + keep * velocity)
+            gradient = total[i] + decay * block[i]
+            velocity = keep * velocities[i] + gradient
+            velocities[i] = velocity
+            block[i] -= rate * (gradient + keep * velocity)
 
 
 @njit(nogil=True, cache=True)
@@ -79,11 +82,11 @@ def adagrad(
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
         _fold(total, mail, starts, scales, first, size)
+        block, squares = weights[first : first + size], state[first : first + size]
         for i in range(size):
-            gradient = total[i] + decay * weights[first + i]
-            squares = state[first + i] + gradient * gradient
-            state[first + i] = squares
-            weights[first + i] -= rate * gradient / (np.sqrt(squares) + np.float32(1e-8))
+            gradient = total[i] + decay * block[i]
+            squares[i] += gradient * gradient
+            block[i] -= rate * gradient / (np.sqrt(squares[i]) + np.float32(1e-8))
 
 
 @njit(nogil=True, cache=True)

@@ -5,7 +5,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from adam_mpi.cluster.windows import SendWindow, Window
+from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.server.codecs import bfloat16
 from adam_mpi.server.shelves import LINE, Shelves
@@ -18,7 +18,7 @@ class PullClient:
     read over both might bring a new clock with old weights). Without: versions first, then the shards that changed.
     """
 
-    def __init__(self, world: World, shelves: Shelves, published: Window | SendWindow) -> None:
+    def __init__(self, world: World, shelves: Shelves, published: Window) -> None:
         self.world, self.shelves, self.published = world, shelves, published
         self.ring = shelves.pushers.index(world.rank)
         self.servers = [server for server in shelves.servers if shelves.held[server]]
