@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import math
 import textwrap
 import tomllib
@@ -51,15 +52,52 @@ class Layout:
 
 
 @dataclass
+class Transform:
+    shift: float = limited(0.0, low=0.0)
+    """Move each training image by up to so many pixels in x and in y."""
+    rotation: float = limited(0.0, low=0.0, high=180.0)
+    """Turn it by up to so many degrees."""
+    scale: float = limited(0.0, low=0.0, high=0.9)
+    """Make it larger or smaller by up to this fraction: 0.12 is 0.88 to 1.12 times."""
+    shear: float = limited(0.0, low=0.0, high=2.0)
+    """Slant it by up to so many columns per row."""
+    elastic: float = limited(0.0, low=0.0)
+    """Bend it by a smooth random field that moves pixels by so many pixels in the quadratic mean."""
+    spacing: int = limited(7, low=2)
+    """Pixels between the control points of the elastic field: more is smoother."""
+    reflect: bool = False
+    """Mirror every second image, left to right."""
+    crop: int = limited(0, low=0)
+    """Cut a square of this side out of each image, at random in training, from the middle elsewhere; 0 takes all."""
+    brightness: float = limited(0.0, low=0.0, high=1.0)
+    """Make it lighter or darker by up to this fraction of white."""
+    contrast: float = limited(0.0, low=0.0, high=1.0)
+    """Stretch its grey levels by up to this fraction."""
+    normalise: bool = False
+    """Bring each channel (or feature) to mean 0 and deviation 1; data ranks then send 4 bytes per pixel."""
+
+
+@dataclass
 class Data:
     set: str = "glyphs"
-    """Data set: glyphs (built in), mnist or fashion."""
+    """Data set: glyphs (built in), mnist, fashion, or the path of a file or folder (formats: data/README.md)."""
     validation: float = limited(1 / 12, low=0.0, high=0.5)
     """Fraction of the training set kept apart for validation at epoch ends."""
     images: int = limited(0, low=0)
     """Train on this many images of the training part only; 0 takes all."""
     prefetch: int = limited(4, low=1, high=64)
     """Batches each replica asks for ahead of need."""
+    cache: int = limited(1 << 30, low=0)
+    """Bytes of images a data rank keeps in memory; what is beyond is read again in each epoch, ahead of need."""
+    threads: int = limited(1, low=1, high=256)
+    """Threads of a data rank that transform images."""
+    size: int = limited(0, low=0)
+    """Side that images of a folder are scaled to, the middle cut out; 0 wants all of one size."""
+    on_bad: str = limited("stop", choices=("stop", "skip"))
+    """What an unreadable image, a wrong label or a NaN feature does: stop the job, or be left out and counted."""
+    skew: str = "none"
+    """Uneven shares for studies: none, by_class, or dirichlet:ALPHA (less is more uneven); implies static shares."""
+    transform: Transform = field(default_factory=Transform)
 
 
 # The paper's MNIST network.
@@ -79,6 +117,12 @@ class Model:
 
 
 @dataclass
+class Kernels:
+    engine: str = limited("generated", choices=("generated", "reference"))
+    """What computes: kernels generated for this CPU and these layers, or the plain ones they are tested against."""
+
+
+@dataclass
 class Train:
     batch: int = limited(32, low=1)
     """Images in a batch: what a data rank hands out, and what gradients are divided by."""
@@ -88,6 +132,14 @@ class Train:
     """Stop after this many epochs without a better validation accuracy; 0 never does."""
     target: float = limited(0.0, low=0.0, high=1.0)
     """Stop when the validation accuracy reaches this; 0 never does."""
+
+
+@dataclass
+class Epoch:
+    assignment: str = limited("dynamic", choices=("dynamic", "static"))
+    """Batches go to whoever asks, so a slow replica takes fewer; or each replica has its share of an epoch."""
+    quorum: float = limited(1.0, low=0.01, high=1.0)
+    """With static shares: an epoch ends when this fraction of the replicas is done with theirs."""
 
 
 @dataclass
@@ -116,6 +168,8 @@ class Optimiser:
 class Push:
     images: int = limited(32, low=1)
     """Images whose gradients a trainer thread sums up before it pushes them (asynchronous training)."""
+    protocol: str = limited("auto", choices=("auto", "delta", "factor"))
+    """What dense layers push: gradients (delta), activations and errors (factor), or whichever is cheaper."""
     codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))
     """How a push is packed; onebit and topk carry what they leave out into the next push."""
 
@@ -182,7 +236,9 @@ class Config:
     layout: Layout = field(default_factory=Layout)
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
+    kernels: Kernels = field(default_factory=Kernels)
     train: Train = field(default_factory=Train)
+    epoch: Epoch = field(default_factory=Epoch)
     optimiser: Optimiser = field(default_factory=Optimiser)
     push: Push = field(default_factory=Push)
     pull: Pull = field(default_factory=Pull)
@@ -196,6 +252,11 @@ class Config:
     @property
     def asynchronous(self) -> bool:
         return math.isinf(self.consistency.staleness)
+
+    @property
+    def static(self) -> bool:
+        """Whether each replica has its own share of an epoch."""
+        return self.epoch.assignment == "static" or self.data.skew != "none"
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -270,6 +331,7 @@ def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, s
 
 def _kind_name(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    names[bool] = "true or false"
     return names[typing.get_origin(kind) or kind]
 
 
@@ -278,11 +340,28 @@ def _check_together(config: Config) -> None:
     staleness = config.consistency.staleness
     if not config.asynchronous and staleness != int(staleness):
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
+    _check_shares(config)
     for role, patterns in config.layout.place.items():
         if role not in ("data", "worker", "server"):
             raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
         if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
             raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
+
+
+def _check_shares(config: Config) -> None:
+    kind, _, alpha = config.data.skew.partition(":")
+    if config.data.skew not in ("none", "by_class") and not (kind == "dirichlet" and _positive(alpha)):
+        raise UserError(f"data.skew = {config.data.skew!r}: must be none, by_class or dirichlet:ALPHA with ALPHA > 0")
+    if config.epoch.quorum < 1 and not (config.static and config.asynchronous):
+        needed = 'epoch.assignment = "static" and consistency.staleness = inf'
+        raise UserError(f"epoch.quorum = {config.epoch.quorum:g}: needs {needed}")
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def to_toml(config: Config) -> str:
@@ -292,11 +371,21 @@ def to_toml(config: Config) -> str:
 def documentation() -> Iterator[tuple[str, Any, str]]:
     """(section.key, default, sentence) of every field, in order."""
     for section in dataclasses.fields(Config):
-        kind = typing.get_type_hints(Config)[section.name]
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, following in zip(body.body, body.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-                assert isinstance(statement.target, ast.Name)
-                name = statement.target.id
-                yield f"{section.name}.{name}", getattr(kind(), name), ast.literal_eval(following.value)
+        yield from _documented(section.name, typing.get_type_hints(Config)[section.name])
+
+
+def _documented(prefix: str, kind: Any) -> Iterator[tuple[str, Any, str]]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    sentences = {
+        statement.target.id: ast.literal_eval(following.value)
+        for statement, following in itertools.pairwise([*body.body, ast.Pass()])
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and isinstance(following, ast.Expr)
+    }
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _documented(f"{prefix}.{name}", hint)
+        else:
+            yield f"{prefix}.{name}", getattr(kind(), name), sentences[name]

@@ -37,6 +37,7 @@ class Shelves:
     """Slots of one pusher's ring."""
     slot_bytes: int
     regions: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
     held: dict[int, tuple[Shard, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +49,11 @@ class Shelves:
     @property
     def ring_bytes(self) -> int:
         return self.slots * self.slot_bytes
+
+    @property
+    def body_words(self) -> int:
+        """Words of a slot that a message's body may take."""
+        return self.slot_bytes // 4 - message_words(0, MOST_BATCHES) - 1
 
     @property
     def mailbox_bytes(self) -> int:
@@ -108,7 +114,9 @@ def plan(tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequenc
         regions.append("average")
     if config.pull.codec == "bfloat16":
         regions.append("short")
-    return Shelves(shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions))
+    return Shelves(
+        shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors)
+    )
 
 
 def _slot_bytes(parameters: int, config: Config) -> int:
