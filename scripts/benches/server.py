@@ -14,6 +14,8 @@ from _jobs import LAUNCH, ROOT
 from _timing import interleaved
 
 from adam_mpi.server import apply
+from adam_mpi.server.mailbox import message_words
+from adam_mpi.server.shelves import MOST_BATCHES
 
 SIZE, MESSAGES, SECONDS = 32 * 262_144, 8, 6.0
 PROGRAM = Path(__file__).with_name("_server_mail.py")
@@ -43,8 +45,10 @@ def _mailbox() -> dict[str, float]:
 def _kernels() -> Iterator[dict]:
     """Pushed bytes per second of the kernel on one message and on eight at once, against `a += b`."""
     weights, state, plain = np.zeros(SIZE, np.float32), np.zeros(1, np.float32), np.zeros(SIZE, np.float32)
-    mail, one = np.ones(MESSAGES * SIZE, np.float32), np.float32(1)
-    starts, scales = SIZE * np.arange(MESSAGES), np.full(MESSAGES, 1e-3, np.float32)
+    # As in a ring: messages are a little more than their values apart.
+    apart, one = SIZE + message_words(0, MOST_BATCHES), np.float32(1)
+    mail, starts = np.ones(MESSAGES * apart, np.float32), apart * np.arange(MESSAGES)
+    scales = np.full(MESSAGES, 1e-3, np.float32)
 
     def fold(count: int) -> None:
         apply.additive(weights, state, mail, starts[:count], scales[:count], one, one, one)
