@@ -151,6 +151,8 @@ def _warm(net: Network) -> None:
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
     mailbox.sign(message)
     mailbox.copy(message, message)
+    mailbox.finite(message)
+    mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
     mailbox.state(message, 0, message.size, 1, False)
     for kernel in apply.KERNELS.values():
         kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)

@@ -20,11 +20,12 @@ from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 
 
-def additive(shard=128, transport="rma", codec="none"):
+def additive(shard=128, transport="rma", codec="none", threads=1):
     """Pushes are added as they are."""
     config = Config()
     config.optimiser.where, config.push.codec = "worker", codec
     config.server.shard, config.cluster.transport, config.server.torn_seconds = shard, transport, 0.1
+    config.server.threads = threads
     return config
 
 

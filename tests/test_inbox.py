@@ -100,6 +100,13 @@ def test_a_good_push_after_a_wrong_one_is_applied(build):
     assert np.array_equal(house.weights, np.full(SIZE, 2.0))
 
 
+def test_several_apply_threads_add_the_same(build):
+    house = build(size=2000, threads=3)
+    for number in range(1, 6):
+        house.push(np.arange(2000) * number)
+    assert np.array_equal(house.weights, 15.0 * np.arange(2000))
+
+
 def test_a_push_sent_again_is_dropped(build, caplog):
     house = build()
     for sequence in (1, 2, 2, 1, 3):

@@ -105,6 +105,19 @@ def test_a_message_written_in_place_is_whole_when_its_position_is_there():
     assert state(slot, position=2, near=True) == ABSENT
 
 
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.integers(2, 8), st.data())
+def test_rings_with_news_are_found_at_one_look(collected, slots, data):
+    """A ring has news when its next slot carries its next position; older and later positions are none."""
+    words = np.zeros((len(collected), slots, SLOT), np.uint32)
+    news = []
+    for ring, count in enumerate(collected):
+        position = data.draw(st.sampled_from([0, count + 1, count + 2, count + 1 - slots]))
+        words[ring, count % slots, :2].view(np.int64)[0] = position
+        news += [ring] if position == count + 1 else []
+    found = mailbox.ringing(words.reshape(-1), slots, SLOT, np.array(collected))
+    assert found.tolist() == news
+
+
 def test_sealing_leaves_the_rest_of_the_slot_alone():
     slot = np.full(SLOT, GUARD, np.uint32)
     header = np.zeros((), mailbox.HEADER)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,9 @@ class Mail:
 class Inbox:
     def __init__(self, world: World, shelves: Shelves, memory: np.ndarray, published: Published) -> None:
         self.world, self.shelves, self.published = world, shelves, published
-        self.words = memory.view(np.uint32)
+        self.words, self.slot_words = memory.view(np.uint32), shelves.slot_bytes // 4
+        rings = len(shelves.pushers)
+        self.headers = np.ndarray(rings * shelves.slots, mailbox.HEADER, memory, strides=(shelves.slot_bytes,))
         dense = matrices(shelves.tensors)
         planned = {layer: plans(matrix, layer, shelves.held) for layer, matrix in dense.items()}
         self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
@@ -67,28 +69,29 @@ class Inbox:
         host, shared = world.place.host, world.config.cluster.transport == "shared"
         self.near = [shared and world.layout.places[rank].host == host for rank in shelves.pushers]
         """Whether a ring's pusher writes into this memory itself."""
-        self.collected = np.zeros(len(shelves.pushers), np.int64)
+        self.collected = np.zeros(rings, np.int64)
         self.sequences: dict[tuple[int, int], int] = {}
         """(shard, ring) -> the highest number taken."""
-        self.freed: list[set[int]] = [set() for _ in shelves.pushers]
+        self.freed: dict[int, set[int]] = defaultdict(set)
+        """Ring -> positions that are dealt with and not yet published as such."""
         self.torn_since: dict[int, float] = {}
         self.counts: Counter[str] = Counter()
 
     def collect(self) -> list[Mail]:
         """Everything that has arrived whole, ring by ring, in order."""
         arrived: list[Mail] = []
-        slots, slot_words = self.shelves.slots, self.shelves.slot_bytes // 4
-        for ring in range(len(self.shelves.pushers)):
-            while self.collected[ring] - self.published.applied[ring] < slots:
+        for ring in mailbox.ringing(self.words, self.shelves.slots, self.slot_words, self.collected).tolist():
+            while self.collected[ring] - self.published.applied[ring] < self.shelves.slots:
                 position = int(self.collected[ring]) + 1
-                start = (ring * slots + (position - 1) % slots) * slot_words
-                state = mailbox.state(self.words, start, slot_words, position, self.near[ring])
-                if state in (mailbox.ABSENT, mailbox.TORN):
+                slot = ring * self.shelves.slots + (position - 1) % self.shelves.slots
+                start = slot * self.slot_words
+                state = mailbox.state(self.words, start, self.slot_words, position, self.near[ring])
+                if state != mailbox.WHOLE:
                     self._watch_torn(ring, position, state == mailbox.TORN)
                     break
                 self.torn_since.pop(ring, None)
                 self.collected[ring] = position
-                mail = self._read(ring, position, start)
+                mail = self._read(ring, slot)
                 if mail is not None:
                     arrived.append(mail)
         return arrived
@@ -99,14 +102,16 @@ class Inbox:
 
     def acknowledge(self) -> None:
         """Publish what has been dealt with, ring by ring and without gaps."""
-        for ring, freed in enumerate(self.freed):
+        for ring, freed in list(self.freed.items()):
             while (position := int(self.published.applied[ring]) + 1) in freed:
                 freed.remove(position)
                 self.published.applied[ring] = position
+            if not freed:
+                del self.freed[ring]
 
     @property
     def news(self) -> bool:
-        return any(self.freed)
+        return bool(self.freed)
 
     def pusher(self, ring: int) -> str:
         return str(self.world.layout.places[self.shelves.pushers[ring]])
@@ -124,14 +129,13 @@ class Inbox:
             self.published.asked[ring] += 1
             log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
 
-    def _read(self, ring: int, position: int, start: int) -> Mail | None:
+    def _read(self, ring: int, slot: int) -> Mail | None:
         """The message in a slot; None, with the slot freed, if it is not for us to apply."""
-        header = self.words[start : start + mailbox.HEADER_WORDS].view(mailbox.HEADER)[0]
-        mail = Mail(ring, start + mailbox.HEADER_WORDS, *header.item())
+        mail = Mail(ring, slot * self.slot_words + mailbox.HEADER_WORDS, *self.headers[slot].item())
         trouble = self._trouble(mail)
         if trouble:
             self._refuse(mail, trouble)
-            self.freed[ring].add(position)
+            self.settle(mail)
             return None
         self.sequences[mail.shard, ring] = mail.number
         if not mail.finite:

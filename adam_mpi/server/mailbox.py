@@ -54,7 +54,7 @@ def seal(message: np.ndarray, header: np.ndarray, batches: np.ndarray) -> int:
     end = message_words(last - HEADER_WORDS, batches.size)
     message[last : end - 2 * batches.size] = 0
     message[end - 2 * batches.size : end] = batches.view(np.uint32)
-    message[:HEADER_WORDS].view(HEADER)[0] = header
+    np.ndarray((), HEADER, message)[()] = header
     return end
 
 
@@ -120,3 +120,15 @@ def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bo
     if near or np.uint64(header[1]) == checksum(ring[start : start + length]):
         return WHOLE
     return TORN
+
+
+@njit(nogil=True, cache=True)
+def ringing(words: np.ndarray, slots: int, slot_words: int, collected: np.ndarray) -> np.ndarray:
+    """The rings whose next slot carries the position after those collected: one look at all, however many there are."""
+    rings, count = np.empty(collected.size, np.int64), 0
+    for ring in range(collected.size):
+        start = (ring * slots + collected[ring] % slots) * slot_words
+        if words[start : start + 2].view(np.int64)[0] == collected[ring] + 1:
+            rings[count] = ring
+            count += 1
+    return rings[:count]

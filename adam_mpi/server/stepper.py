@@ -26,6 +26,7 @@ class Stepper:
         self.kind = "additive" if config.optimiser.where == "worker" else config.optimiser.kind
         self.states = {shard.index: np.zeros(shard.size, np.float32) for shard in shards}
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
+        self.keep, self.decay = np.float32(config.optimiser.momentum), np.float32(config.optimiser.decay)
         self.pool = Pool()
 
     def start(self, state: dict[str, np.ndarray]) -> None:
@@ -91,10 +92,8 @@ class Stepper:
 
     def _kernel(self, shard: int, part: slice, mail: np.ndarray, plain: list[tuple[int, float]], rate: float) -> None:
         starts, scales = np.array([start for start, _ in plain], np.int64), np.array([s for _, s in plain], np.float32)
-        optimiser = self.config.optimiser
-        numbers = (np.float32(number) for number in (rate, optimiser.momentum, optimiser.decay))
         weights, state = self.published.weights[shard][part], self.states[shard][part]
-        apply.KERNELS[self.kind](weights, state, mail, starts, scales, *numbers)
+        apply.KERNELS[self.kind](weights, state, mail, starts, scales, np.float32(rate), self.keep, self.decay)
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""

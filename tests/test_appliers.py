@@ -1,0 +1,29 @@
+"""Apply threads: every job once, those of a shard on one thread, errors where they are heard."""
+
+import threading
+
+import pytest
+
+from adam_mpi.server.appliers import Appliers
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_every_job_runs_once_and_a_shard_stays_on_its_thread(threads):
+    appliers, seen = Appliers(threads), {}
+    for _ in range(20):
+        jobs = {shard: lambda shard=shard: seen.setdefault(shard, []).append(threading.get_ident()) for shard in range(9)}
+        appliers.run(jobs)
+    assert all(len(idents) == 20 and len(set(idents)) == 1 for idents in seen.values())
+    assert len({idents[0] for idents in seen.values()}) == threads
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_an_error_is_raised_where_the_batch_was_started(shard):
+    appliers = Appliers(2)
+
+    def fail():
+        raise ZeroDivisionError(f"shard {shard}")
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match=f"shard {shard}"):
+            appliers.run({shard: fail, shard + 2: lambda: None})
