@@ -1,6 +1,7 @@
 """Apply threads: every job once, those of a shard on one thread, errors where they are heard."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -10,9 +11,12 @@ from adam_mpi.server.appliers import Appliers
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_every_job_runs_once_and_a_shard_stays_on_its_thread(threads):
     appliers, seen = Appliers(threads), {}
+
+    def note(shard):
+        seen.setdefault(shard, []).append(threading.get_ident())
+
     for _ in range(20):
-        jobs = {shard: lambda shard=shard: seen.setdefault(shard, []).append(threading.get_ident()) for shard in range(9)}
-        appliers.run(jobs)
+        appliers.run({shard: partial(note, shard) for shard in range(9)})
     assert all(len(idents) == 20 and len(set(idents)) == 1 for idents in seen.values())
     assert len({idents[0] for idents in seen.values()}) == threads
 
