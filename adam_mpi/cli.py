@@ -1,9 +1,11 @@
 """The commands of `python -m adam_mpi`; each is one short function. `train` is meant where none is named."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from adam_mpi import config
 from adam_mpi.errors import UserError
@@ -70,8 +72,22 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
+# A rank's number as launchers give it, before MPI is up.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Under mpirun every rank has the same mistake to report; one does."""
+
+    def error(self, message: str) -> NoReturn:
+        rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+        if rank != "0":
+            sys.exit(2)
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="adam_mpi", description=__doc__)
+    parser = _Parser(prog="adam_mpi", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     made = {
         name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)

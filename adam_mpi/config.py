@@ -117,6 +117,12 @@ class Model:
 
 
 @dataclass
+class Kernels:
+    engine: str = limited("generated", choices=("generated", "reference"))
+    """What computes: kernels generated for this CPU and these layers, or the plain ones they are tested against."""
+
+
+@dataclass
 class Train:
     batch: int = limited(32, low=1)
     """Images in a batch: what a data rank hands out, and what gradients are divided by."""
@@ -162,6 +168,8 @@ class Optimiser:
 class Push:
     images: int = limited(32, low=1)
     """Images whose gradients a trainer thread sums up before it pushes them (asynchronous training)."""
+    protocol: str = limited("auto", choices=("auto", "delta", "factor"))
+    """What dense layers push: gradients (delta), activations and errors (factor), or whichever is cheaper."""
     codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))
     """How a push is packed; onebit and topk carry what they leave out into the next push."""
 
@@ -228,6 +236,7 @@ class Config:
     layout: Layout = field(default_factory=Layout)
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
+    kernels: Kernels = field(default_factory=Kernels)
     train: Train = field(default_factory=Train)
     epoch: Epoch = field(default_factory=Epoch)
     optimiser: Optimiser = field(default_factory=Optimiser)

@@ -11,9 +11,9 @@ from adam_mpi.data.sets import open_set
 from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.context import Context
-from adam_mpi.model.network import Network
+from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.plan import model, network
 from adam_mpi.server import store
-from adam_mpi.start import model
 
 
 def evaluate(run: Path) -> str:
@@ -24,13 +24,15 @@ def evaluate(run: Path) -> str:
     data = open_set(settings.data)
     shapes = model(settings, data.description)
     weights = store.read_weights(run / "weights.h5", parameters.tensors(shapes))
-    context = Network(shapes, settings.train.batch, settings.run.seed).context()
+    context = network(settings, data.description, shapes).context()
     preparation = Preparation(data, settings.run.seed)
     batch = settings.train.batch
     return "\n".join(_line(part, preparation, context, weights, batch) for part in ("validation", "test"))
 
 
-def _line(part: str, preparation: Preparation, context: Context, weights: np.ndarray, batch: int) -> str:
+def _line(
+    part: str, preparation: Preparation, context: Context | EngineContext, weights: np.ndarray, batch: int
+) -> str:
     wanted, count, loss, correct = getattr(preparation.data.description, part), 0, 0.0, 0
     for first in range(0, wanted, batch):
         block = preparation.prepare(Phase(0, part, 0), np.arange(first, min(first + batch, wanted)))

@@ -178,6 +178,8 @@ class Head:
             file.write(json.dumps(line | figures) + "\n")
 
     def _write_summary(self, status: str) -> None:
+        if (self.directory / "log" / "failure.txt").exists():
+            return  # the summary says why the job ends
         layout, seed = self.world.layout, self.config.run.seed
         ranks = {"data": len(layout.data), "worker": len(layout.workers), "server": len(layout.servers)}
         summary = {
@@ -193,7 +195,7 @@ class Head:
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),
             "cpu_seconds": self.board.cpu(),
-            "staleness": self.board.distribution("leads"),
+            "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
             "recoveries": [],
             "provenance": provenance(self.world.hosts, seed),

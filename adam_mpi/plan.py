@@ -1,7 +1,7 @@
-"""The plan of a job, printed without MPI: who does what on which host, and how many bytes that takes and moves."""
+"""The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,10 +10,12 @@ from adam_mpi.config import Config
 from adam_mpi.data.batch import message_bytes
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
+from adam_mpi.model import layers, parameters
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.network import working_set
-from adam_mpi.server.shelves import Shelves
-from adam_mpi.start import check_partitions, model, plan_shelves
+from adam_mpi.model.network import Network
+from adam_mpi.server import shelves as shelving
+from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.server.shelves import WIDTHS, Shelves
 
 MOST_ROWS = 40
 
@@ -27,8 +29,35 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     check_partitions(config.layout.partitions, shapes)
     shelves = plan_shelves(config, shapes, layout)
     memory = _memory(config, layout, description, shapes, shelves)
-    parts = [_roles(layout), _layers(shapes), _parameters(shelves), memory]
+    parts = [_roles(layout), _layers(shapes), _parameters(config, layout, shelves), memory]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
+    """The layers of the configured network on the configured data set."""
+    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def network(
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = ()
+) -> Network:
+    """The network as configured; what the generated kernels do not do yet is left to the reference."""
+    engine = config.kernels.engine if description.dtype == "uint8" and not captured else "reference"
+    return Network(shapes, config.train.batch, config.run.seed, engine=engine, captured=captured)
+
+
+def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
+    """Every strip needs a column of every layer that has columns."""
+    spatial = [shape for shape in shapes if shape.output[2] > 1]
+    narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
+    if narrowest is not None and partitions > narrowest.output[2]:
+        most = narrowest.output[2]
+        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
+
+
+def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
+    servers = {rank: layout.places[rank].host for rank in layout.servers}
+    return shelving.plan(parameters.tensors(shapes), servers, layout.workers, config)
 
 
 def _hosts(ranks: int, given: str | None) -> list[str]:
@@ -60,13 +89,20 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
 
 
-def _parameters(shelves: Shelves) -> Iterator[str]:
+def _parameters(config: Config, layout: Layout, shelves: Shelves) -> Iterator[str]:
     yield f"{len(shelves.shards)} shards on {len(shelves.servers)} servers"
     for server, held in [pair for pair in shelves.held.items() if pair[1]][:MOST_ROWS]:
         size = shelves.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
-    pushed = sum(128 + 4 * shard.size for shard in shelves.shards)
-    yield f"a push: {len(shelves.shards)} messages, {amount(pushed)};  a pull: {amount(4 * shelves.parameters)}"
+    images = largest_push(config)
+    choices = choose(shelves, config, images, len({place.host for place in layout.places}))
+    yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {images} images)"
+    for choice in choices.values():
+        factor = "-" if choice.factor_bytes is None else amount(choice.factor_bytes)
+        yield f"{choice.layer:10} {amount(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
+    pushed = sum(c.delta_bytes if c.factors is None else c.factor_bytes or 0 for c in choices.values())
+    width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
+    yield f"a push: {amount(pushed)};  a pull: {amount(width * shelves.parameters)}"
 
 
 def _memory(
@@ -78,7 +114,8 @@ def _memory(
     pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
-    worker = (2 + 2 * threads + 2 + threads) * size + threads * working_set(shapes, config.train.batch)
+    context = network(config, description, shapes).bytes
+    worker = (2 + 2 * threads + 2 + threads) * size + threads * context
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"
@@ -96,7 +133,7 @@ def _memory(
 def amount(size: float) -> str:
     """Bytes for people."""
     for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
+        if size < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TB"

@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.cluster import sentinel
-from adam_mpi.cluster.layout import Layout
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
@@ -21,13 +19,15 @@ from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
-from adam_mpi.model import layers, network, parameters
+from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network, warm
 from adam_mpi.observe import rundir
-from adam_mpi.server import apply, mailbox, shelves, store
+from adam_mpi.plan import check_partitions, model, network, plan_shelves
+from adam_mpi.server import apply, mailbox, store
+from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
-from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import contribution
 from adam_mpi.worker.worker import Worker
 
@@ -60,25 +60,6 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
     return Job(config, path, description, shapes, rundir.newest_snapshot(path) if resume else None)
 
 
-def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
-    """Every strip needs a column of every layer that has columns."""
-    spatial = [shape for shape in shapes if shape.output[2] > 1]
-    narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
-    if narrowest is not None and partitions > narrowest.output[2]:
-        most = narrowest.output[2]
-        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
-
-
-def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
-    """The layers of the configured network on the configured data set."""
-    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
-
-
-def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
-    servers = {rank: layout.places[rank].host for rank in layout.servers}
-    return shelves.plan(parameters.tensors(shapes), servers, layout.workers, config)
-
-
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
     path = sentinel.start(failure_file, world.node.size) if world.node.rank == 0 else None
     return sentinel.Wire(world.node.bcast(path), str(world.place))
@@ -86,11 +67,15 @@ def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
 
 def crew(world: World, job: Job) -> Crew:
     """Collective: windows for everybody, then the roles that this rank has."""
+    world.injector.announce()
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    _compile_once(world, job.shapes)
     plan = plan_shelves(job.config, job.shapes, world.layout)
+    choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
+    captured = [layer for layer, choice in choices.items() if choice.factors is not None]
+    net = network(job.config, job.description, job.shapes, captured)
+    _compile_once(world, net)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
     mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
@@ -111,7 +96,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
     if "worker" in roles:
-        made["worker"] = Worker(world, job.shapes, plan, mail, window, post, threads)
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
     return Crew(post, made, head, [mail, window])
 
 
@@ -145,22 +130,22 @@ def _threads(world: World) -> int:
     return threads
 
 
-def _compile_once(world: World, shapes: tuple[LayerShape, ...]) -> None:
+def _compile_once(world: World, net: Network) -> None:
     """The first rank of a node compiles the kernels into numba's cache; the others load them from there."""
     notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
     notice.daemon = True
     if world.rank == 0:
         notice.start()
     if world.node.rank == 0:
-        _warm(shapes)
+        _warm(net)
     world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
     if world.node.rank != 0:
-        _warm(shapes)
+        _warm(net)
     notice.cancel()
 
 
-def _warm(shapes: tuple[LayerShape, ...]) -> None:
-    network.warm(shapes)
+def _warm(net: Network) -> None:
+    warm(net.shapes, net.images, "generated" if net.program else "reference")
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
@@ -172,10 +157,3 @@ def _warm(shapes: tuple[LayerShape, ...]) -> None:
     contribution.settle(values, values, values, one, one)
     contribution.predict(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)
-
-
-def wait_for_file(path: Path, seconds: float) -> None:
-    """Give another process a moment to write a file."""
-    limit = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.01)

@@ -10,7 +10,7 @@ Start = Callable[[list[int]], Future[list[Block]]]
 
 
 class Line:
-    """Batches in a fixed order, each for `takers` takers; prepared in groups, `ahead` of them ahead of need."""
+    """Batches in a fixed order, each for `takers` takers; prepared in groups until `ahead` of them are on their way."""
 
     def __init__(self, numbers: Iterable[int], start: Start, ahead: int, group: int, takers: int = 1) -> None:
         self.upcoming, self.start, self.ahead, self.group, self.takers = deque(numbers), start, ahead, group, takers

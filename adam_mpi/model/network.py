@@ -7,32 +7,65 @@ from numpy.typing import DTypeLike
 
 from adam_mpi.model import buffers, parameters
 from adam_mpi.model.context import Context
+from adam_mpi.model.engine import cpu, library, program
+from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, Pool, infer
+
+ENGINES = ("generated", "reference")
 
 
 class Network:
-    """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks."""
+    """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks.
 
-    def __init__(self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike = np.float32) -> None:
+    The generated engine computes in float32 and from pixels; the reference in any type and from any numbers. Dense
+    layers in `captured` keep their activations and errors for `Context.factors`, which the reference does.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        images: int,
+        seed: int,
+        dtype: DTypeLike = np.float32,
+        engine: str = "reference",
+        captured: Sequence[str] = (),
+    ) -> None:
+        self.captured = tuple(captured)
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
+        self.program = None
+        if engine == "generated" and self.dtype == np.float32:
+            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers())
 
     @property
     def bytes(self) -> int:
         """Memory of one context."""
+        if self.program:
+            return 4 * self.program.floats
         return working_set(self.shapes, self.images, self.dtype)
 
-    def context(self) -> Context:
+    def context(self) -> Context | EngineContext:
         """A context of its own for each thread, or for each block in flight."""
-        return Context(self.shapes, self.images, self.seed, self.dtype)
+        if self.program:
+            run = library.run(self.program.text, cpu.lanes())
+            return EngineContext(self.shapes, self.images, self.seed, self.program, run, cpu.lanes())
+        return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
 
-def working_set(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike = np.float32) -> int:
+def working_set(
+    shapes: Sequence[LayerShape], images: int, dtype: DTypeLike = np.float32, engine: str = "reference"
+) -> int:
     """Bytes of one context's buffers."""
+    if engine == "generated":
+        return Network(shapes, images, 0, dtype, engine).bytes
     return sum(buffer.bytes for buffer in buffers.plan(shapes, images, dtype).values())
 
 
-def warm(shapes: Sequence[LayerShape]) -> None:
-    """Compile, or load from numba's cache, the kernels these layers need: run the same stack once in tiny."""
+def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference") -> None:
+    """Compile the kernels these layers need, or load them from the cache."""
+    if engine == "generated":
+        Network(shapes, images, 0, engine=engine).context()
+        return
+    # numba compiles the reference kernels per type, whatever the shape: run the same stack once in tiny.
     tiny = infer([_tiny(shape.layer) for shape in shapes], (1, 1, 1), classes=2)
     context = Network(tiny, images=1, seed=0).context()
     weights = np.zeros(parameters.total(tiny), np.float32)

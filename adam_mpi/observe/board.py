@@ -12,7 +12,9 @@ class Board:
         """(role, rank) -> what it told last."""
 
     def hear(self, rank: int, word: dict[str, Any]) -> None:
-        self.words[word["role"], rank] = word
+        key = word["role"], rank
+        # A last word stays the last one, even when a periodic one follows it.
+        self.words[key] = {"final": self.words.get(key, {}).get("final", False)} | word
 
     def of(self, role: str) -> list[dict[str, Any]]:
         return [word for (of, _), word in sorted(self.words.items()) if of == role]
@@ -34,7 +36,7 @@ class Board:
 
     def finals(self, role: str) -> int:
         """How many ranks of a role have told their last word."""
-        return sum(word.get("final", False) for word in self.of(role))
+        return sum(word["final"] for word in self.of(role))
 
     def figures(self, phase: Phase, seconds: float) -> dict[str, float]:
         shares = self.shares(phase)
@@ -80,6 +82,10 @@ class Board:
         """CPU seconds by rank."""
         told = {rank: word["cpu"] for (_, rank), word in self.words.items()}
         return {str(rank): round(told[rank], 3) for rank in sorted(told)}
+
+    def clock_wait(self) -> float:
+        """Seconds that workers have waited for slower ones, in all."""
+        return round(sum(word["clock_wait"] for word in self.of("worker")), 3)
 
     def distribution(self, name: str) -> dict[str, Any]:
         histogram = self.histogram(name)

@@ -10,11 +10,13 @@ import numpy as np
 from adam_mpi.cluster.world import World
 from adam_mpi.errors import UserError
 from adam_mpi.server import mailbox
-from adam_mpi.server.codecs import BY_NUMBER
+from adam_mpi.server.codecs import BY_NUMBER, NUMBERS
+from adam_mpi.server.factors import matrices, plans
 from adam_mpi.server.published import Published
 from adam_mpi.server.shelves import Shelves
 
-SENT_AGAIN = "it has been applied before"
+MOST_PARTS = 1 << 12
+SENT_AGAIN = "it has come before"
 log = logging.getLogger(__name__)
 
 
@@ -42,19 +44,32 @@ class Mail:
     codec: int
     last: int
     finite: int
+    part: int
+    parts: int
+    shards: int = 1
+    """Shards that have still to be stepped on by it."""
+
+    @property
+    def number(self) -> int:
+        """Grows with every message of a pusher to a shard."""
+        return self.sequence * MOST_PARTS + self.part
 
 
 class Inbox:
     def __init__(self, world: World, shelves: Shelves, memory: np.ndarray, published: Published) -> None:
         self.world, self.shelves, self.published = world, shelves, published
         self.words = memory.view(np.uint32)
+        dense = matrices(shelves.tensors)
+        planned = {layer: plans(matrix, layer, shelves.held) for layer, matrix in dense.items()}
+        self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
+        """How factors of a layer are multiplied into the shards held here."""
         self.held = {shard.index: shard for shard in shelves.held[world.rank]}
         host, shared = world.place.host, world.config.cluster.transport == "shared"
         self.near = [shared and world.layout.places[rank].host == host for rank in shelves.pushers]
         """Whether a ring's pusher writes into this memory itself."""
         self.collected = np.zeros(len(shelves.pushers), np.int64)
         self.sequences: dict[tuple[int, int], int] = {}
-        """(shard, ring) -> the highest sequence number applied."""
+        """(shard, ring) -> the highest number taken."""
         self.freed: list[set[int]] = [set() for _ in shelves.pushers]
         self.torn_since: dict[int, float] = {}
         self.counts: Counter[str] = Counter()
@@ -79,8 +94,7 @@ class Inbox:
         return arrived
 
     def settle(self, mail: Mail) -> None:
-        """A message has been dealt with: it is not applied again, and its slot may be used again."""
-        self.sequences[mail.shard, mail.ring] = mail.sequence
+        """A message has been dealt with: its slot may be used again."""
         self.freed[mail.ring].add(mail.position)
 
     def acknowledge(self) -> None:
@@ -107,6 +121,7 @@ class Inbox:
             self.torn_since[ring] = time.monotonic()
             self.counts["torn"] += 1
             self.published.torn[ring] = position
+            self.published.asked[ring] += 1
             log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
 
     def _read(self, ring: int, position: int, start: int) -> Mail | None:
@@ -118,6 +133,7 @@ class Inbox:
             self._refuse(mail, trouble)
             self.freed[ring].add(position)
             return None
+        self.sequences[mail.shard, ring] = mail.number
         if not mail.finite:
             self.refuse_values(mail)
         return mail
@@ -128,16 +144,32 @@ class Inbox:
         if mail.shard not in self.held:
             return f"shard {mail.shard} is not held here"
         size = self.held[mail.shard].size
-        if mail.kind not in (mailbox.DELTA, mailbox.SPARSE) or not 0 <= mail.codec < len(BY_NUMBER):
+        if mail.kind not in mailbox.KINDS or not 0 <= mail.codec < len(BY_NUMBER):
             return f"kind {mail.kind}, codec {mail.codec} are unknown"
-        words = 2 * mail.values if mail.kind == mailbox.SPARSE else BY_NUMBER[mail.codec].words(mail.values)
-        if mail.values < 1 or not 0 <= mail.first <= size - mail.values or mail.words != words:
+        if mail.values < 1 or not 0 <= mail.first <= size - mail.values or mail.words != self._words(mail):
             return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
-        if mail.kind == mailbox.SPARSE and self.words[mail.start : mail.start + mail.values].max() >= size:
-            return f"an index beyond the {size} parameters of shard {mail.shard}"
-        if mail.sequence <= self.sequences.get((mail.shard, mail.ring), 0):
+        indices, limit = self._indices(mail, size)
+        if indices.size and indices.max() >= limit:
+            return f"an index beyond the {limit} parameters of shard {mail.shard}"
+        if mail.number <= self.sequences.get((mail.shard, mail.ring), 0):
             return SENT_AGAIN
         return ""
+
+    def _words(self, mail: Mail) -> int:
+        """How long the body of such a message must be."""
+        if mail.kind == mailbox.SPARSE:
+            return 2 * mail.values
+        if mail.kind == mailbox.DELTA:
+            return BY_NUMBER[mail.codec].words(mail.values)
+        plan = self.factors.get(self.held[mail.shard].layer)
+        return plan.words(mail.values) if plan is not None else -1
+
+    def _indices(self, mail: Mail, size: int) -> tuple[np.ndarray, int]:
+        """The indices that a body names, and what they must stay below."""
+        if mail.kind == mailbox.SPARSE:
+            return self.words[mail.start : mail.start + mail.values], size
+        count = mail.words // 2 if mail.codec == NUMBERS["topk"] else 0
+        return self.words[mail.start : mail.start + count], mail.values
 
     def refuse_values(self, mail: Mail) -> None:
         """A NaN or an infinity: counted as refused, named with its sender; the weights stay as they are."""

@@ -14,23 +14,25 @@ from numba import njit
 HEADER = np.dtype(
     {
         "names": ["position", "checksum", "generation", "pusher", "sequence", "clock", "words", "batches",
-                  "first", "values", "images", "seen", "shard", "kind", "codec", "last", "finite"],
-        "formats": ["<i8", "<u8"] + ["<i8"] * 10 + ["<i4"] * 5,
-        "offsets": [*range(0, 96, 8), *range(96, 116, 4)],
+                  "first", "values", "images", "seen", "shard", "kind", "codec", "last", "finite",
+                  "part", "parts"],
+        "formats": ["<i8", "<u8"] + ["<i8"] * 10 + ["<i4"] * 7,
+        "offsets": [*range(0, 96, 8), *range(96, 124, 4)],
         "itemsize": 128,
     }
 )  # fmt: skip
 """position: place in the ring since the generation began, from 1; sequence: number of the push, for life;
 words: length of the body; first, values: which parameters of the shard; images: whose gradients are summed;
 seen: version of the shard they were computed on; last: the push has no more messages for this server;
-finite: there is no NaN or infinity among the values."""
+finite: there is no NaN or infinity among the values; part, parts: a large factor push comes in several messages."""
 
 # Kinds of bodies: values of a run of parameters; (index, value) pairs; activations and errors to be multiplied.
-DELTA, SPARSE, FACTOR = 1, 2, 3
+DELTA, SPARSE, FACTOR = KINDS = 1, 2, 3
 
 HEADER_WORDS = HEADER.itemsize // 4
 EXPONENT = np.uint32(0x7F800000)  # all ones in a NaN and in an infinity
 FIRST_SUMMED = 4  # words 0-3 are the position and the checksum itself
+MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, and large: positions that are near each other give sums that are not
 
 
 def message_words(body: int, batches: int) -> int:
@@ -62,7 +64,7 @@ def post(message: np.ndarray, position: int) -> None:
 
 def sign(message: np.ndarray) -> None:
     """Write the checksum, for a message that travels."""
-    message[2:4].view(np.uint64)[0] = checksum(message, FIRST_SUMMED, message.size)
+    message[2:4].view(np.uint64)[0] = checksum(message)
 
 
 @njit(nogil=True, cache=True)
@@ -77,11 +79,25 @@ def copy(body: np.ndarray, values: np.ndarray) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def checksum(words: np.ndarray, first: int, last: int) -> np.uint64:
-    # Slices and counters without a sign: what may wrap around is not vectorised.
-    part, weight, total = words[first:last], np.uint32(2 * first + 1), np.uint64(0)
-    for i in range(part.size):
-        total += np.uint64(part[i]) * np.uint64(weight + np.uint32(2) * np.uint32(i))
+def finite(values: np.ndarray) -> bool:
+    """Whether none of these words is a NaN or an infinity."""
+    peak = np.uint32(0)
+    for i in range(values.size):
+        peak = max(peak, values[i] & np.uint32(0x7FFFFFFF))
+    return bool(peak < EXPONENT)
+
+
+@njit(nogil=True, cache=True)
+def checksum(message: np.ndarray) -> np.uint64:
+    """Sum of the words behind it, weighted, on top of the position.
+
+    With the position in it, neither fresh memory nor the slot's last message passes when only the position has come.
+    """
+    total = np.uint64(message[0]) * MIX + np.uint64(message[1])
+    # Counters without a sign: what may wrap around is not vectorised.
+    summed, weight = message[FIRST_SUMMED:], np.uint32(2 * FIRST_SUMMED + 1)
+    for i in range(summed.size):
+        total += np.uint64(summed[i]) * np.uint64(weight + np.uint32(2) * np.uint32(i))
     return total
 
 
@@ -101,6 +117,6 @@ def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bo
     length = HEADER_WORDS + words + words % 2 + 2 * batches
     if length > slot_words:
         return TORN
-    if near or np.uint64(header[1]) == checksum(ring[start : start + length], FIRST_SUMMED, length):
+    if near or np.uint64(header[1]) == checksum(ring[start : start + length]):
         return WHOLE
     return TORN

@@ -12,8 +12,8 @@ class Published:
         self.memory = memory
         lines = self.memory[: shelves.version_offset].view(np.int64).reshape(-1, LINE // 8)
         self.clock, self.rate = lines[0, :1], lines[0, 1:2].view(np.float64)
-        self.applied, self.torn = lines[1:, 0], lines[1:, 1]
-        """Per ring: the last position dealt with; the last one that stayed torn and is to be sent again."""
+        self.applied, self.torn, self.asked = lines[1:, 0], lines[1:, 1], lines[1:, 2]
+        """Per ring: the last position dealt with; the one that stayed torn; how often we have asked for such a one."""
         start, shards = shelves.version_offset, shelves.held[server]
         self.versions = self.memory[start : start + 8 * len(shards)].view(np.int64)
         self.regions: dict[str, dict[int, np.ndarray]] = {}

@@ -12,7 +12,7 @@ import numpy as np
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.server import schedule, store
+from adam_mpi.server import mailbox, schedule, store
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.mail import Inbox, Mail
 from adam_mpi.server.published import Published
@@ -33,7 +33,7 @@ class Server:
         self.shards = shelves.held[world.rank]
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self.inbox = Inbox(world, shelves, mail.memory, published)
-        self.stepper = Stepper(self.config, self.shards, published, mail.memory)
+        self.stepper = Stepper(self.config, self.shards, published, mail.memory, self.inbox.factors)
         self.appliers = Appliers(self.config.server.threads)
         self.clocks = np.zeros(len(shelves.pushers), np.int64)
         self.staged: dict[int, list[Mail]] = defaultdict(list)
@@ -59,7 +59,7 @@ class Server:
         # Between seeing that messages are there and reading them.
         self.mail.sync()
         for mail in arrived:
-            self.staged[mail.shard].append(mail)
+            self._stage(mail)
         ready = {shard: mails for shard in list(self.staged) if (mails := self._take_ready(shard))}
         if ready:
             self._apply(ready)
@@ -67,14 +67,24 @@ class Server:
             self._publish()
         return bool(arrived)
 
+    def _stage(self, mail: Mail) -> None:
+        """Factors are for all shards of a layer that are held here, anything else for one."""
+        if mail.kind != mailbox.FACTOR:
+            self.staged[mail.shard].append(mail)
+            return
+        shards = self.inbox.factors[self.shelves.shards[mail.shard].layer].shards
+        mail.shards = len(shards)
+        for shard in shards:
+            self.staged[shard.index].append(mail)
+
     def _take_ready(self, shard: int) -> list[Mail]:
         """What can be applied to a shard now: everything, or in synchronous training the parts of a whole clock."""
         staged = self.staged.pop(shard)
         if self.config.consistency.staleness > 0:
             return staged
         clock = min(mail.clock for mail in staged)
-        parts = sorted((mail for mail in staged if mail.clock == clock), key=lambda mail: mail.ring)
-        if len(parts) < len(self.shelves.pushers):
+        parts = sorted((mail for mail in staged if mail.clock == clock), key=lambda mail: (mail.ring, mail.part))
+        if sum(mail.part == mail.parts - 1 for mail in parts) < len(self.shelves.pushers):
             self.staged[shard] = staged
             return []
         later = [mail for mail in staged if mail.clock != clock]
@@ -100,6 +110,9 @@ class Server:
                 self._settle(mail)
 
     def _settle(self, mail: Mail) -> None:
+        mail.shards -= 1
+        if mail.shards:
+            return
         self.inbox.settle(mail)
         if mail.last:
             lead = mail.clock - int(self.clocks.min())

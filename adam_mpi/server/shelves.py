@@ -19,6 +19,7 @@ from adam_mpi.server.shards import Shard, cut, place
 
 LINE = 64  # a cache line: what one pusher reads is not disturbed by what others do
 MOST_SLOTS = 8
+LEAST_SHARD = 64
 # Batches in one push at the most; a message has room for their numbers.
 MOST_BATCHES = 64
 WIDTHS = {"weights": 4, "average": 4, "short": 2}
@@ -36,6 +37,7 @@ class Shelves:
     """Slots of one pusher's ring."""
     slot_bytes: int
     regions: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
     held: dict[int, tuple[Shard, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +49,11 @@ class Shelves:
     @property
     def ring_bytes(self) -> int:
         return self.slots * self.slot_bytes
+
+    @property
+    def body_words(self) -> int:
+        """Words of a slot that a message's body may take."""
+        return self.slot_bytes // 4 - message_words(0, MOST_BATCHES) - 1
 
     @property
     def mailbox_bytes(self) -> int:
@@ -95,10 +102,10 @@ def plan(tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequenc
     """Shards as configured, smaller where the mailboxes have no room for two of them per pusher."""
     shard, room = config.server.shard, config.server.mailbox_bytes
     while 2 * len(pushers) * _slot_bytes(shard, config) > room:
-        shard //= 2
-        if shard < 64:
-            least = 2 * len(pushers) * _slot_bytes(64, config)
+        if shard == LEAST_SHARD:
+            least = 2 * len(pushers) * _slot_bytes(shard, config)
             raise UserError(f"server.mailbox_bytes = {room}: too small for {len(pushers)} pushers; at least {least}")
+        shard = max(LEAST_SHARD, shard // 2)
     shards = cut(tensors, shard)
     slot = _slot_bytes(max(piece.size for piece in shards), config)
     slots = min(MOST_SLOTS, room // (len(pushers) * slot))
@@ -107,7 +114,9 @@ def plan(tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequenc
         regions.append("average")
     if config.pull.codec == "bfloat16":
         regions.append("short")
-    return Shelves(shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions))
+    return Shelves(
+        shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors)
+    )
 
 
 def _slot_bytes(parameters: int, config: Config) -> int:

@@ -1,13 +1,14 @@
 """The optimiser of a server: the state beside each shard, and the step on what has arrived for it."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from adam_mpi.config import Config
 from adam_mpi.server import apply, mailbox
 from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
+from adam_mpi.server.factors import FactorPlan
 from adam_mpi.server.mail import Mail
 from adam_mpi.server.pool import Pool
 from adam_mpi.server.published import Published
@@ -15,7 +16,11 @@ from adam_mpi.server.shards import Shard
 
 
 class Stepper:
-    def __init__(self, config: Config, shards: Sequence[Shard], published: Published, memory: np.ndarray) -> None:
+    def __init__(
+        self, config: Config, shards: Sequence[Shard], published: Published, memory: np.ndarray,
+        factors: Mapping[str, FactorPlan],
+    ) -> None:  # fmt: skip
+        self.factors = factors
         self.config, self.shards, self.published = config, shards, published
         self.words, self.floats = memory.view(np.uint32), memory.view(np.float32)
         self.kind = "additive" if config.optimiser.where == "worker" else config.optimiser.kind
@@ -48,6 +53,8 @@ class Stepper:
             scale = self.unit / (1 + max(0, delay) if self.config.optimiser.staleness_scale == "inverse" else 1)
             if mail.finite and mail.kind == mailbox.SPARSE:
                 self._sparse(shard, mail, rate, scale)
+            elif mail.finite and mail.kind == mailbox.FACTOR:
+                runs[0, self.states[shard].size].append((mail, scale))
             elif mail.finite:
                 runs[mail.first, mail.values].append((mail, scale))
         for (first, values), scaled in runs.items():
@@ -58,20 +65,29 @@ class Stepper:
         self._derive(shard)
 
     def _dense(self, shard: int, part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
-        """Plain messages are folded where they lie; encoded ones are decoded and summed up in a buffer first."""
-        plain = [(mail.start, scale) for mail, scale in scaled if mail.codec == NUMBERS["none"]]
+        """Plain messages are folded where they lie; others are worked out and summed up in a buffer first."""
+        plain = [(m.start, scale) for m, scale in scaled if m.kind == mailbox.DELTA and m.codec == NUMBERS["none"]]
         if len(plain) == len(scaled):
             self._kernel(shard, part, self.floats, plain, rate)
             return
-        total, values = self.pool.take(part.stop - part.start), self.pool.take(part.stop - part.start)
-        total[:] = 0
+        size = part.stop - part.start
+        total, values = self.pool.take(size), self.pool.take(size)
+        total[:size] = 0
         for mail, scale in scaled:
-            decoded = values[: mail.values]
-            BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], decoded)
-            apply.add(total[: mail.values], decoded, np.float32(scale))
+            self._work_out(shard, mail, values[:size])
+            apply.add(total[:size], values[:size], np.float32(scale))
         self._kernel(shard, part, total, [(0, 1.0)], rate)
         self.pool.give(total)
         self.pool.give(values)
+
+    def _work_out(self, shard: int, mail: Mail, values: np.ndarray) -> None:
+        """Decode a message, or multiply its factors."""
+        if mail.kind == mailbox.FACTOR:
+            held = next(held for held in self.shards if held.index == shard)
+            body = self.floats[mail.start : mail.start + mail.words]
+            self.factors[held.layer].multiply(body, mail.values, held, values)
+        else:
+            BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], values)
 
     def _kernel(self, shard: int, part: slice, mail: np.ndarray, plain: list[tuple[int, float]], rate: float) -> None:
         starts, scales = np.array([start for start, _ in plain], np.int64), np.array([s for _, s in plain], np.float32)

@@ -37,7 +37,7 @@ class Lane(Generic[L]):
         self.slots, self.slot_bytes = shelves.slots, shelves.slot_bytes
         self.waiting: deque[L] = deque()
         self.sent: deque[L] = deque()
-        self.position = self.applied = self.again = 0
+        self.position = self.applied = self.asked = 0
         near = mail.direct(server, self.ring_offset, shelves.ring_bytes)
         self.near = near is not None
         """Whether messages are written where the server reads them, and nothing needs to be put."""
@@ -97,12 +97,13 @@ class Lane(Generic[L]):
         self.applied += news
         for _ in range(news):
             self.sent.popleft().settled()
-        self._send_again(int(self.line[1]))
+        if self.line[2] != self.asked:
+            self.asked = int(self.line[2])
+            self._send_again(int(self.line[1]))
         return news > 0
 
     def _send_again(self, position: int) -> None:
         """The server has had this message in part for too long."""
-        if position > max(self.again, self.applied):
-            self.again = position
+        if position > self.applied:
             self.resent += 1
             self._send((position - 1) % self.slots, position)

@@ -1,7 +1,9 @@
 """The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -9,6 +11,8 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
+from adam_mpi.server.factors import FactorPlan
+from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Contribution
@@ -29,39 +33,77 @@ class ShardLetter:
         return slice(self.shard.start, self.shard.stop)
 
     def write(self, body: np.ndarray) -> np.ndarray:
-        client, contribution, header = self.client, self.contribution, np.zeros((), mailbox.HEADER)
+        client, contribution = self.client, self.contribution
+        header = client.header(contribution, self.shard)
         values = contribution.values[self.part]
         if client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
+        elif mailbox.finite(values.view(np.uint32)):
+            header["words"], header["finite"] = client.codec.encode(values, client.residual[self.part], body), 1
         else:
-            header["finite"] = np.isfinite(values).all()
-            header["words"] = client.codec.encode(values, client.residual[self.part], body)
-        header["generation"], header["pusher"] = client.world.generation, client.pusher
-        header["sequence"], header["clock"] = contribution.sequence, contribution.clock
-        header["shard"], header["kind"], header["last"] = self.shard.index, mailbox.DELTA, self.last
+            # It is refused: nothing of it may stay in the residual.
+            header["words"] = client.codec.words(values.size)
+            body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
-        header["values"], header["images"] = self.shard.size, contribution.images
-        header["seen"] = client.seen[self.shard.index]
+        header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
         return header
 
     def batches(self) -> np.ndarray:
-        return np.array([done.number for done in self.contribution.done], np.int64)
+        return _batches(self.contribution)
 
     def settled(self) -> None:
-        self.contribution.pending -= 1
-        if self.contribution.pending == 0:
-            self.client.acknowledge(self.contribution)
+        self.client.settle(self.contribution)
+
+    def missing(self) -> list[slice]:
+        return [self.part]
+
+
+@dataclass(frozen=True)
+class FactorLetter:
+    """Activations and errors of some images of a contribution, for the rows of a layer that one server holds."""
+
+    client: "PushClient"
+    contribution: Contribution
+    layer: str
+    plan: FactorPlan
+    images: slice
+    part: int
+    parts: int
+    last: bool
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        contribution, header = self.contribution, self.client.header(self.contribution, self.plan.shards[0])
+        factors = contribution.factors[self.layer]
+        activations, errors = factors.activations[self.images], factors.errors[self.images]
+        # The gradient of the biases is of all images: it goes with the first part.
+        gradient = contribution.values if self.part == 0 else np.zeros_like(contribution.values)
+        header["words"] = self.plan.write(body, activations, errors, gradient)
+        header["finite"] = np.isfinite(body[: header["words"]].view(np.float32)).all()
+        header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
+        header["part"], header["parts"] = self.part, self.parts
+        return header
+
+    def batches(self) -> np.ndarray:
+        return _batches(self.contribution)
+
+    def settled(self) -> None:
+        self.client.settle(self.contribution)
+
+    def missing(self) -> list[slice]:
+        """The whole layer counts as missing until the last part of its factors is in."""
+        return [slice(s.start, s.stop) for s in self.plan.shards] if self.part == self.parts - 1 else []
 
 
 class PushClient:
     def __init__(
-        self, world: World, shelves: Shelves, mail: Window, published: Window
+        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window
     ) -> None:
+        self.choices = choices
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
         self.pusher = self.ring
         """Unique for the life of the job; in the first generation the same as the ring."""
-        self.lanes: list[Lane[ShardLetter]] = [
+        self.lanes: list[Lane[ShardLetter | FactorLetter]] = [
             Lane(shelves, server, self.ring, mail, published) for server in shelves.servers if shelves.held[server]
         ]
         self.seen = np.zeros(len(shelves.shards), np.int64)
@@ -77,11 +119,42 @@ class PushClient:
         self.world.injector.at("push")
         contribution.clock = self.sent
         self.sent += 1
-        contribution.sequence, contribution.pending = self.sent, len(self.shelves.shards)
+        contribution.sequence, contribution.pending = self.sent, 0
         self.unacknowledged.append(contribution)
         for lane in self.lanes:
-            held = self.shelves.held[lane.server]
-            lane.waiting.extend(ShardLetter(self, contribution, shard, shard is held[-1]) for shard in held)
+            letters = self._letters(contribution, lane.server)
+            letters[-1] = replace(letters[-1], last=True)
+            contribution.pending += len(letters)
+            lane.waiting.extend(letters)
+
+    def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
+        """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
+        letters: list[ShardLetter | FactorLetter] = []
+        for layer, group in groupby(self.shelves.held[server], key=lambda shard: shard.layer):
+            factors = self.choices[layer].factors
+            if factors is None:
+                letters += [ShardLetter(self, contribution, shard, False) for shard in group]
+            else:
+                letters += self._factor_letters(contribution, layer, factors[server])
+        return letters
+
+    def _factor_letters(self, contribution: Contribution, layer: str, plan: FactorPlan) -> list[FactorLetter]:
+        """As many images in a letter as a slot has room for; one without images keeps the clock going."""
+        count, room = contribution.factors[layer].count, plan.images(self.shelves.body_words)
+        cuts = [slice(first, min(first + room, count)) for first in range(0, max(count, 1), room)]
+        return [
+            FactorLetter(self, contribution, layer, plan, images, part, len(cuts), False)
+            for part, images in enumerate(cuts)
+        ]
+
+    def header(self, contribution: Contribution, shard: Shard) -> np.ndarray:
+        """What all messages of a push have in common."""
+        header = np.zeros((), mailbox.HEADER)
+        header["generation"], header["pusher"] = self.world.generation, self.pusher
+        header["sequence"], header["clock"] = contribution.sequence, contribution.clock
+        header["shard"], header["seen"], header["images"] = shard.index, self.seen[shard.index], contribution.images
+        header["parts"] = 1
+        return header
 
     def step(self) -> bool:
         self.mailbox.sync()
@@ -89,8 +162,11 @@ class PushClient:
         worked = [lane.step() for lane in self.lanes]
         return any(worked)
 
-    def acknowledge(self, contribution: Contribution) -> None:
-        """The last message of a push has been dealt with."""
+    def settle(self, contribution: Contribution) -> None:
+        """A message of a push has been dealt with; with the last one the push is acknowledged."""
+        contribution.pending -= 1
+        if contribution.pending:
+            return
         self.unacknowledged.remove(contribution)
         self.acknowledged.append(contribution)
         self.settled += 1
@@ -102,3 +178,7 @@ class PushClient:
     @property
     def bytes(self) -> int:
         return sum(lane.bytes for lane in self.lanes)
+
+
+def _batches(contribution: Contribution) -> np.ndarray:
+    return np.array([done.number for done in contribution.done], np.int64)

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from queue import Empty, SimpleQueue
@@ -14,12 +15,12 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
-from adam_mpi.model import parameters
-from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
+from adam_mpi.server.factors import matrices
+from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
-from adam_mpi.worker.contribution import Done, Pool, predict, renew
+from adam_mpi.worker.contribution import Contribution, Done, Pool, predict, renew
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
@@ -30,19 +31,17 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window,
-        published: Window,
-        post: Post, threads: int,
+        self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
+        published: Window, post: Post, threads: int,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
-        size = parameters.total(shapes)
-        self.local = np.zeros(size, np.float32)
-        self.data = DataClient(world, shapes[0].input)
-        self.pushes = PushClient(world, shelves, mail, published)
+        self.local = np.zeros(shelves.parameters, np.float32)
+        self.data = DataClient(world, network.shapes[0].input)
+        self.pushes = PushClient(world, shelves, choices, mail, published)
         self.pulls = PullClient(world, shelves, published)
-        self.pool = Pool(2 * threads + 2, size)
+        dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
+        self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
         self.results: SimpleQueue[Result] = SimpleQueue()
-        network = Network(shapes, self.config.train.batch, self.config.run.seed)
         self.trainers = [
             Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
         ]
@@ -54,6 +53,8 @@ class Worker:
         self.since_pull = 0
         self.clocked: deque[Result] = deque()
         self.slot: Slot | None = None
+        self.share: Contribution | None = None
+        """Where the gradients of the clock under way go."""
         self.ended = False
         self.images = 0
         self.starved = 0.0
@@ -100,9 +101,12 @@ class Worker:
 
     def _feed_share(self) -> bool:
         """Cut our share of the next clock's batch over the threads."""
-        if self.slot is not None or (taken := self.data.take()) is None:
+        if self.slot is not None or not self.data.arrived:
             return False
-        self.slot, batch = taken
+        # All contributions are under way while a replica is far ahead: then it waits for one to come back.
+        if (contribution := self.pool.take()) is None or (taken := self.data.take()) is None:
+            return False
+        (self.slot, batch), self.share = taken, contribution
         for thread, part in zip(self.trainers, _cut(batch, len(self.trainers)), strict=True):
             thread.give(trainer.compute(part))
         return True
@@ -133,13 +137,15 @@ class Worker:
         self.clocked.append(result)
         if len(self.clocked) < len(self.trainers):
             return
-        contribution = self.pool.take()
+        contribution, self.share = self.share, None
         assert contribution is not None and self.slot is not None
         parts = sorted(self.clocked, key=lambda part: part.thread)
         for part in parts:
             assert part.done is not None
             predict(contribution.values, self.trainers[part.thread].gradient, np.float32(-self.unit))
             contribution.done.append(part.done)
+            if part.done.images:
+                self.trainers[part.thread].capture(contribution)
         self.clocked.clear()
         self.data.release(self.slot)
         self.slot, self.fresh = None, False
@@ -194,7 +200,8 @@ class Worker:
         arrived, factor = self.pulls.arrived, np.float32(self._prediction)
         for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
             for letter in lane.missing(applied):
-                predict(arrived[letter.part], letter.contribution.values[letter.part], factor)
+                for part in letter.missing():
+                    predict(arrived[part], letter.contribution.values[part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
         renew(self.local, arrived, self.pool.values, np.array(rows, np.int64), factor)
         self.fresh = True

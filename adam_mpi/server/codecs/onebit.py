@@ -15,7 +15,7 @@ class Codec:
     feedback = True
 
     def words(self, values: int) -> int:
-        return -(-values // GROUP) * GROUP_WORDS
+        return 2 * -(-values // GROUP) + -(-values // 32)
 
     def encode(self, values: np.ndarray, residual: np.ndarray, out: np.ndarray) -> int:
         words = self.words(values.size)

@@ -1,6 +1,6 @@
 """One pusher feeds one server through the real mailbox; run by `bench.py server` with two ranks.
 
-Prints JSON: pushed bytes applied per second, and what a plain `a += b` and a plain copy do in the same process, in turns.
+Prints JSON: pushed bytes applied per second, and what `a += b` and a copy do in the same process, in turns.
 """
 
 import json

@@ -1,0 +1,75 @@
+"""A context of the generated engine: the memory one thread works in, and the compiled program."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from adam_mpi.model.engine.program import Program
+from adam_mpi.model.kernels import dropout
+from adam_mpi.model.layers import Dropout, LayerShape
+
+ALIGNMENT = 64
+
+
+class EngineContext:
+    """Trains or evaluates blocks of up to `images` images; one thread at a time may use it.
+
+    `weights` is read in place and may be changed by others meanwhile.
+    """
+
+    def __init__(
+        self, shapes: Sequence[LayerShape], images: int, seed: int, program: Program, run: Callable, lanes: int
+    ) -> None:
+        self.seed, self.run, self.program = seed, run, program
+        self.random = any(isinstance(shape.layer, Dropout) for shape in shapes)
+        self.classes = shapes[-1].output[0]
+        self.memory = aligned(program.floats)
+        self.levels = (np.arange(256) / 255).astype(np.float32)
+        self.pixels = np.zeros((images, *shapes[0].input), np.uint8)
+        self.labels, self.ids = np.zeros(images, np.int64), np.zeros(images, np.int64)
+        self.keys = np.zeros(images + lanes, np.uint64)
+        self.probabilities = np.zeros((images, self.classes), np.float32)
+        self.unused = np.zeros(1, np.float32)
+
+    def train(
+        self,
+        weights: np.ndarray,
+        gradient: np.ndarray,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        ids: np.ndarray,
+        epoch: int,
+    ) -> tuple[float, int]:
+        """Add the sum of the block's gradients to `gradient`; return the loss sum and the number correct."""
+        if self.random:
+            self.ids[: len(ids)] = ids
+            dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
+        return self._run(True, weights, gradient, pixels, labels)
+
+    def evaluate(self, weights: np.ndarray, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
+        """The loss sum and the number correct, without dropout."""
+        return self._run(False, weights, self.unused, pixels, labels)
+
+    def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+        """Probabilities (images, classes)."""
+        self._run(False, weights, self.unused, pixels, np.zeros(len(pixels), np.int64))
+        return self.probabilities[: len(pixels)].copy()
+
+    def _run(
+        self, training: bool, weights: np.ndarray, gradient: np.ndarray, pixels: np.ndarray, labels: np.ndarray
+    ) -> tuple[float, int]:
+        # Copied first, so that the program sees one type of array whatever the block is a view of.
+        count = len(pixels)
+        self.pixels[:count] = pixels
+        self.labels[:count] = labels
+        return self.run(
+            training, weights, gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels, self.keys,
+            self.probabilities.reshape(-1), count,
+        )  # fmt: skip
+
+
+def aligned(floats: int) -> np.ndarray:
+    """Zeros that begin with a cache line."""
+    memory = np.zeros(4 * floats + ALIGNMENT, np.uint8)
+    offset = -memory.ctypes.data % ALIGNMENT
+    return memory[offset : offset + 4 * floats].view(np.float32)

@@ -1,0 +1,83 @@
+"""Convolution forward, with what may follow it: bias, relu, max-pooling without overlap.
+
+    for each row of windows:
+        for each tile of maps:
+            for each row of the window:                           one row when nothing is pooled
+                for each tile of columns:
+                    sums = bias
+                    for each channel, for each kernel row inside the image:
+                        sums += weights * inputs                  convolution.multiply_add
+                    store them: as outputs, or in a strip of rows to be pooled
+            for each column of windows:
+                pool the strip                                    pool.window
+"""
+
+from adam_mpi.model.engine import pool, tiles
+from adam_mpi.model.engine.convolution import Shape, forward_taps, multiply_add
+from adam_mpi.model.engine.source import Source
+
+
+def strip_floats(shape: Shape, window: int, tile: tiles.Tile, lanes: int) -> int:
+    """Of the strip that holds a tile of maps' rows until they are pooled."""
+    return tile.planes * window * shape.columns * lanes
+
+
+def emit(
+    source: Source, name: str, shape: Shape, weight: int, bias: int, lanes: int, tile: tiles.Tile,
+    relu: bool = False, window: int = 1,
+) -> None:  # fmt: skip
+    """`weight`, `bias`: places in the weights. Arguments: places in the memory of one block's inputs, outputs, ..."""
+    arguments = "inputs, outputs" if window == 1 else "inputs, outputs, winners, strip"
+    with source.kernel(f"{name}(memory, weights, {arguments})", f"Forward: {shape}, {tile}."):
+        with source.inside(f"for top in range({shape.rows // window}):"):
+            for maps in tiles.each(source, "plane", tiles.runs(shape.maps, tile.planes)):
+                with source.inside(f"for step in range({window}):"):
+                    source(f"row = top * {window} + step")
+                    _rows(source, shape, weight, bias, lanes, tile, maps.width, relu, window)
+                if window > 1:
+                    _pool(source, shape, lanes, maps.width, relu, window)
+
+
+def _rows(
+    source: Source, shape: Shape, weight: int, bias: int, lanes: int, tile: tiles.Tile, planes: int,
+    relu: bool, window: int,
+) -> None:  # fmt: skip
+    source(f"first = max(0, {shape.pad} - row * {shape.stride})")
+    source(f"last = min({shape.kernel}, {shape.height + shape.pad} - row * {shape.stride})")
+    columns = shape.columns // window * window
+    for run in tiles.each(source, "column", tiles.runs(columns, tile.columns, lambda *at: forward_taps(shape, *at))):
+        for plane in range(planes):
+            source(f"start = broadcast(weights, {bias + plane} + plane)")
+            for column in range(run.width):
+                source(f"sum{plane}_{column} = start")
+        _sum(source, shape, weight, lanes, planes, run)
+        for plane in range(planes):
+            if window == 1:
+                line = f"outputs + (((plane + {plane}) * {shape.rows} + row)"
+            else:
+                line = f"strip + (({plane * window} + step)"
+            source(f"to = {line} * {shape.columns} + column) * {lanes}")
+            for column in range(run.width):
+                value = f"sum{plane}_{column}"
+                value = f"maximum(zero(), {value})" if relu and window == 1 else value
+                source(f"store(memory, to + {column * lanes}, {value})")
+
+
+def _sum(source: Source, shape: Shape, weight: int, lanes: int, planes: int, run: tiles.Run) -> None:
+    area = shape.kernel * shape.kernel
+    with source.inside(f"for channel in range({shape.channels}):"), source.inside("for tap in range(first, last):"):
+        source(f"line = channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}")
+        source(f"v = inputs + (line * {shape.width} + column * {shape.stride}) * {lanes}")
+        source(f"w = {weight} + (plane * {shape.channels} + channel) * {area} + tap * {shape.kernel}")
+        multiply_add(source, run.pattern, planes, shape.channels * area, lanes)
+
+
+def _pool(source: Source, shape: Shape, lanes: int, planes: int, relu: bool, window: int) -> None:
+    across = shape.columns // window
+    with source.inside(f"for column in range({across}):"):
+        for plane in range(planes):
+            source(f"v = strip + ({plane * window * shape.columns} + column * {window}) * {lanes}")
+            pool.window(source, window, shape.columns, lanes, relu)
+            source(f"to = (((plane + {plane}) * {shape.rows // window} + top) * {across} + column) * {lanes}")
+            source("store(memory, outputs + to, best)")
+            source("store(memory, winners + to, winner)")

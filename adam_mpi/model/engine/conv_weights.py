@@ -1,0 +1,107 @@
+"""Convolution back to the weights: their gradient, summed over the images of one block and added to `gradient`.
+
+    for each tile of maps, for each tile of channels, for each kernel row, for each tile of kernel columns:
+        sums = 0
+        for each output row whose input row is inside the image:
+            for each column:
+                sums += errors * inputs                           one sum per map, channel and kernel column
+        add up the lanes of each sum, add that to the gradient
+    for each map: the bias in the same way
+"""
+
+from dataclasses import dataclass
+
+from adam_mpi.model.engine import tiles
+from adam_mpi.model.engine.convolution import Shape
+from adam_mpi.model.engine.source import Source
+
+
+@dataclass(frozen=True)
+class Tile:
+    """So many sums at a time."""
+
+    maps: int
+    channels: int
+    taps: int
+
+
+def choose(shape: Shape, registers: int) -> Tile:
+    """The tile with the fewest loads per multiply-add whose sums and factors fit the registers."""
+    kernel_columns = min(shape.kernel, registers - 3)
+    fitting = [
+        Tile(maps, channels, kernel_columns)
+        for maps in range(1, min(shape.maps, registers) + 1)
+        for channels in range(1, (min(shape.channels, registers) if kernel_columns == shape.kernel else 1) + 1)
+        if maps * channels * kernel_columns + maps + 1 < registers or maps == channels == 1
+    ]
+    inputs = shape.channels * shape.kernel
+    return min(fitting, key=lambda tile: tiles.cost(shape.maps, tile.maps, inputs, tile.channels * tile.taps))
+
+
+def emit(source: Source, name: str, shape: Shape, weight: int, bias: int, lanes: int, tile: Tile) -> None:
+    """`weight`, `bias`: places in the gradient. Arguments: places in the memory of one block's arrays."""
+    with source.kernel(f"{name}(memory, gradient, errors, inputs)", f"Back to weights: {shape}, {tile}."):
+        for maps in tiles.each(source, "map", tiles.runs(shape.maps, tile.maps)):
+            for channels in tiles.each(source, "channel", tiles.runs(shape.channels, tile.channels)):
+                with source.inside(f"for tap in range({shape.kernel}):"):
+                    for taps in tiles.runs(shape.kernel, tile.taps):
+                        for start in range(taps.start, taps.stop, taps.width):
+                            _tile(source, shape, lanes, maps.width, channels.width, range(start, start + taps.width))
+                            _add(source, shape, weight, maps.width, channels.width, range(start, start + taps.width))
+        emit_bias(source, shape, bias, lanes)
+
+
+def _tile(source: Source, shape: Shape, lanes: int, maps: int, channels: int, taps: range) -> None:
+    for sum_name in _names(maps, channels, taps):
+        source(f"{sum_name} = zero()")
+    # Input row `row * stride + tap - pad` has to be inside.
+    source(f"first = max(0, ({shape.pad + shape.stride - 1} - tap) // {shape.stride})")
+    source(f"last = min({shape.rows}, ({shape.height + shape.pad - 1} - tap) // {shape.stride} + 1)")
+    with source.inside("for row in range(first, last):"):
+        for run in tiles.each(source, "column", tiles.runs(shape.columns, 1, lambda at, _: _reached(shape, at, taps))):
+            source(f"e = errors + ((map * {shape.rows} + row) * {shape.columns} + column) * {lanes}")
+            line = f"channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}"
+            source(f"v = inputs + (({line}) * {shape.width} + column * {shape.stride}) * {lanes}")
+            _multiply_add(source, shape, lanes, maps, channels, run.pattern)
+
+
+def _reached(shape: Shape, column: int, taps: range) -> tuple[int, ...]:
+    """The kernel columns that are inside the image at this column."""
+    return tuple(tap for tap in taps if 0 <= column * shape.stride + tap - shape.pad < shape.width)
+
+
+def _multiply_add(source: Source, shape: Shape, lanes: int, maps: int, channels: int, reached: tuple[int, ...]) -> None:
+    if not reached:
+        source("pass")
+        return
+    for m in range(maps):
+        source(f"error{m} = load(memory, e + {m * shape.rows * shape.columns * lanes})")
+    for c in range(channels):
+        for tap in reached:
+            source(f"value = load(memory, v + {(c * shape.height * shape.width + tap - shape.pad) * lanes})")
+            for m in range(maps):
+                source(f"sum{m}_{c}_{tap} = fma(error{m}, value, sum{m}_{c}_{tap})")
+
+
+def _add(source: Source, shape: Shape, weight: int, maps: int, channels: int, taps: range) -> None:
+    area = shape.kernel * shape.kernel
+    source(f"w = {weight} + (map * {shape.channels} + channel) * {area} + tap * {shape.kernel}")
+    for m in range(maps):
+        for c in range(channels):
+            for tap in taps:
+                place = f"w + {(m * shape.channels + c) * area + tap}"
+                source(f"gradient[{place}] += total(sum{m}_{c}_{tap})")
+
+
+def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
+    """Emit the gradient of the bias, from a block's `errors`."""
+    with source.inside(f"for map in range({shape.maps}):"):
+        source("sum0 = zero()")
+        source(f"e = errors + map * {shape.rows * shape.columns * lanes}")
+        with source.inside(f"for place in range(e, e + {shape.rows * shape.columns * lanes}, {lanes}):"):
+            source("sum0 = add(sum0, load(memory, place))")
+        source(f"gradient[{bias} + map] += total(sum0)")
+
+
+def _names(maps: int, channels: int, taps: range) -> list[str]:
+    return [f"sum{m}_{c}_{tap}" for m in range(maps) for c in range(channels) for tap in taps]

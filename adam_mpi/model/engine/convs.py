@@ -1,0 +1,66 @@
+"""The step of a convolution, with relu and max-pooling where they follow it."""
+
+from dataclasses import dataclass
+
+from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, pool, tiles
+from adam_mpi.model.engine.convolution import Shape
+from adam_mpi.model.engine.memory import Buffer, Call, Step
+from adam_mpi.model.engine.source import Source
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to emit, and the buffers it works on."""
+
+    source: Source
+    name: str
+    shape: Shape
+    lanes: int
+    registers: int
+    relu: bool
+    window: int
+    masked: bool
+    """Whether the inputs are relu's, so that their errors have to be masked."""
+    weight: int
+    bias: int
+    inputs: Buffer
+    outputs: Buffer
+    errors: Buffer
+    input_errors: Buffer | None
+    """None when nobody needs them."""
+
+    def buffer(self, what: str, floats: int, lasting: bool = False) -> Buffer:
+        """For one block's turn, or lasting for all."""
+        return Buffer(f"{self.name}/{what}", floats, each_block=False, lasting=lasting)
+
+
+def direct(job: Job) -> Step:
+    shape, name, lanes = job.shape, job.name, job.lanes
+    tile = tiles.choose(shape.maps, shape.columns // job.window * job.window, job.registers, slide=2)
+    conv_forward.emit(job.source, f"{name}_forward", shape, job.weight, job.bias, lanes, tile, job.relu, job.window)
+    sums = conv_weights.choose(shape, job.registers)
+    conv_weights.emit(job.source, f"{name}_weights", shape, job.weight, job.bias, lanes, sums)
+    back, errors, winners = unpool(job)
+    forward: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
+    if winners:
+        forward += (winners, job.buffer("strip", conv_forward.strip_floats(shape, job.window, tile, lanes)))
+    step = Step(True, [Call(f"{name}_forward", forward)], back)
+    step.backward.append(Call(f"{name}_weights", ("memory", "gradient", errors, job.inputs)))
+    if job.input_errors:
+        tile = tiles.choose(shape.channels, shape.width, job.registers, 2, shape.stride)
+        conv_data.emit(job.source, f"{name}_data", shape, job.weight, lanes, tile, job.masked)
+        step.backward.append(Call(f"{name}_data", ("memory", "weights", errors, job.inputs, job.input_errors)))
+    return step
+
+
+def unpool(job: Job) -> tuple[list[Call], Buffer, Buffer | None]:
+    """Calls that take errors back through the pooling, where those errors are, and where the winners."""
+    if job.window == 1:
+        return [], job.errors, None
+    shape = job.shape
+    pool.emit_backward(
+        job.source, f"{job.name}_unpool", (shape.maps, shape.rows, shape.columns), job.window, job.window, job.lanes
+    )
+    winners = Buffer(f"{job.name}/winners", job.outputs.floats)
+    before = job.buffer("errors before pooling", shape.maps * shape.rows * shape.columns * job.lanes)
+    return [Call(f"{job.name}_unpool", ("memory", job.errors, winners, before))], before, winners

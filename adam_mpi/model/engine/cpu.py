@@ -1,0 +1,36 @@
+"""What kernels need to know of the CPU: how many float32 a vector register holds, how many registers there are."""
+
+import platform
+
+import llvmlite.binding as llvm
+
+
+def features() -> dict[str, bool]:
+    try:
+        return dict(llvm.get_host_cpu_features())
+    except RuntimeError:
+        return {}
+
+
+def lanes() -> int:
+    """Images in a block: AVX-512 has 16 float32 in a register, AVX2 8, NEON and everything else 4."""
+    have = features()
+    if have.get("avx512f"):
+        return 16
+    return 8 if have.get("avx2") else 4
+
+
+def registers() -> int:
+    """Vector registers: 32 with AVX-512 and NEON, else 16."""
+    wide = features().get("avx512f") or platform.machine().lower() in ("aarch64", "arm64")
+    return 32 if wide else 16
+
+
+def x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def name() -> str:
+    """The CPU as far as compiled code depends on it."""
+    wanted = sorted(feature for feature, there in features().items() if there)
+    return " ".join([llvm.get_default_triple(), llvm.get_host_cpu_name(), *wanted])

@@ -1,0 +1,106 @@
+"""Fully-connected layer forward, for all blocks at once; and back to the data, which is the same with other strides.
+
+    results = bias                                                or the sums, when there is one chunk only
+    for each chunk of terms (the units that are summed over):     a chunk of their values stays in the cache
+        for each tile of units, for each tile of blocks:
+            sums = results
+            for each term of the chunk:
+                sums += weight * values
+            results = sums
+    relu, or the mask that relu left, over all results
+"""
+
+from dataclasses import dataclass
+
+from adam_mpi.model.engine import tiles
+from adam_mpi.model.engine.source import Source
+
+CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Product:
+    """results[unit] = sum over terms of weights[weight + unit * unit_step + term * term_step] * values[term]."""
+
+    units: int
+    terms: int
+    unit_step: int
+    term_step: int
+    bias: int | None = None
+    relu: bool = False
+    masked: bool = False
+    """No error where `mask`, an output of relu, is not above zero."""
+
+
+def forward(units: int, features: int, bias: int | None = None, relu: bool = False) -> Product:
+    return Product(units, features, features, 1, bias, relu)
+
+
+def to_data(units: int, features: int, masked: bool = False) -> Product:
+    return Product(features, units, 1, features, masked=masked)
+
+
+def choose(product: Product, blocks: int, registers: int) -> tuple[tiles.Tile, tiles.Tile]:
+    """A tile for many blocks, and one for a single one."""
+    many, single = (tiles.choose(product.units, count, registers, overhead=1.0) for count in (blocks, 1))
+    return many, single
+
+
+def emit(source: Source, name: str, product: Product, lanes: int, tile: tiles.Tile, single: tiles.Tile) -> None:
+    """`tile` is used while there are blocks enough for it, `single` for those that remain, one at a time."""
+    width = -(-product.terms // -(-product.terms // CHUNK))
+    head = f"{name}(memory, weights, weight, values, results, mask, blocks)"
+    with source.kernel(head, f"{product}, {tile}, {single}."):
+        if width < product.terms:
+            _start(source, product, lanes)
+        source(f"whole = blocks // {tile.columns} * {tile.columns}")
+        with source.inside(f"for chunk in range(0, {product.terms}, {width}):"):
+            source(f"end = min(chunk + {width}, {product.terms})")
+            for units in tiles.each(source, "unit", tiles.runs(product.units, tile.planes)):
+                with source.inside(f"for block in range(0, whole, {tile.columns}):"):
+                    _tile(source, product, lanes, units.width, tile.columns)
+            if tile.columns > 1:
+                for units in tiles.each(source, "unit", tiles.runs(product.units, single.planes)):
+                    with source.inside("for block in range(whole, blocks):"):
+                        _tile(source, product, lanes, units.width, 1)
+        _finish(source, product, lanes)
+
+
+def _start(source: Source, product: Product, lanes: int) -> None:
+    with source.inside("for block in range(blocks):"), source.inside(f"for unit in range({product.units}):"):
+        source(f"store(memory, results + (block * {product.units} + unit) * {lanes}, {_first(product, 'unit')})")
+
+
+def _first(product: Product, unit: str) -> str:
+    return "zero()" if product.bias is None else f"broadcast(weights, {product.bias} + {unit})"
+
+
+def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int) -> None:
+    source(f"to = results + (block * {product.units} + unit) * {lanes}")
+    places = {(unit, block): (block * product.units + unit) * lanes for unit in range(units) for block in range(blocks)}
+    for (unit, block), place in places.items():
+        so_far = f"load(memory, to + {place})" if product.terms > CHUNK else _first(product, f"{unit} + unit")
+        source(f"sum{unit}_{block} = {so_far}")
+    with source.inside("for term in range(chunk, end):"):
+        source(f"v = values + (block * {product.terms} + term) * {lanes}")
+        source(f"w = weight + unit * {product.unit_step} + term * {product.term_step}")
+        for block in range(blocks):
+            source(f"value{block} = load(memory, v + {block * product.terms * lanes})")
+        for unit in range(units):
+            source(f"factor = broadcast(weights, w + {unit * product.unit_step})")
+            for block in range(blocks):
+                source(f"sum{unit}_{block} = fma(factor, value{block}, sum{unit}_{block})")
+    for (unit, block), place in places.items():
+        source(f"store(memory, to + {place}, sum{unit}_{block})")
+
+
+def _finish(source: Source, product: Product, lanes: int) -> None:
+    if not (product.relu or product.masked):
+        return
+    with source.inside(f"for place in range(0, blocks * {product.units * lanes}, {lanes}):"):
+        source("result = load(memory, results + place)")
+        if product.relu:
+            source("result = maximum(zero(), result)")
+        else:
+            source("result = greater(load(memory, mask + place), zero(), result, zero())")
+        source("store(memory, results + place, result)")

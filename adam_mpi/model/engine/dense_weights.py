@@ -1,0 +1,87 @@
+"""Fully-connected layer back to the weights: their gradient, summed over all images and added to `gradient`.
+
+    transpose:  turned[image][feature] = inputs[feature][image], so that a vector holds features, not images
+    for each tile of vectors of features, for each tile of units:
+        sums = 0
+        for each image: sums += error of unit and image * turned features
+        gradient += sums
+    for each unit: the bias's gradient is the sum of its errors
+"""
+
+from adam_mpi.model.engine import tiles
+from adam_mpi.model.engine.source import Source
+
+
+def turned_floats(features: int, lanes: int) -> int:
+    """Of one block's transposed inputs, whose rows are filled up to whole vectors."""
+    return tiles.up(features, lanes) * lanes
+
+
+def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
+    """Transpose squares of `lanes` features and images in registers: exchange halves, quarters, ..."""
+    row = tiles.up(features, lanes)
+    with source.kernel(f"{name}(memory, inputs, turned, blocks)", f"{features} features, image by image."):
+        with source.inside("for block in range(blocks):"):
+            for run in tiles.each(source, "feature", tiles.runs(features, lanes)):
+                source(f"v = inputs + (block * {features} + feature) * {lanes}")
+                for i in range(lanes):
+                    source(f"row{i} = " + (f"load(memory, v + {i * lanes})" if i < run.width else "zero()"))
+                distance = lanes // 2
+                while distance:
+                    for i in range(lanes):
+                        if not i & distance:
+                            source(
+                                f"row{i}, row{i + distance} = low{distance}(row{i}, row{i + distance}), "
+                                f"high{distance}(row{i}, row{i + distance})"
+                            )
+                    distance //= 2
+                source(f"to = turned + block * {row * lanes} + feature")
+                for i in range(lanes):
+                    source(f"store(memory, to + {i * row}, row{i})")
+
+
+def emit(
+    source: Source, name: str, units: int, features: int, lanes: int, tile: tiles.Tile, bias: int | None = None
+) -> None:
+    """`bias`: its place in the gradient; `tile`: units x vectors of features."""
+    row = tiles.up(features, lanes)
+    with source.kernel(f"{name}(memory, gradient, weight, errors, turned, blocks)", f"{units} x {features}, {tile}."):
+        for run in tiles.each(source, "vector", tiles.runs(row // lanes, tile.columns)):
+            for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
+                for unit in range(chosen.width):
+                    source(f"prefetch(gradient, weight + (unit + {unit}) * {features} + vector * {lanes})")
+                _tile(source, units, row, lanes, chosen.width, run.width)
+                _add(source, features, lanes, chosen.width, run.width)
+        if bias is None:
+            return
+        with source.inside(f"for unit in range({units}):"):
+            source("sum0 = zero()")
+            with source.inside("for block in range(blocks):"):
+                source(f"sum0 = add(sum0, load(memory, errors + (block * {units} + unit) * {lanes}))")
+            source(f"gradient[{bias} + unit] += total(sum0)")
+
+
+def _tile(source: Source, units: int, row: int, lanes: int, chosen: int, vectors: int) -> None:
+    for unit in range(chosen):
+        for vector in range(vectors):
+            source(f"sum{unit}_{vector} = zero()")
+    with source.inside("for block in range(blocks):"), source.inside(f"for image in range({lanes}):"):
+        source(f"v = turned + (block * {lanes} + image) * {row} + vector * {lanes}")
+        source(f"e = errors + (block * {units} + unit) * {lanes} + image")
+        for vector in range(vectors):
+            source(f"value{vector} = load(memory, v + {vector * lanes})")
+        for unit in range(chosen):
+            source(f"error = broadcast(memory, e + {unit * lanes})")
+            for vector in range(vectors):
+                source(f"sum{unit}_{vector} = fma(error, value{vector}, sum{unit}_{vector})")
+
+
+def _add(source: Source, features: int, lanes: int, chosen: int, vectors: int) -> None:
+    for vector in range(vectors):
+        source(f"count = min({lanes}, {features - vector * lanes} - vector * {lanes})" if features % lanes else "")
+        for unit in range(chosen):
+            source(f"to = weight + (unit + {unit}) * {features} + (vector + {vector}) * {lanes}")
+            if features % lanes:
+                source(f"store_part(gradient, to, add(load_part(gradient, to, count), sum{unit}_{vector}), count)")
+            else:
+                source(f"store(gradient, to, add(load(gradient, to), sum{unit}_{vector}))")

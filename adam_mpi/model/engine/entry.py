@@ -1,0 +1,58 @@
+"""The function that Python calls: the whole network, forward and backward, for a batch of any size."""
+
+from collections.abc import Sequence
+
+from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
+from adam_mpi.model.engine.source import Source
+
+ARGUMENTS = "training, weights, gradient, memory, levels, pixels, labels, keys, probabilities, count"
+
+
+def emit(source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int) -> tuple[str, int]:
+    """Emit `run`; return all that was emitted, and the floats of memory that it works in."""
+    places, floats = lay_out(phases, pass_blocks)
+    source("")
+    source("")
+    source("@entry")
+    with source.inside(f"def run({ARGUMENTS}):"):
+        source('"""Sum of losses and number correct; in training gradients are added to `gradient`."""')
+        source("flush_to_zero()")
+        source("loss, correct = 0.0, 0")
+        source(f"all_blocks = (count + {lanes - 1}) // {lanes}")
+        with source.inside(f"for start in range(0, all_blocks, {pass_blocks}):"):
+            source(f"blocks = min({pass_blocks}, all_blocks - start)")
+            forward = True
+            for phase in phases:
+                if forward:
+                    _phase(source, phase, places, lanes)
+                else:
+                    with source.inside("if training:"):
+                        _phase(source, phase, places, lanes)
+                forward = forward and phase.calls[-1].kernel != "cross_entropy"
+        source("return loss, correct")
+    return source.text, floats
+
+
+def _phase(source: Source, phase: Phase, places: dict[Buffer, int], lanes: int) -> None:
+    if not phase.by_block:
+        source(f"first = start * {lanes}")
+        for call in phase.calls:
+            _call(source, call, [_place(argument, places, "") for argument in call.arguments])
+        return
+    with source.inside("for block in range(blocks):"):
+        source(f"first = (start + block) * {lanes}")
+        for call in phase.calls:
+            _call(source, call, [_place(argument, places, "block") for argument in call.arguments])
+
+
+def _place(argument: Buffer | str, places: dict[Buffer, int], block: str) -> str:
+    if isinstance(argument, str):
+        return argument
+    moving = f" + {block} * {argument.floats}" if block and argument.each_block else ""
+    return f"{places[argument]}{moving}"
+
+
+def _call(source: Source, call: Call, arguments: list[str]) -> None:
+    source(f"{'more = ' if call.kernel == 'cross_entropy' else ''}{call.kernel}({', '.join(arguments)})")
+    if call.kernel == "cross_entropy":
+        source("loss, correct = loss + more[0], correct + more[1]")

@@ -1,0 +1,98 @@
+"""Buffers of a program, and where they lie: those whose lifetimes do not meet share memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ALIGNMENT = 16
+"""Floats in a cache line."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """`floats` for each block of a pass; or once, for a block's turn only or, if it is `lasting`, for all of them."""
+
+    name: str
+    floats: int
+    each_block: bool = True
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel call: arguments are buffers or text."""
+
+    kernel: str
+    arguments: tuple[Buffer | str, ...]
+
+
+@dataclass
+class Step:
+    """What one layer, or several joined ones, call: forward and backward, by block or for all blocks at once.
+
+    `prepare` comes before all blocks' forward, `clear` before and `finish` after their backward.
+    """
+
+    by_block: bool
+    forward: list[Call]
+    backward: list[Call] = field(default_factory=list)
+    prepare: list[Call] = field(default_factory=list)
+    clear: list[Call] = field(default_factory=list)
+    finish: list[Call] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Calls in order: all of them for one block after the other, or each for all blocks."""
+
+    by_block: bool
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """First and last call that touches a buffer."""
+
+    buffer: Buffer
+    first: int
+    last: int
+
+
+def lifetimes(phases: Sequence[Phase]) -> list[Lifetime]:
+    """A buffer that outlives a block's turn lives through the whole phase."""
+    found: dict[Buffer, tuple[int, int]] = {}
+    clock = 0
+    for phase in phases:
+        begin, end = clock, clock + len(phase.calls)
+        for call in phase.calls:
+            for buffer in [argument for argument in call.arguments if isinstance(argument, Buffer)]:
+                span = (begin, end) if phase.by_block and (buffer.each_block or buffer.lasting) else (clock, clock)
+                old = found.get(buffer, span)
+                found[buffer] = min(old[0], span[0]), max(old[1], span[1])
+            clock += 1
+    return [Lifetime(buffer, *span) for buffer, span in found.items()]
+
+
+def lay_out(phases: Sequence[Phase], blocks: int) -> tuple[dict[Buffer, int], int]:
+    """The place of each buffer, in floats, and how many floats there are: largest first, each as low as it fits."""
+    places: dict[Buffer, int] = {}
+    placed: list[Lifetime] = []
+    for life in sorted(lifetimes(phases), key=lambda life: -size(life.buffer, blocks)):
+        met = [other for other in placed if other.first <= life.last and life.first <= other.last]
+        taken = [(places[other.buffer], size(other.buffer, blocks)) for other in met]
+        places[life.buffer] = _lowest(size(life.buffer, blocks), taken)
+        placed.append(life)
+    return places, max((places[buffer] + size(buffer, blocks) for buffer in places), default=0)
+
+
+def size(buffer: Buffer, blocks: int) -> int:
+    floats = buffer.floats * (blocks if buffer.each_block else 1)
+    return -(-floats // ALIGNMENT) * ALIGNMENT
+
+
+def _lowest(wanted: int, taken: list[tuple[int, int]]) -> int:
+    place = 0
+    for start, length in sorted(taken):
+        if place + wanted <= start:
+            break
+        place = max(place, start + length)
+    return place

@@ -1,0 +1,73 @@
+"""The vector kit for numpy: with it emitted source runs uncompiled, so that tests can try hundreds of shapes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.model.engine import functions
+
+
+def kit(lanes: int) -> dict[str, Any]:
+    """The same names as `vector.kit`."""
+    basic = _memory(lanes) | _arithmetic(lanes) | _shuffles(lanes)
+    return basic | functions.over(basic) | {"kernel": _as_it_is, "entry": _as_it_is, "flush_to_zero": lambda: None}
+
+
+def _as_it_is(function: Callable) -> Callable:
+    return function
+
+
+def _memory(lanes: int) -> dict[str, Callable]:
+    def load(array: np.ndarray, index: int) -> np.ndarray:
+        return load_part(array, index, lanes)
+
+    def load_part(array: np.ndarray, index: int, count: int) -> np.ndarray:
+        assert 0 <= index <= index + count <= array.size
+        return np.concatenate([array[index : index + count], np.zeros(lanes - count, array.dtype)])
+
+    def store(array: np.ndarray, index: int, value: np.ndarray) -> None:
+        store_part(array, index, value, lanes)
+
+    def store_part(array: np.ndarray, index: int, value: np.ndarray, count: int) -> None:
+        assert 0 <= index <= index + count <= array.size
+        array[index : index + count] = value[:count]
+
+    def broadcast(array: np.ndarray, index: int) -> np.ndarray:
+        assert 0 <= index < array.size
+        return np.full(lanes, array[index])
+
+    def prefetch(array: np.ndarray, index: int) -> None:
+        assert 0 <= index < array.size
+
+    return {f.__name__: f for f in (load, load_part, store, store_part, broadcast, prefetch)}
+
+
+def _arithmetic(lanes: int) -> dict[str, Callable]:
+    return {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "fma": lambda a, b, c: a * b + c,
+        "root": np.sqrt,
+        "whole": np.rint,
+        "power": np.exp2,
+        "zero": lambda: np.zeros(lanes, np.float32),
+        "splat": lambda value: np.full(lanes, value, np.float32),
+        "greater": lambda a, b, yes, no: np.where(a > b, yes, no),
+        "equal": lambda a, b, yes, no: np.where(a == b, yes, no),
+        "maximum": lambda a, b: np.where(a > b, a, b),
+    }
+
+
+def _shuffles(lanes: int) -> dict[str, Callable]:
+    def exchange(places: list[int]) -> Callable:
+        return lambda a, b: np.concatenate([a, b])[places]
+
+    shuffles: dict[str, Callable] = {"total": np.sum}
+    for distance in (1, 2, 4, 8):
+        if distance < lanes:
+            shuffles[f"low{distance}"] = exchange([i + lanes - distance if i & distance else i for i in range(lanes)])
+            shuffles[f"high{distance}"] = exchange([i + lanes if i & distance else i + distance for i in range(lanes)])
+    return shuffles

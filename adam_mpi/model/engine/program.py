@@ -1,0 +1,224 @@
+"""From layers to a program: layers that run as one are joined, kernels emitted, calls listed, buffers laid out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adam_mpi.model import parameters
+from adam_mpi.model.engine import (
+    convs,
+    dense_product,
+    dense_weights,
+    dropout,
+    entry,
+    loss,
+    pixels,
+    pointwise,
+    pool,
+    tiles,
+    winograd,
+    winograd_step,
+)
+from adam_mpi.model.engine.convolution import Shape
+from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step
+from adam_mpi.model.engine.source import Source
+from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Pool
+
+PASS_IMAGES = 64
+"""Images that go through the network together; a larger batch takes several passes."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Emitted source of a function `run`, and the floats of memory it works in."""
+
+    text: str
+    floats: int
+    blocks: int
+    """Blocks of images that go through the network together."""
+
+
+def build(shapes: Sequence[LayerShape], images: int, lanes: int, registers: int) -> Program:
+    """The program for batches of up to `images` images."""
+    return Builder(shapes, images, lanes, registers).program()
+
+
+class Builder:
+    """Walks through the layers; `values` and `errors` are the buffers of the last output and of its errors."""
+
+    def __init__(self, shapes: Sequence[LayerShape], images: int, lanes: int, registers: int) -> None:
+        self.shapes, self.lanes, self.registers = shapes, lanes, registers
+        self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
+        self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
+        self.source = Source()
+        self.steps: list[Step] = []
+        dense = next(index for index, shape in enumerate(shapes) if isinstance(shape.layer, Dense))
+        windows = [index for index in range(dense) if not isinstance(shapes[index].layer, Activation | Dropout)]
+        self.dense, self.last_window = dense, max(windows, default=-1)
+        self.values = self.errors = Buffer("input", math.prod(shapes[0].input) * lanes)
+        self.relu = False
+        """Whether the last output is relu's and its errors have still to be masked."""
+        self.learning = False
+        """Whether a layer with weights came already, so that errors have to go back that far."""
+
+    def program(self) -> Program:
+        for function in sorted({s.layer.function for s in self.shapes if isinstance(s.layer, Activation)}):
+            pointwise.emit(self.source, function, self.lanes)
+        pixels.emit(self.source, math.prod(self.shapes[0].input), self.lanes)
+        loss.emit(self.source, math.prod(self.shapes[-1].output), self.lanes)
+        inputs = self.values
+        index = 0
+        while index < len(self.shapes):
+            index += self.layer(index)
+        phases = self.phases(inputs)
+        return Program(*entry.emit(self.source, phases, self.blocks, self.lanes), self.blocks)
+
+    def layer(self, index: int) -> int:
+        """Add the step that begins with this layer; return how many layers it took."""
+        layer = self.shapes[index].layer
+        if isinstance(layer, Conv):
+            return self.conv(index)
+        if isinstance(layer, Dense):
+            return self.fully_connected(index)
+        if isinstance(layer, Pool):
+            self.pool(index, layer)
+        elif isinstance(layer, Dropout):
+            self.dropout(index, layer)
+        else:
+            self.activation(index, layer)
+        return 1
+
+    def conv(self, index: int) -> int:
+        relu, window, taken = _joined(self.shapes, index)
+        layer = self.shapes[index].layer
+        assert isinstance(layer, Conv)
+        shape = Shape(*self.shapes[index].input, layer.maps, layer.kernel, layer.stride, layer.pad)
+        inputs, input_errors, masked = self.values, self.errors, self.relu
+        outputs, errors = self.output(index + taken - 1)
+        job = convs.Job(
+            self.source, self.shapes[index].name, shape, self.lanes, self.registers, relu, window, masked,
+            self.places[f"{self.shapes[index].name}/weight"], self.places[f"{self.shapes[index].name}/bias"],
+            inputs, outputs, errors, input_errors if self.learning else None,
+        )  # fmt: skip
+        self.steps.append(winograd_step.step(job) if winograd.fits(shape, window) else convs.direct(job))
+        self.learning, self.relu = True, relu and window == 1
+        return taken
+
+    def fully_connected(self, index: int) -> int:
+        name, lanes, source = self.shapes[index].name, self.lanes, self.source
+        relu = self.is_relu(index + 1)
+        units, features = self.shapes[index].weight or ()
+        weight, bias = str(self.places[f"{name}/weight"]), self.places[f"{name}/bias"]
+        inputs, input_errors, mask = self.values, self.errors, self.relu
+        outputs, errors = self.output(index + relu)
+        self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
+        turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
+        dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
+        tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
+        dense_weights.emit(source, f"{name}_weights", units, features, lanes, tile, bias)
+        step = Step(False, [Call(f"{name}_forward", ("memory", "weights", weight, inputs, outputs, outputs, "blocks"))])
+        if self.learning:
+            self.product(f"{name}_data", dense_product.to_data(units, features, mask))
+            arguments = ("memory", "weights", weight, errors, input_errors, inputs, "blocks")
+            step.backward.append(Call(f"{name}_data", arguments))
+        step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
+        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks")))
+        self.steps.append(step)
+        self.learning, self.relu = True, relu
+        return 1 + relu
+
+    def product(self, name: str, product: dense_product.Product) -> None:
+        chosen = dense_product.choose(product, self.blocks, self.registers)
+        dense_product.emit(self.source, name, product, self.lanes, *chosen)
+
+    def pool(self, index: int, layer: Pool) -> None:
+        shape, inputs, input_errors = self.shapes[index], self.values, self.errors
+        masks = self.mask_calls(True)
+        outputs, errors = self.output(index)
+        winners = Buffer(f"{shape.name}/winners", outputs.floats)
+        window = layer.size, layer.stride, self.lanes
+        pool.emit_forward(self.source, f"{shape.name}_forward", shape.input, *window)
+        step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, outputs, winners))])
+        if self.learning:
+            pool.emit_backward(self.source, f"{shape.name}_backward", shape.input, *window)
+            step.backward = [Call(f"{shape.name}_backward", ("memory", errors, winners, input_errors)), *masks]
+        self.steps.append(step)
+
+    def dropout(self, index: int, layer: Dropout) -> None:
+        shape, inputs = self.shapes[index], self.values
+        masks = self.mask_calls(True)
+        self.values = Buffer(shape.name, inputs.floats)
+        dropout.emit(self.source, shape.name, math.prod(shape.input), index, layer.rate, self.lanes)
+        arguments = ("memory", "keys", inputs, self.values, "first", "training")
+        step = Step(True, [Call(shape.name, arguments)])
+        if self.learning:
+            arguments = ("memory", "keys", self.errors, self.errors, "first", "training")
+            step.backward = [Call(shape.name, arguments), *masks]
+        self.steps.append(step)
+
+    def activation(self, index: int, layer: Activation) -> None:
+        name, inputs, by_block = layer.function, self.values, index < self.dense
+        masks = self.mask_calls(by_block)
+        self.values = Buffer(self.shapes[index].name, inputs.floats)
+        count = f"{inputs.floats}" + ("" if by_block else " * blocks")
+        step = Step(by_block, [Call(f"{name}_forward", ("memory", inputs, self.values, count))])
+        if self.learning:
+            step.backward = [Call(f"{name}_backward", ("memory", self.values, self.errors, count)), *masks]
+        self.steps.append(step)
+
+    def mask_calls(self, by_block: bool) -> list[Call]:
+        """What a step that hands errors back to a relu calls after it, if it does not mask them itself."""
+        count = f"{self.values.floats}" + ("" if by_block else " * blocks")
+        calls = [Call("relu_backward", ("memory", self.values, self.errors, count))] if self.relu else []
+        self.relu = False
+        return calls
+
+    def output(self, index: int) -> tuple[Buffer, Buffer]:
+        """The buffers of a step's output and its errors; spatial errors live for one block's turn only."""
+        shape = self.shapes[index]
+        self.values = Buffer(shape.name, math.prod(shape.output) * self.lanes)
+        self.errors = Buffer(f"{shape.name}/errors", self.values.floats, each_block=index >= self.last_window)
+        return self.values, self.errors
+
+    def is_relu(self, index: int) -> bool:
+        return index < len(self.shapes) and self.shapes[index].layer == Activation("relu")
+
+    def phases(self, inputs: Buffer) -> list[Phase]:
+        """Forward, loss, backward; neighbouring steps of one kind make a phase."""
+        load = Call("load_pixels", ("pixels", "levels", "memory", inputs, "first", "count"))
+        side = Buffer("side", 3 * self.lanes)
+        places = self.values, self.errors, side
+        end = Call("cross_entropy", ("memory", "labels", "probabilities", *places, "first", "count", "blocks"))
+        forward = [Phase(False, tuple(call for step in self.steps for call in step.prepare)), Phase(True, (load,))]
+        forward += [Phase(step.by_block, tuple(step.forward)) for step in self.steps]
+        backward = [Phase(False, tuple(call for step in self.steps for call in step.clear))]
+        backward += [Phase(step.by_block, tuple(step.backward)) for step in reversed(self.steps)]
+        backward += [Phase(False, tuple(call for step in self.steps for call in step.finish))]
+        return [*_merged(forward), Phase(False, (end,)), *_merged(backward)]
+
+
+def _joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
+    """Whether relu follows the convolution, the window of a max-pooling that does, and how many layers that makes.
+
+    Relu before and after max-pooling is the same.
+    """
+    relu, window, taken = False, 1, 1
+    for shape in shapes[index + 1 : index + 3]:
+        layer = shape.layer
+        if not relu and layer == Activation("relu"):
+            relu = True
+        elif window == 1 and isinstance(layer, Pool) and layer.size == layer.stride > 1:
+            window = layer.size
+        else:
+            break
+        taken += 1
+    return relu, window, taken
+
+
+def _merged(phases: list[Phase]) -> list[Phase]:
+    merged: list[Phase] = []
+    for phase in [phase for phase in phases if phase.calls]:
+        if merged and merged[-1].by_block == phase.by_block:
+            phase = Phase(phase.by_block, merged.pop().calls + phase.calls)
+        merged.append(phase)
+    return merged

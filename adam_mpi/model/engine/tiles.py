@@ -1,0 +1,84 @@
+"""Tiles: how many sums a kernel keeps in registers at a time, and how a range is cut into them. Pure arithmetic."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from adam_mpi.model.engine.source import Source
+
+LATENCY = 8
+"""Multiply-adds under way at once on a core with two units of four cycles each; fewer sums would wait."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`planes` (maps, channels or units) times `columns` (pixels or blocks) sums at a time."""
+
+    planes: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Equal tiles one after the other: from `start` to `stop`, `width` each."""
+
+    start: int
+    stop: int
+    width: int
+    pattern: Any = None
+
+
+def runs(total: int, width: int, pattern: Callable[[int, int], Any] = lambda start, width: None) -> list[Run]:
+    """Cut range(total) into tiles of `width`, and a rest; neighbours of equal pattern make a run."""
+    found: list[Run] = []
+    for start in range(0, total, width):
+        size = min(width, total - start)
+        run = Run(start, start + size, size, pattern(start, size))
+        if found and (found[-1].width, found[-1].pattern) == (run.width, run.pattern):
+            run = Run(found.pop().start, run.stop, run.width, run.pattern)
+        found.append(run)
+    return found
+
+
+def each(source: Source, name: str, cut: list[Run]) -> Iterator[Run]:
+    """Emit a loop over the tiles of each run; the caller writes the body meanwhile."""
+    for run in cut:
+        with source.inside(f"for {name} in range({run.start}, {run.stop}, {run.width}):"):
+            yield run
+
+
+def up(number: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-number // step) * step
+
+
+def cost(total: int, width: int, other_total: int, other_width: int, overhead: float = 0.0) -> float:
+    """Cycles, relative, of total x other_total sums in tiles of width x other_width.
+
+    A step of a tile of a x b takes a + b loads and a * b multiply-adds; a core does two of each per cycle.
+    `overhead`, of the loop around a step, is counted in multiply-adds.
+    """
+    cycles = 0.0
+    for run in runs(total, width):
+        for other in runs(other_total, other_width):
+            count = (run.stop - run.start) // run.width * ((other.stop - other.start) // other.width)
+            cycles += count * (overhead + max(run.width * other.width, LATENCY, 1.2 * (run.width + other.width)))
+    return cycles
+
+
+def choose(planes: int, columns: int, registers: int, slide: int = 1, step: int = 1, overhead: float = 0.0) -> Tile:
+    """The cheapest tile whose sums, values and factor fit the registers; values slide by `slide` along a row."""
+    fitting = [
+        Tile(a, b)
+        for a in range(1, min(planes, registers) + 1)
+        for b in range(step, max(step, min(up(columns, step), registers)) + 1, step)
+        if a * b + b + slide < registers or (a, b) == (1, step)
+    ]
+
+    def effort(tile: Tile) -> tuple[float, float, int]:
+        # Within a few percent the tile that leaves no rest wins: there is less to compile.
+        cycles = cost(planes, tile.planes, columns, tile.columns, overhead)
+        rests = (planes % tile.planes > 0) + (columns % tile.columns > 0)
+        return cycles * (1 + 0.03 * rests), cycles, tile.columns
+
+    return min(fitting, key=effort)

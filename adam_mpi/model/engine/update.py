@@ -1,0 +1,33 @@
+"""Plain steps on flat vectors, each one pass over memory."""
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float) -> None:
+    """Add a gradient to `total` and the step it leads to, to `local`; leave the gradient zero.
+
+    Other threads may do the same at the same time, without locks: a lost addition is a little noise.
+    """
+    for i in range(gradient.size):
+        total[i] += gradient[i]
+        local[i] -= factor * gradient[i]
+        gradient[i] = 0
+
+
+@njit(nogil=True, cache=True)
+def descend(weights: np.ndarray, gradient: np.ndarray, factor: float) -> None:
+    """A step down the gradient; leave the gradient zero."""
+    for i in range(gradient.size):
+        weights[i] -= factor * gradient[i]
+        gradient[i] = 0
+
+
+@njit(nogil=True, cache=True)
+def share(shared: np.ndarray, local: np.ndarray, seen: np.ndarray) -> None:
+    """Add what a thread changed since it last looked to the weights of all threads, and take over what they have."""
+    for i in range(local.size):
+        shared[i] += local[i] - seen[i]
+        seen[i] = shared[i]
+        local[i] = seen[i]

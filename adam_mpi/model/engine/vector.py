@@ -1,0 +1,220 @@
+"""A vector type for numba, made of LLVM instructions: `kit(lanes)` has the functions that emitted kernels use.
+
+`plain.kit` has the same functions for numpy, so that the emitted source also runs uncompiled.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from inspect import Parameter, Signature
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from adam_mpi.model.engine import cpu, functions
+
+INDEX = ir.IntType(32)
+FLOAT = ir.FloatType()
+
+# Only the entry is called from Python, and only it has to be kept: all it calls is linked into it.
+kernel = partial(njit, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)
+entry = partial(njit, nogil=True, cache=True, no_cfunc_wrapper=True)
+
+
+class Vector(types.Type):
+    """`lanes` float32 in one register."""
+
+    def __init__(self, lanes: int) -> None:
+        super().__init__(name=f"vector{lanes}")
+        self.lanes = lanes
+        self.ir = ir.VectorType(FLOAT, lanes)
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        super().__init__(manager, kind, kind.ir)
+
+
+@cache
+def kit(lanes: int) -> dict[str, Any]:
+    """The functions by the names that emitted source uses."""
+    vector = Vector(lanes)
+    basic = _memory(vector) | _arithmetic(vector) | _choices(vector) | _shuffles(vector)
+    derived = {name: kernel(function) for name, function in functions.over(basic).items()}
+    return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero}
+
+
+def define(build: Callable, result: types.Type, *arguments: types.Type | None) -> Callable:
+    """An intrinsic of `build(builder, values...)`; None stands for an array, which it gets as a pointer to its data."""
+
+    def typed(context: Any, *given: types.Type) -> tuple:
+        kinds = [kind or value for kind, value in zip(arguments, given, strict=True)]
+        return result(*kinds), generate
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        ready = [
+            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args, values, strict=True)
+        ]
+        made = build(builder, *ready)
+        return context.get_dummy_value() if result is types.void else made
+
+    # numba wants to know how many arguments there are.
+    names = ["context", *(f"argument{number}" for number in range(len(arguments)))]
+    typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])  # type: ignore
+    return intrinsic(typed)
+
+
+def _memory(vector: Vector) -> dict[str, Callable]:
+    """Loads and stores at any index of a float32 array; `part` touches the first `count` lanes only."""
+    pointer = vector.ir.as_pointer()
+    mask = ir.VectorType(ir.IntType(1), vector.lanes)
+
+    def place(builder: Any, data: Any, index: Any) -> Any:
+        return builder.bitcast(builder.gep(data, [index]), pointer)
+
+    def load(builder: Any, data: Any, index: Any) -> Any:
+        return builder.load(place(builder, data, index), align=4)
+
+    def store(builder: Any, data: Any, index: Any, value: Any) -> None:
+        builder.store(value, place(builder, data, index), align=4)
+
+    def first(builder: Any, count: Any) -> Any:
+        steps = ir.Constant(ir.VectorType(ir.IntType(64), vector.lanes), list(range(vector.lanes)))
+        return builder.icmp_signed("<", steps, _spread(builder, count, vector.lanes))
+
+    def load_part(builder: Any, data: Any, index: Any, count: Any) -> Any:
+        kind = ir.FunctionType(vector.ir, [pointer, INDEX, mask, vector.ir])
+        function = _llvm(builder, f"llvm.masked.load.v{vector.lanes}f32.p0", kind)
+        place_, nothing = place(builder, data, index), ir.Constant(vector.ir, [0.0] * vector.lanes)
+        return builder.call(function, [place_, INDEX(4), first(builder, count), nothing])
+
+    def store_part(builder: Any, data: Any, index: Any, value: Any, count: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [vector.ir, pointer, INDEX, mask])
+        function = _llvm(builder, f"llvm.masked.store.v{vector.lanes}f32.p0", kind)
+        builder.call(function, [value, place(builder, data, index), INDEX(4), first(builder, count)])
+
+    def broadcast(builder: Any, data: Any, index: Any) -> Any:
+        return _spread(builder, builder.load(builder.gep(data, [index])), vector.lanes)
+
+    def prefetch(builder: Any, data: Any, index: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [data.type, INDEX, INDEX, INDEX])
+        function = _llvm(builder, "llvm.prefetch.p0", kind)
+        builder.call(function, [builder.gep(data, [index]), INDEX(1), INDEX(3), INDEX(1)])
+
+    index = types.intp
+    return {
+        "prefetch": define(prefetch, types.void, None, index),
+        "load": define(load, vector, None, index),
+        "load_part": define(load_part, vector, None, index, index),
+        "store": define(store, types.void, None, index, vector),
+        "store_part": define(store_part, types.void, None, index, vector, index),
+        "broadcast": define(broadcast, vector, None, index),
+    }
+
+
+def _arithmetic(vector: Vector) -> dict[str, Callable]:
+    def unary(name: str) -> Callable:
+        kind = ir.FunctionType(vector.ir, [vector.ir])
+        return lambda builder, value: builder.call(
+            _llvm(builder, f"llvm.{name}.v{vector.lanes}f32", kind), [value]
+        )
+
+    def fma(builder: Any, *values: Any) -> Any:
+        kind = ir.FunctionType(vector.ir, [vector.ir] * 3)
+        return builder.call(_llvm(builder, f"llvm.fmuladd.v{vector.lanes}f32", kind), values)
+
+    def power(builder: Any, exponent: Any) -> Any:
+        """2 ** exponent of a whole number, by writing it into the exponent bits."""
+        whole = ir.VectorType(INDEX, vector.lanes)
+        bits = builder.add(builder.fptosi(exponent, whole), ir.Constant(whole, [127] * vector.lanes))
+        return builder.bitcast(builder.shl(bits, ir.Constant(whole, [23] * vector.lanes)), vector.ir)
+
+    def binary(operation: str) -> Callable:
+        return define(lambda builder, a, b: getattr(builder, operation)(a, b), vector, vector, vector)
+
+    return {
+        "add": binary("fadd"),
+        "sub": binary("fsub"),
+        "mul": binary("fmul"),
+        "div": binary("fdiv"),
+        "fma": define(fma, vector, vector, vector, vector),
+        "root": define(unary("sqrt"), vector, vector),
+        "whole": define(unary("rint"), vector, vector),
+        "power": define(power, vector, vector),
+        "zero": define(lambda builder: ir.Constant(vector.ir, [0.0] * vector.lanes), vector),
+        "splat": define(lambda builder, value: _spread(builder, value, vector.lanes), vector, types.float32),
+    }
+
+
+def _choices(vector: Vector) -> dict[str, Callable]:
+    """Lane by lane: `greater(a, b, yes, no)`, `equal(a, b, yes, no)`; maximum(a, b) is b where either is NaN."""
+
+    def choice(sign: str) -> Callable:
+        return lambda builder, a, b, yes, no: builder.select(builder.fcmp_ordered(sign, a, b), yes, no)
+
+    def maximum(builder: Any, a: Any, b: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    return {
+        "greater": define(choice(">"), vector, vector, vector, vector, vector),
+        "equal": define(choice("=="), vector, vector, vector, vector, vector),
+        "maximum": define(maximum, vector, vector, vector),
+    }
+
+
+def _shuffles(vector: Vector) -> dict[str, Callable]:
+    """`total` adds up the lanes; `low`/`high` with 1, 2, 4, ... are the steps of a transposition."""
+    lanes = vector.lanes
+
+    def pick(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INDEX, len(places)), places))
+
+    def total(builder: Any, value: Any) -> Any:
+        width = lanes
+        while width > 1:
+            width //= 2
+            upper, lower = list(range(width, 2 * width)), list(range(width))
+            value = builder.fadd(pick(builder, value, value, lower), pick(builder, value, value, upper))
+        return builder.extract_element(value, INDEX(0))
+
+    def exchange(places: list[int]) -> Callable:
+        return define(lambda builder, a, b: pick(builder, a, b, places), vector, vector, vector)
+
+    shuffles = {"total": define(total, types.float32, vector)}
+    for distance in (1, 2, 4, 8):
+        if distance < lanes:
+            shuffles[f"low{distance}"] = exchange([i + lanes - distance if i & distance else i for i in range(lanes)])
+            shuffles[f"high{distance}"] = exchange([i + lanes if i & distance else i + distance for i in range(lanes)])
+    return shuffles
+
+
+def _spread(builder: Any, value: Any, lanes: int) -> Any:
+    """The same value in every lane."""
+    nothing = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    single = builder.insert_element(nothing, value, INDEX(0))
+    return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(INDEX, lanes), [0] * lanes))
+
+
+def _llvm(builder: Any, name: str, kind: ir.FunctionType) -> Any:
+    return cgutils.get_or_insert_function(builder.module, kind, name)
+
+
+def _load_control_word(builder: Any) -> None:
+    # Round to nearest, all exceptions masked, denormals read as zero and flushed to zero.
+    word = cgutils.alloca_once_value(builder, INDEX(0x9FC0))
+    byte_pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte_pointer])
+    builder.call(_llvm(builder, "llvm.x86.sse.ldmxcsr", kind), [builder.bitcast(word, byte_pointer)])
+
+
+set_control_word = define(_load_control_word if cpu.x86() else lambda builder: None, types.void)
+
+
+@kernel
+def flush_to_zero() -> None:
+    """Denormals count as zero in this thread from now on: computing with them is many times slower."""
+    set_control_word()

@@ -1,0 +1,138 @@
+"""The step of a 3x3 convolution by Winograd's transform: kernels for the pieces, and one per direction that calls them.
+
+    forward, data:  pad; for each group of tiles: values, the sixteen products, outputs
+    weights:        pad; for each group of tiles: values, errors, the sixteen sums
+"""
+
+from dataclasses import dataclass
+
+from adam_mpi.model.engine import conv_weights, dense_product, dense_weights, tiles, winograd
+from adam_mpi.model.engine.convs import Job, unpool
+from adam_mpi.model.engine.memory import Buffer, Call, Step
+from adam_mpi.model.engine.winograd import PARTS, TURNED
+
+
+@dataclass(frozen=True)
+class Side:
+    """Planes that are padded and cut into tiles, and how many tiles there are."""
+
+    planes: int
+    height: int
+    width: int
+    pad: int
+    rows: int
+    columns: int
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        return winograd.padded(self.height, self.pad), winograd.padded(self.width, self.pad)
+
+    @property
+    def group_rows(self) -> int:
+        return winograd.group_rows(self.rows, self.columns)
+
+    @property
+    def group(self) -> int:
+        """Tiles in a group."""
+        return self.group_rows * self.columns
+
+
+def step(job: Job) -> Step:
+    shape, name, source = job.shape, job.name, job.source
+    inputs = Side(shape.channels, shape.height, shape.width, shape.pad, shape.rows // 2, shape.columns // 2)
+    errors = Side(shape.maps, shape.rows, shape.columns, 2 - shape.pad, shape.height // 2, shape.width // 2)
+    floats = PARTS * shape.maps * shape.channels
+    kernels = job.buffer("transformed kernels", floats, lasting=True)
+    sums = job.buffer("gradient of transformed kernels", floats, lasting=True)
+    winograd.emit_weights(source, f"{name}_transform", shape, job.weight)
+    winograd.emit_clear(source, f"{name}_clear", floats)
+    winograd.emit_gradient(source, f"{name}_gradient", shape, job.weight)
+    back, output_errors, winners = unpool(job)
+    scratch = _scratch(job, (inputs, errors))
+    emit_forward(job, inputs)
+    emit_weights(job, inputs)
+    forward = ("memory", "weights", job.inputs, job.outputs, winners or job.outputs, kernels, *scratch)
+    turned = job.buffer("turned", inputs.group * dense_weights.turned_floats(shape.channels, job.lanes))
+    backward = [Call(f"{name}_weights", ("memory", "gradient", output_errors, job.inputs, sums, *scratch, turned))]
+    if job.input_errors:
+        emit_data(job, errors)
+        arguments = ("memory", "weights", output_errors, job.input_errors, job.inputs, kernels, *scratch)
+        backward.append(Call(f"{name}_data", arguments))
+    return Step(
+        True,
+        [Call(f"{name}_forward", forward)],
+        [*back, *backward],
+        prepare=[Call(f"{name}_transform", ("memory", "weights", kernels))],
+        clear=[Call(f"{name}_clear", ("memory", sums))],
+        finish=[Call(f"{name}_gradient", ("memory", "gradient", sums))],
+    )
+
+
+def _scratch(job: Job, sides: tuple[Side, Side]) -> tuple[Buffer, Buffer, Buffer]:
+    """Padded planes, transformed tiles, and products."""
+    widest = PARTS * max(side.group for side in sides) * max(side.planes for side in sides) * job.lanes
+    padded = max(side.planes * side.padded[0] * side.padded[1] for side in sides) * job.lanes
+    return job.buffer("padded", padded), job.buffer("tiles", widest), job.buffer("products", widest)
+
+
+def emit_forward(job: Job, side: Side) -> None:
+    shape = job.shape
+    winograd.emit_outputs(
+        job.source, f"{job.name}_forward_outputs", shape.maps, (shape.rows, shape.columns), side.group_rows,
+        side.columns, job.lanes, bias=job.bias, relu=job.relu, pooled=job.window == 2,
+    )  # fmt: skip
+    _emit_chain(job, f"{job.name}_forward", side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
+
+
+def emit_data(job: Job, side: Side) -> None:
+    shape = job.shape
+    winograd.emit_outputs(
+        job.source, f"{job.name}_data_outputs", shape.channels, (shape.height, shape.width), side.group_rows,
+        side.columns, job.lanes, masked=job.masked,
+    )  # fmt: skip
+    _emit_chain(job, f"{job.name}_data", side, dense_product.to_data(shape.maps, shape.channels), TURNED)
+
+
+def _emit_chain(job: Job, name: str, side: Side, product: dense_product.Product, parts: list[int]) -> None:
+    """Planes in, planes out; `extra` is for winners, or the mask of a relu; `parts` is the order of the kernels."""
+    source, lanes, pairs = job.source, job.lanes, product.units * product.terms
+    winograd.emit_pad(source, f"{name}_pad", side.planes, side.height, side.width, side.pad, lanes)
+    winograd.emit_values(source, f"{name}_values", side.planes, *side.padded, side.group_rows, side.columns, lanes)
+    chosen = dense_product.choose(product, side.group, job.registers)
+    dense_product.emit(source, f"{name}_product", product, lanes, *chosen)
+    head = f"{name}(memory, weights, planes, outputs, extra, kernels, padded, tiles, products)"
+    with source.kernel(head, f"{job.shape}, Winograd, groups of {side.group} tiles."):
+        source(f"{name}_pad(memory, planes, padded)")
+        with source.inside(f"for group in range({side.rows // side.group_rows}):"):
+            source(f"{name}_values(memory, padded, tiles, group)")
+            for part, kernel in enumerate(parts):
+                values = f"tiles + {part * side.group * product.terms * lanes}"
+                results = f"products + {part * side.group * product.units * lanes}"
+                source(
+                    f"{name}_product(memory, memory, kernels + {kernel * pairs}, {values}, {results}, 0, {side.group})"
+                )
+            source(f"{name}_outputs(memory, weights, products, outputs, extra, group)")
+
+
+def emit_weights(job: Job, side: Side) -> None:
+    source, shape, lanes, name = job.source, job.shape, job.lanes, job.name
+    winograd.emit_errors(source, f"{name}_weights_errors", shape, side.group_rows, side.columns, lanes)
+    dense_weights.emit_turn(source, f"{name}_weights_turn", shape.channels, lanes)
+    tile = tiles.choose(shape.maps, -(-shape.channels // lanes), job.registers, overhead=1.0)
+    dense_weights.emit(source, f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile)
+    head = f"{name}_weights(memory, gradient, errors, planes, sums, padded, tiles, products, turned)"
+    with source.kernel(head, f"{shape}, Winograd, groups of {side.group} tiles."):
+        source(f"{name}_forward_pad(memory, planes, padded)")
+        with source.inside(f"for group in range({side.rows // side.group_rows}):"):
+            source(f"{name}_forward_values(memory, padded, tiles, group)")
+            source(f"{name}_weights_errors(memory, errors, products, group)")
+            with source.inside(f"for part in range({PARTS}):"):
+                source(
+                    f"{name}_weights_turn(memory, tiles + part * {side.group * shape.channels * lanes}, turned, "
+                    f"{side.group})"
+                )
+                source(
+                    f"{name}_weights_sums(memory, memory, sums + part * {shape.maps * shape.channels}, "
+                    f"products + part * {side.group * shape.maps * lanes}, turned, {side.group})"
+                )
+        conv_weights.emit_bias(source, shape, job.bias, lanes)

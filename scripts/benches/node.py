@@ -1,0 +1,151 @@
+"""One training node: images per second of the engine, against PyTorch on the same core, and of two threads."""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _models import MODELS, Model, in_torch
+from _timing import Times, interleaved
+
+from adam_mpi.model import parameters
+from adam_mpi.model.engine.update import descend, share
+from adam_mpi.model.network import Network
+
+RATE = np.float32(1e-4)
+SHARE_EVERY = 4
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--against", choices=["torch"], help="compare with PyTorch, which has to be installed")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--modes", nargs="*", default=["eager", "channels_last", "compile"], help="of PyTorch")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each comparison")
+    parser.add_argument("--engine", default="generated", choices=["generated", "reference"])
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[dict]:
+    for name in arguments.models:
+        model = MODELS[name]
+        for batch, target in model.batches.items():
+            yield from compare(name, model, batch, target, arguments)
+        yield scaling(name, model, max(model.batches), arguments)
+
+
+def compare(name: str, model: Model, batch: int, target: float, arguments: argparse.Namespace) -> Iterator[dict]:
+    """The engine, a matrix product to tell what the core can do, and PyTorch in its modes."""
+    contenders: dict[str, Callable[[], object]] = {"engine": engine_step(model, batch, arguments.engine)}
+    matrix = np.random.default_rng(0).random((1024, 1024), dtype=np.float32)
+    contenders["sgemm"] = lambda: matrix @ matrix
+    contenders |= torch_steps(model, batch, arguments.modes) if arguments.against else {}
+    times = interleaved(contenders, arguments.seconds)
+    engine, peak = times["engine"], 2 * 1024**3 / times["sgemm"].cpu
+    label = f"{name}_batch{batch}"
+    yield line(f"{label}_images", batch / engine.cpu, "images/s", None, engine)
+    fraction = model.flops * batch / engine.cpu / peak
+    yield line(f"{label}_of_sgemm", fraction, "of sgemm", 0.65 if (name, batch) == ("mnist", 64) else None, engine)
+    others = {mode: times[mode] for mode in times if mode not in ("engine", "sgemm")}
+    for mode, other in others.items():
+        yield line(f"{label}_vs_torch_{mode}", other.cpu / engine.cpu, "x", None, other)
+    if others:
+        best = min(others.values(), key=lambda times: times.cpu)
+        yield line(f"{label}_vs_torch", best.cpu / engine.cpu, "x", target, best) | {
+            "wall_value": round(min(other.wall for other in others.values()) / engine.wall, 3)
+        }
+
+
+def line(name: str, value: float, unit: str, target: float | None, times: Times) -> dict:
+    shown = {"cpu_ms": round(1e3 * times.cpu, 3), "wall_ms": round(1e3 * times.wall, 3)}
+    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, **shown}
+
+
+def data(model: Model, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels, labels and ids."""
+    random = np.random.default_rng(1)
+    pixels = random.integers(0, 256, (batch, *model.shapes[0].input), dtype=np.uint8)
+    return pixels, random.integers(0, model.shapes[-1].output[0], batch), np.arange(batch)
+
+
+def engine_step(model: Model, batch: int, engine: str) -> Callable[[], object]:
+    context = Network(model.shapes, batch, 0, engine=engine).context()
+    weights = parameters.initial(model.shapes, 0)
+    gradient = np.zeros_like(weights)
+    block = data(model, batch)
+
+    def step() -> None:
+        context.train(weights, gradient, *block, 0)
+        descend(weights, gradient, RATE)
+
+    return step
+
+
+def torch_steps(model: Model, batch: int, modes: list[str]) -> dict[str, Callable[[], object]]:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    steps = {}
+    for mode in modes:
+        step = torch_step(torch, model, batch, mode)
+        try:
+            step()
+        except Exception as error:  # torch.compile needs a C++ compiler, and does not work everywhere
+            print(f"torch {mode} does not work here: {str(error).splitlines()[0]}", file=sys.stderr)
+        else:
+            steps[mode] = step
+    return steps
+
+
+def torch_step(torch: Any, model: Model, batch: int, mode: str) -> Callable[[], object]:
+    module = in_torch(model.shapes)
+    pixels, labels, _ = data(model, batch)
+    inputs, targets = torch.from_numpy(pixels / np.float32(255)), torch.from_numpy(labels)
+    if mode == "channels_last":
+        module = module.to(memory_format=torch.channels_last)
+        inputs = inputs.to(memory_format=torch.channels_last)
+    optimiser = torch.optim.SGD(module.parameters(), lr=float(RATE))
+    called, loss = torch.compile(module) if mode == "compile" else module, torch.nn.CrossEntropyLoss()
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        loss(called(inputs), targets).backward()
+        optimiser.step()
+
+    return step
+
+
+def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) -> dict:
+    """Wall time of two threads against one, each with its own copy of the weights, shared every few steps."""
+    network = Network(model.shapes, batch, 0, engine=arguments.engine)
+    shared = parameters.initial(model.shapes, 0)
+    contexts, blocks = [network.context() for _ in range(2)], [data(model, batch) for _ in range(2)]
+    copies = [(shared.copy(), shared.copy(), np.zeros_like(shared)) for _ in range(2)]
+
+    def work(index: int, steps: int) -> None:
+        local, seen, gradient = copies[index]
+        for step in range(steps):
+            contexts[index].train(local, gradient, *blocks[index], 0)
+            descend(local, gradient, RATE)
+            if (step + 2 * index) % SHARE_EVERY == 0:
+                share(shared, local, seen)
+
+    def run(threads: int, steps: int) -> float:
+        workers = [threading.Thread(target=work, args=(index, steps)) for index in range(threads)]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return time.perf_counter() - start
+
+    once = min(run(1, 4) for _ in range(3)) / 4
+    steps = max(4, int(0.3 / once))
+    rounds = [(run(1, steps), run(2, steps)) for _ in range(max(3, int(arguments.seconds / (2 * steps * once))))]
+    value = median(2 * one / two for one, two in rounds)
+    times = Times(float("nan"), median(two for _, two in rounds))
+    shown = line(f"{name}_batch{batch}_threads2", value, "x", 1.85, times)
+    return {key: value for key, value in shown.items() if key != "cpu_ms"}

@@ -1,0 +1,216 @@
+"""The generated engine against the reference in float64: hundreds of stacks uncompiled, a few compiled."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from adam_mpi.model.engine import cpu, library, memory, program
+from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer
+from adam_mpi.model.network import Network
+from adam_mpi.model.parameters import initial, total
+
+FUNCTIONS = [Activation(function) for function in ("relu", "tanh", "sigmoid")]
+RELU, TANH, SIGMOID = FUNCTIONS
+
+
+def engine_context(shapes, images, lanes, registers=16, make=library.plain):
+    built = program.build(shapes, images, lanes, registers)
+    return EngineContext(shapes, images, 11, built, make(built.text, lanes), lanes)
+
+
+def check(shapes, images, count, context, seed=0, rounds=2):
+    """Loss, number correct, gradient and inference are those of the reference."""
+    random = np.random.default_rng(seed)
+    weights = (initial(shapes, seed) + 0.05 * random.standard_normal(total(shapes))).astype(np.float32)
+    pixels = random.integers(0, 256, (count, *shapes[0].input), dtype=np.uint8)
+    labels, ids = random.integers(0, shapes[-1].output[0], count), random.permutation(1000)[:count]
+    wanted, given = np.zeros(len(weights)), np.zeros(len(weights), np.float32)
+    reference = Network(shapes, images, 11, np.float64).context()
+    for _ in range(rounds):
+        loss, correct = reference.train(weights.astype(np.float64), wanted, pixels, labels, ids, 1)
+        result = context.train(weights, given, pixels, labels, ids, 1)
+        assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct
+    np.testing.assert_allclose(given, wanted, atol=3e-5 * max(1, np.abs(wanted).max()))
+    loss, correct = reference.evaluate(weights.astype(np.float64), pixels, labels)
+    result = context.evaluate(weights, pixels, labels)
+    assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct
+    probabilities = reference.predict(weights.astype(np.float64), pixels)
+    np.testing.assert_allclose(context.predict(weights, pixels), probabilities, atol=1e-5)
+
+
+def random_stack(random):
+    """A stack of one to three windows and one or two dense layers over a small image, some of it odd."""
+    shape = [int(random.integers(1, high)) for high in (4, 9, 9)]
+    stack, (_, height, width) = [], shape
+    for _ in range(random.integers(0, 4)):
+        side = min(height, width)
+        if random.random() < 0.7:
+            kernel = int(random.integers(1, 6))
+            pad = int(random.integers(0, kernel))
+            if kernel > side + 2 * pad:
+                continue
+            stride = int(random.integers(1, 5)) if random.random() < 0.5 else 1
+            stack.append(Conv(int(random.integers(1, 9)), kernel, stride, pad))
+            height, width = ((size + 2 * pad - kernel) // stride + 1 for size in (height, width))
+        else:
+            size = int(random.integers(1, min(3, side) + 1))
+            stack.append(Pool(size, int(random.integers(1, 4)) if random.random() < 0.5 else size))
+            height, width = ((extent - size) // stack[-1].stride + 1 for extent in (height, width))
+        if random.random() < 0.7:
+            stack.append(FUNCTIONS[random.integers(3)] if random.random() < 0.4 else RELU)
+        if min(height, width) >= 2 and random.random() < 0.3:
+            stack.append(Pool(2))
+            height, width = height // 2, width // 2
+        if random.random() < 0.2:
+            stack.append(Dropout(float(random.choice([0.0, 0.3, 0.8]))))
+    if random.random() < 0.7:
+        stack += [Dense(int(random.integers(1, 20))), FUNCTIONS[random.integers(3)]]
+        stack += [Dropout(0.5)] if random.random() < 0.3 else []
+    classes = int(random.integers(2, 12))
+    return infer([*stack, Dense(classes)], tuple(shape), classes)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("first", range(0, 240, 20))
+def test_emitted_source_agrees_with_the_reference(first):
+    for seed in range(first, first + 20):
+        random = np.random.default_rng(seed)
+        shapes = random_stack(random)
+        lanes, registers = int(random.choice([4, 4, 8, 16])), int(random.choice([16, 32]))
+        images = int(random.integers(1, 68)) if seed % 10 == 0 else int(random.integers(1, 14))
+        count = int(random.integers(1, images + 1))
+        check(shapes, images, count, engine_context(shapes, images, lanes, registers), seed)
+
+
+# Wide enough for Winograd's transform: input shape, layers.
+TRANSFORMED = [
+    ((17, 6, 4), [Conv(16, 3, 1, 1), RELU, Conv(18, 3), RELU, Pool(2)]),
+    ((16, 7, 6), [Conv(16, 3, 1, 2), Pool(2)]),
+    ((16, 8, 8), [Conv(20, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
+    ((16, 2, 2), [Conv(16, 3, 1, 1), TANH, Conv(16, 3, 1, 2), RELU]),
+]
+
+
+@pytest.mark.parametrize(("shape", "stack"), TRANSFORMED)
+def test_winograd_agrees_with_the_reference(shape, stack):
+    shapes = infer([*stack, Dense(3)], shape, 3)
+    built = program.build(shapes, 9, 4, 16)
+    assert "Winograd" in built.text
+    check(shapes, 9, 9, engine_context(shapes, 9, 4), 1)
+
+
+COMPILED = {
+    "winograd": ((3, 8, 8), [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
+    "everything fused": ((2, 11, 10), [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 2), Pool(2), RELU, Dense(11), RELU]),
+    "strides and overlap": ((3, 13, 12), [Conv(6, 5, 2, 4), TANH, Pool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
+    "activations": ((1, 6, 6), [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
+    "one pixel": ((1, 1, 1), [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
+}
+
+
+# Compiling takes seconds per stack; the other number of lanes is tried with one stack only.
+@pytest.mark.parametrize(("stack", "lanes"), [*((stack, cpu.lanes()) for stack in COMPILED), ("one pixel", 4)])
+def test_compiled_kernels_agree_with_the_reference(stack, lanes):
+    shape, layers = COMPILED[stack]
+    shapes = infer([*layers, Dense(5)], shape, 5)
+    context = engine_context(shapes, 67, lanes, make=library.run)
+    for seed, count in enumerate((67, 1, 16, 50)):
+        check(shapes, 67, count, context, seed)
+
+
+def test_a_diverged_network_shows():
+    shapes = infer([*COMPILED["everything fused"][1], Dense(5)], COMPILED["everything fused"][0], 5)
+    weights = initial(shapes, 0)
+    weights[0] = np.nan
+    context = engine_context(shapes, 4, 4)
+    loss, _ = context.train(weights, np.zeros_like(weights), *block(4, shapes), 0)
+    assert np.isnan(loss)
+
+
+def block(count, shapes, seed=0):
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 256, (count, *shapes[0].input), dtype=np.uint8)
+    return pixels, random.integers(0, shapes[-1].output[0], count), random.permutation(1000)[:count]
+
+
+def test_two_threads_give_what_one_gives():
+    shapes = infer([*COMPILED["everything fused"][1], Dense(5)], COMPILED["everything fused"][0], 5)
+    network, weights = Network(shapes, 16, 11, engine="generated"), initial(shapes, 3)
+    blocks = [block(16, shapes, seed) for seed in (1, 2)]
+
+    def gradient_of(context, data):
+        gradient = np.zeros_like(weights)
+        return context.train(weights, gradient, *data, 1), gradient
+
+    alone = [gradient_of(network.context(), data) for data in blocks]
+    together: dict[int, list] = {}
+    start = threading.Barrier(2)
+
+    def work(index):
+        context = network.context()
+        start.wait()
+        together[index] = [gradient_of(context, blocks[index]) for _ in range(50)]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in (0, 1):
+        assert len(together[index]) == 50
+        for result, gradient in together[index]:
+            assert result == alone[index][0]
+            np.testing.assert_array_equal(gradient, alone[index][1])
+
+
+def test_float64_takes_the_reference():
+    shapes = infer([Dense(2)], (1, 2, 2), 2)
+    assert Network(shapes, 4, 0, np.float64, "generated").program is None
+
+
+def test_buffers_that_live_together_do_not_meet():
+    shapes = infer([*COMPILED["everything fused"][1], Dense(5)], COMPILED["everything fused"][0], 5)
+    builder = program.Builder(shapes, 64, 8, 16)
+    inputs = builder.values
+    index = 0
+    while index < len(shapes):
+        index += builder.layer(index)
+    phases = builder.phases(inputs)
+    places, floats = memory.lay_out(phases, builder.blocks)
+    lives = memory.lifetimes(phases)
+    for one in lives:
+        assert places[one.buffer] + memory.size(one.buffer, builder.blocks) <= floats
+        for other in lives:
+            if one != other and one.first <= other.last and other.first <= one.last:
+                spans = sorted((places[x.buffer], memory.size(x.buffer, builder.blocks)) for x in (one, other))
+                assert spans[0][0] + spans[0][1] <= spans[1][0]
+    assert floats < sum(memory.size(life.buffer, builder.blocks) for life in lives)
+
+
+def test_denormals_are_flushed_where_the_cpu_can():
+    if not cpu.x86():
+        pytest.skip("only x86 has the control word")
+    shapes = infer([Dense(2)], (1, 2, 2), 2)
+    weights = np.full(total(shapes), 1e-30, np.float32)
+    result = []
+
+    def work():
+        context = Network(shapes, 4, 0, engine="generated").context()
+        context.train(weights, np.zeros_like(weights), *block(4, shapes), 0)
+        result.append(np.float32(1e-30) * np.full(1, 1e-10, np.float32))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert result[0][0] == 0
+
+
+def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAM_MPI_SHOW_KERNELS", str(tmp_path / "shown"))
+    shapes = infer([Dense(3)], (1, 2, 2), 3)
+    library.run.cache_clear()
+    Network(shapes, 4, 0, engine="generated").context()
+    (shown,) = (tmp_path / "shown").iterdir()
+    assert "def dense1_forward" in shown.read_text()
