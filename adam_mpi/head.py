@@ -197,7 +197,6 @@ class Head:
             "cpu_seconds": self.board.cpu(),
             "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
-            "clock_wait": self.board.clock_wait(),
             "recoveries": [],
             "provenance": provenance(self.world.hosts, seed),
         }

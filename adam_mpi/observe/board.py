@@ -88,10 +88,6 @@ class Board:
         told = {rank: word["cpu"] for (_, rank), word in self.words.items()}
         return {str(rank): round(told[rank], 3) for rank in sorted(told)}
 
-    def clock_wait(self) -> float:
-        """Seconds that workers have waited for slower ones, in all."""
-        return round(sum(word["clock_wait"] for word in self.of("worker")), 3)
-
     def distribution(self, name: str) -> dict[str, Any]:
         histogram = self.histogram(name)
         return {
