@@ -1,6 +1,9 @@
 """The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
+import math
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
@@ -107,15 +110,19 @@ def _memory(
 ) -> Iterator[str]:
     threads, size = config.worker.threads or 1, 4 * shelves.parameters
     images = description.train + description.validation + description.test
-    pixels = int(description.shape[0] * description.shape[1] * description.shape[2])
+    item = np.dtype(description.dtype).itemsize
+    pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
     context = network(config, description, shapes).bytes
     worker = (2 + 2 * threads + 2 + threads) * size + threads * context
-    worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape)
+    worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"
-    yield f"  data    {amount(images * (pixels + 1))} for the set"
+    # The cache, a label and a place per image, and the batches on their way.
+    ahead = 2 * config.data.prefetch * len(layout.workers) * config.train.batch * pixels
+    data = min(config.data.cache, images * pixels) + 16 * images + ahead
+    yield f"  data    {amount(data)} for the set and the batches ahead"
     yield f"  worker  {amount(worker)} with {threads} trainer thread(s)"
     yield (
         f"  server  {amount(2 * 4 * largest)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for mailboxes "

@@ -21,6 +21,7 @@ def run(ranks: int, *settings: str) -> tuple[dict[str, Any], list[dict[str, Any]
         words = [word for setting in settings for word in ("--set", setting)]
         program = [sys.executable, "-m", "adam_mpi", "train", "--run", f"{folder}/run", *words]
         command = ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpirun, str(ranks), *program]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, timeout=600)
+        job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
+        assert job.returncode == 0, job.stdout + job.stderr
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
         return json.loads(Path(folder, "run", "summary.json").read_text()), [line for line in lines if line["done"]]
