@@ -35,7 +35,7 @@ class Server:
         self.inbox = Inbox(world, shelves, mail.memory, published)
         self.stepper = Stepper(self.config, self.shards, published, mail.memory, self.inbox.factors)
         self.appliers = Appliers(self.config.server.threads)
-        self.clocks = np.zeros(len(shelves.pushers), np.int64)
+        self.clocks = [0] * len(shelves.pushers)
         self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.images, self.total = epochs_done * epoch_images, self.config.train.epochs * epoch_images
         """Images applied so far, and those of the whole training: they set the learning rate."""
@@ -115,7 +115,7 @@ class Server:
             return
         self.inbox.settle(mail)
         if mail.last:
-            lead = mail.clock - int(self.clocks.min())
+            lead = mail.clock - min(self.clocks)
             self.leads[max(0, lead)] += 1
             if lead > self.config.consistency.staleness:
                 self.counts["too_stale"] += 1
@@ -129,7 +129,7 @@ class Server:
         self.window.sync()
         self.inbox.acknowledge()
         self.published.rate[0] = self.rate
-        self.published.clock[0] = self.clocks.min()
+        self.published.clock[0] = min(self.clocks)
         self.window.sync()
 
     def hear(self, message: dict[str, Any]) -> None:
