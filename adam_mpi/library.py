@@ -161,9 +161,10 @@ class ParameterServer:
         return self._begin(Handle(after, start))
 
     def pull(
-        self, first: int = 0, count: int | None = None, indices: np.ndarray | None = None, after: Sequence[Handle] = ()
-    ) -> Handle:
-        """Read parameters: a range, or those at `indices` (in increasing order)."""
+        self, first: int = 0, count: int | None = None, indices: np.ndarray | None = None,
+        after: Sequence[Handle] = (), into: np.ndarray | None = None,
+    ) -> Handle:  # fmt: skip
+        """Read parameters: a range, or those at `indices` (in increasing order); into a given array or a new one."""
         wanted = [(first, self.size - first if count is None else count)]
         if indices is not None:
             chosen = np.asarray(indices, np.int64)
@@ -171,9 +172,12 @@ class ParameterServer:
             wanted = [(int(piece[0]), piece.size) for piece in pieces if piece.size]
         for start, size in wanted:
             self._check_range(start, size)
+        total = sum(size for _, size in wanted)
+        if into is not None and (into.dtype != np.float32 or into.shape != (total,) or not into.flags.c_contiguous):
+            raise UserError(f"into: {into.dtype} of shape {into.shape}: must be {total} float32 without gaps")
 
         def begin(handle: Handle) -> None:
-            handle.values = np.empty(sum(size for _, size in wanted), np.float32)
+            handle.values = np.empty(total, np.float32) if into is None else into
             handle.pending, place = 1, 0
             for start, size in wanted:
                 self._read(handle, handle.values[place : place + size], start)

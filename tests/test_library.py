@@ -119,6 +119,15 @@ def test_first_values_are_given():
         assert np.array_equal(values, np.arange(1000))
 
 
+def test_a_pull_into_memory_of_the_caller():
+    def work(server):
+        mine = np.zeros(300, np.float32)
+        assert server.wait(server.pull(first=100, count=300, into=mine)) is mine
+        assert np.array_equal(mine, np.arange(100, 400))
+
+    served(work, initial=np.arange(1000))
+
+
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="servers = 9"):
         ParameterServer(COMM, size=10, servers=9)
@@ -130,5 +139,7 @@ def test_mistakes_are_named():
             server.push(np.ones(10), first=995)
         with pytest.raises(UserError, match="there are 1000"):
             server.pull(first=-1, count=3)
+        with pytest.raises(UserError, match="into: float64 of shape .*must be 3 float32"):
+            server.pull(count=3, into=np.zeros(3))
 
     served(work)

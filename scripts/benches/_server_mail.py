@@ -64,14 +64,14 @@ def step_until(server: ParameterServer, wanted: int) -> None:
 
 
 def feed(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
-    ones, pulled = np.ones(SIZE, np.float32), []
+    ones, weights, pulled = np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32), []
     for _ in range(ROUNDS):
         comm.Barrier()
         for _ in range(PUSHES):
             server.push(ones)
         while not server.idle:
             server.step()
-        pulled.append(timed(lambda: server.wait(server.pull())))
+        pulled.append(timed(lambda: server.wait(server.pull(into=weights))))
         comm.Ibarrier().Wait()
     return {"pull": median_rate(pulled, 4 * SIZE)}
 
