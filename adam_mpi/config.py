@@ -113,7 +113,7 @@ LAYERS: list[Any] = [
 @dataclass
 class Model:
     layers: list[Any] = limited(LAYERS)
-    """The stack, input to output: conv, pool, dense, relu, tanh, sigmoid, dropout; softmax follows the last dense."""
+    """The stack: conv, pool, average, lrn, dense, relu, tanh, sigmoid, dropout; softmax follows the last dense."""
 
 
 @dataclass

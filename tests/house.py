@@ -12,6 +12,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.server import shelves
+from adam_mpi.server.protocol import choose
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
 from adam_mpi.worker.contribution import Contribution, Done
@@ -40,7 +41,7 @@ class House:
             world, self.shelves, published, self.mail, self.window, Post(world.control), Path(), 1000, 0
         )
         self.server.start({"weights": np.zeros(size, np.float32)})
-        self.pushes = PushClient(world, self.shelves, self.mail, self.window)
+        self.pushes = PushClient(world, self.shelves, choose(self.shelves, config, 1, 1), self.mail, self.window)
         self.pulls = PullClient(world, self.shelves, self.window)
         self.lane = self.pushes.lanes[0]
         self.size = size

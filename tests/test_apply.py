@@ -5,7 +5,7 @@ import pytest
 
 from adam_mpi.server import apply
 
-SIZES = [1, 7, 2047, 2048, 2049, 10_001]
+SIZES = [1, 7, 2049, apply.BLOCK - 1, apply.BLOCK, apply.BLOCK + 1, 10_001]
 RATE, KEEP, DECAY = np.float32(0.1), np.float32(0.9), np.float32(0.01)
 
 
@@ -39,7 +39,7 @@ def begin(size, seed=9):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
 @pytest.mark.parametrize("kind", apply.KERNELS)
 def test_kernels_follow_the_rule(kind, count, size):
     weights, state = begin(size)

@@ -7,7 +7,7 @@ import pytest
 
 from adam_mpi.model.engine import cpu, library, memory, program
 from adam_mpi.model.engine.context import EngineContext
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
 
@@ -56,13 +56,16 @@ def random_stack(random):
             height, width = ((size + 2 * pad - kernel) // stride + 1 for size in (height, width))
         else:
             size = int(random.integers(1, min(3, side) + 1))
-            stack.append(Pool(size, int(random.integers(1, 4)) if random.random() < 0.5 else size))
+            kind = Average if random.random() < 0.3 else Pool
+            stack.append(kind(size, int(random.integers(1, 4)) if random.random() < 0.5 else size))
             height, width = ((extent - size) // stack[-1].stride + 1 for extent in (height, width))
         if random.random() < 0.7:
             stack.append(FUNCTIONS[random.integers(3)] if random.random() < 0.4 else RELU)
         if min(height, width) >= 2 and random.random() < 0.3:
             stack.append(Pool(2))
             height, width = height // 2, width // 2
+        if random.random() < 0.2:
+            stack.append(Normalise(int(random.integers(1, 6)), 1.5, 0.3, float(random.choice([0.75, 0.4]))))
         if random.random() < 0.2:
             stack.append(Dropout(float(random.choice([0.0, 0.3, 0.8]))))
     if random.random() < 0.7:
@@ -87,7 +90,7 @@ def test_emitted_source_agrees_with_the_reference(first):
 # Wide enough for Winograd's transform: input shape, layers.
 TRANSFORMED = [
     ((17, 6, 4), [Conv(16, 3, 1, 1), RELU, Conv(18, 3), RELU, Pool(2)]),
-    ((16, 7, 6), [Conv(16, 3, 1, 2), Pool(2)]),
+    ((16, 6, 8), [Conv(16, 3, 1, 2), Pool(2)]),
     ((16, 8, 8), [Conv(20, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
     ((16, 2, 2), [Conv(16, 3, 1, 1), TANH, Conv(16, 3, 1, 2), RELU]),
 ]
@@ -105,6 +108,7 @@ COMPILED = {
     "winograd": ((3, 8, 8), [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
     "everything fused": ((2, 11, 10), [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 2), Pool(2), RELU, Dense(11), RELU]),
     "strides and overlap": ((3, 13, 12), [Conv(6, 5, 2, 4), TANH, Pool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
+    "average and normalise": ((3, 7, 8), [Conv(6, 2), RELU, Normalise(), Average(3, 2), TANH]),
     "activations": ((1, 6, 6), [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
     "one pixel": ((1, 1, 1), [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
 }

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_mpi.errors import UserError
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer, parse
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer, parse
 
 MNIST = [
     {"kind": "conv", "maps": 10, "kernel": 5},
@@ -78,7 +78,7 @@ def test_output_sizes_agree_with_sliding_a_window(data):
     [
         ("rellu", r"model\.layers\[1\] is 'rellu'; allowed are relu, tanh, sigmoid"),
         (5, r"model\.layers\[1\] is 5"),
-        ({"maps": 3}, r"model\.layers\[1\]\.kind is missing; allowed are conv, pool, dense, dropout"),
+        ({"maps": 3}, r"model\.layers\[1\]\.kind is missing; allowed are conv, pool, average, lrn, dense, dropout"),
         ({"kind": "convolution"}, r"\.kind is 'convolution'; allowed are conv"),
         ({"kind": ["conv"]}, r"\.kind is \['conv'\]; allowed are conv"),
         ({"kind": "conv", "maps": 3, "kernel": 5, "strid": 1}, r"\.strid is not known.*maps, kernel, stride, pad"),
@@ -126,3 +126,13 @@ def test_infer_names_what_does_not_fit(layers, said):
     with pytest.raises(UserError, match=said) as caught:
         infer(layers, (1, 10, 8), 10)
     assert "\n" not in str(caught.value)
+
+
+def test_average_and_lrn_are_parsed_with_their_defaults():
+    normalise = {"kind": "lrn", "size": 3, "scale": 1}
+    parsed = parse([{"kind": "average", "size": 3}, normalise, {"kind": "dense", "units": 2}])
+    assert parsed[:2] == (Average(3, 3), Normalise(3, 2.0, 1, 0.75))
+    shapes = infer(parsed, (4, 7, 7), 2)
+    assert [shape.output for shape in shapes] == [(4, 2, 2), (4, 2, 2), (2, 1, 1)]
+    with pytest.raises(UserError, match="offset is 0; give a number, above 0"):
+        parse([{"kind": "lrn", "offset": 0}])

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network, working_set
 from adam_mpi.model.parameters import initial, tensors, total, views
 
@@ -19,6 +19,8 @@ STACKS = {
     "dropout": [Conv(3, 3), RELU, Dropout(0.3), Pool(2), Dense(9), TANH, Dropout(0.5), Dense(5)],
     "pool and dropout first": [Dropout(0.2), Pool(2), Conv(3, 2), SIGMOID, Dense(5)],
     "activations in a row": [Dense(8), RELU, Dropout(0.2), SIGMOID, TANH, Dropout(0.3), Dropout(0.1), RELU, Dense(5)],
+    "average": [Conv(3, 2), RELU, Average(2), Conv(2, 2), TANH, Average(2, 1), Dense(5)],
+    "normalise": [Conv(6, 2), RELU, Normalise(3, 1.5, 0.4, 0.6), Pool(2), Normalise(4), Dropout(0.2), Dense(5)],
     "no activation": [Conv(2, 3, 3, 2), Conv(2, 2), Pool(1), Dense(4), Dense(5)],
 }
 every_stack = pytest.mark.parametrize("stack", STACKS)

@@ -105,9 +105,13 @@ class World:
 
 
 class Idle:
-    """What a loop does between two rounds: nothing after work; else a short spin, then sleeps up to a millisecond."""
+    """What a loop does between two rounds: nothing after work; else a short spin, then sleeps of up to 2 ms.
+
+    After about half a second without work they are longer: a late start is then a small part of the wait.
+    """
 
     SPINS, SHORTEST, LONGEST = 20, 50e-6, 2e-3
+    PATIENCE, REST = 250, 5e-3
 
     def __init__(self, poll: str) -> None:
         self.spin = poll == "spin"
@@ -119,5 +123,7 @@ class Idle:
             return
         if self.rounds < self.SPINS:
             time.sleep(0)
-        else:
+        elif self.rounds < self.PATIENCE:
             time.sleep(min(self.LONGEST, self.SHORTEST * 2 ** min(self.rounds - self.SPINS, 10)))
+        else:
+            time.sleep(self.REST)

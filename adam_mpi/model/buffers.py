@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Pool
+from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 ALIGNMENT = 64
 SCRATCH_BYTES = 2**18
@@ -40,7 +40,9 @@ def plan(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike) -> dict[st
     }
     for name, shape in zip(output_names(shapes), shapes, strict=True):
         buffers.setdefault(name, Buffer((*shape.output, images), dtype))
-        if isinstance(shape.layer, Pool):
+        if isinstance(shape.layer, Normalise):
+            buffers[f"{shape.name}/scales"] = Buffer((*shape.output, images), dtype)
+        if type(shape.layer) is Pool:
             buffers[f"{shape.name}/winners"] = Buffer((*shape.output, images), np.int32)
     for name, size in (_scratch(shapes, images, np.dtype(dtype).itemsize) | _errors(shapes, images)).items():
         buffers[name] = Buffer((size,), dtype)
@@ -65,14 +67,15 @@ def output_names(shapes: Sequence[LayerShape]) -> list[str]:
     names: list[str] = []
     before, needed = "input", ""
     for shape in shapes:
-        # An activation's derivative needs its output again: nobody may overwrite it (of relu's only the sign counts).
+        # The derivative of activations and normalisation needs their output again: nobody may overwrite it
+        # (of relu's only the sign counts).
         if isinstance(shape.layer, Activation):
             in_place, after = not needed, shape.layer.function
         elif isinstance(shape.layer, Dropout):
             in_place = needed in ("", "relu")
             after = needed if in_place else ""
         else:
-            in_place, after = False, ""
+            in_place, after = False, "normalise" if isinstance(shape.layer, Normalise) else ""
         before, needed = before if in_place else shape.name, after
         names.append(before)
     return names

@@ -33,6 +33,21 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Average(Pool):
+    """Square average-pooling, with windows like max-pooling's."""
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Local response normalisation: divide by (offset + scale / size * sum of squares of `size` channels) ** power."""
+
+    size: int = 5
+    offset: float = 2.0
+    scale: float = 1e-4
+    power: float = 0.75
+
+
+@dataclass(frozen=True)
 class Dense:
     """Fully-connected layer over the flattened input."""
 
@@ -53,9 +68,11 @@ class Dropout:
     rate: float
 
 
-Layer = Conv | Pool | Dense | Activation | Dropout
+Layer = Conv | Pool | Normalise | Dense | Activation | Dropout
 Shape = tuple[int, int, int]
-KINDS: dict[str, type] = {"conv": Conv, "pool": Pool, "dense": Dense, "dropout": Dropout}
+KINDS: dict[str, type] = {
+    "conv": Conv, "pool": Pool, "average": Average, "lrn": Normalise, "dense": Dense, "dropout": Dropout,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,11 @@ def _check(key: str, name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise UserError(f"{key} is {value!r}; give a number from 0 up to, but not including, 1")
         return
+    if name in ("offset", "scale", "power"):
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+        if number < 0 or (name == "offset" and not number):
+            raise UserError(f"{key} is {value!r}; give a number, {'above 0' if name == 'offset' else '0 or more'}")
+        return
     lowest = 0 if name == "pad" else 1
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
         raise UserError(f"{key} is {value!r}; give a whole number, {lowest} or more")
@@ -138,7 +160,7 @@ def infer(layers: Sequence[Layer], input_shape: Shape, classes: int) -> tuple[La
         kind = layer.function if isinstance(layer, Activation) else type(layer).__name__.lower()
         numbers[kind] += 1
         name = f"{kind}{numbers[kind]}"
-        if flat and isinstance(layer, Conv | Pool):
+        if flat and isinstance(layer, Conv | Pool | Normalise):
             raise UserError(f"model.layers[{index}] ({name}) comes after a dense layer; put it before the first one")
         shapes.append(_infer(f"model.layers[{index}]", name, layer, shape))
         shape, flat = shapes[-1].output, flat or isinstance(layer, Dense)

@@ -77,5 +77,5 @@ def _tiny(layer: Layer) -> Layer:
     if isinstance(layer, Conv):
         return Conv(maps=1, kernel=1)
     if isinstance(layer, Pool):
-        return Pool(size=1)
+        return type(layer)(size=1)
     return Dense(units=2) if isinstance(layer, Dense) else layer

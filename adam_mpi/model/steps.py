@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adam_mpi.model.kernels import conv, dense, dropout, pointwise, pool
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Pool
+from adam_mpi.model.kernels import conv, dense, dropout, normalise, pointwise, pool
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 Views = dict[str, np.ndarray]
 Forward = Callable[[Views], None]
@@ -46,6 +46,10 @@ def bind(shape: LayerShape, index: int, place: Place, arrays: dict[str, np.ndarr
         return _conv(shape.name, layer, place, arrays, rows)
     if isinstance(layer, Dense):
         return _dense(shape.name, place, arrays["sums"])
+    if isinstance(layer, Normalise):
+        return _normalise(layer, place, arrays[f"{shape.name}/scales"])
+    if isinstance(layer, Average):
+        return _average(layer, place)
     if isinstance(layer, Pool):
         return _pool(layer, place, arrays[f"{shape.name}/winners"])
     if isinstance(layer, Dropout):
@@ -95,6 +99,32 @@ def _pool(layer: Pool, place: Place, winners: np.ndarray) -> Steps:
 
     def backward(weights: Views, gradients: Views) -> None:
         pool.backward(place.errors, winners, layer.size, layer.stride, place.input_errors)
+
+    return Steps(forward, forward, None, backward)
+
+
+def _average(layer: Average, place: Place) -> Steps:
+    def forward(weights: Views) -> None:
+        pool.average(place.inputs, layer.size, layer.stride, place.outputs)
+
+    def backward(weights: Views, gradients: Views) -> None:
+        pool.average_backward(place.errors, layer.size, layer.stride, place.input_errors)
+
+    return Steps(forward, forward, None, backward)
+
+
+def _normalise(layer: Normalise, place: Place, scales: np.ndarray) -> Steps:
+    inputs, outputs, input_errors, errors = (
+        values.reshape(len(values), -1) for values in (place.inputs, place.outputs, place.input_errors, place.errors)
+    )
+    flat_scales = scales.reshape(inputs.shape)
+    size, offset, scale, power = layer.size, float(layer.offset), float(layer.scale), float(layer.power)
+
+    def forward(weights: Views) -> None:
+        normalise.forward(inputs, size, offset, scale, power, outputs, flat_scales)
+
+    def backward(weights: Views, gradients: Views) -> None:
+        normalise.backward(errors, inputs, outputs, flat_scales, size, scale, power, input_errors)
 
     return Steps(forward, forward, None, backward)
 

@@ -48,7 +48,12 @@ class Board:
             "loss": sum(share["loss"] for share in shares) / max(images, 1),
             "accuracy": sum(share["correct"] for share in shares) / max(images, 1),
             "staleness": mean(self.histogram("leads")),
+            "clock_wait": self.clock_wait(),
         }
+
+    def clock_wait(self) -> float:
+        """Seconds in which replicas were held back by the clocks of others, all replicas together."""
+        return round(sum(word["clock_wait"] for word in self.of("worker")), 3)
 
     def histogram(self, name: str) -> Counter[int]:
         total: Counter[int] = Counter()
@@ -82,10 +87,6 @@ class Board:
         """CPU seconds by rank."""
         told = {rank: word["cpu"] for (_, rank), word in self.words.items()}
         return {str(rank): round(told[rank], 3) for rank in sorted(told)}
-
-    def clock_wait(self) -> float:
-        """Seconds that workers have waited for slower ones, in all."""
-        return round(sum(word["clock_wait"] for word in self.of("worker")), 3)
 
     def distribution(self, name: str) -> dict[str, Any]:
         histogram = self.histogram(name)

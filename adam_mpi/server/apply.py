@@ -7,19 +7,23 @@ memory with the gradients as float32; `starts` are their places in it, folded in
 import numpy as np
 from numba import njit
 
-BLOCK = 2048
+BLOCK = 4096
 
 
 @njit(nogil=True, cache=True, inline="always")
 def _fold(total, mail, starts, scales, first, size):  # type: ignore[no-untyped-def]
-    for k in range(starts.size):
-        source, scale = mail[starts[k] + first : starts[k] + first + size], scales[k]
-        if k == 0:
-            for i in range(size):
-                total[i] = scale * source[i]
-        else:
-            for i in range(size):
-                total[i] += scale * source[i]
+    """Add a block of each message, four at a time: several streams keep the memory busier than one."""
+    fours = starts.size - starts.size % 4
+    for k in range(0, fours, 4):
+        a, b = mail[starts[k] + first :][:size], mail[starts[k + 1] + first :][:size]
+        c, d = mail[starts[k + 2] + first :][:size], mail[starts[k + 3] + first :][:size]
+        p, q, r, s = scales[k], scales[k + 1], scales[k + 2], scales[k + 3]
+        for i in range(size):
+            total[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i])
+    for k in range(fours, starts.size):
+        source, scale = mail[starts[k] + first :][:size], scales[k]
+        for i in range(size):
+            total[i] += scale * source[i]
 
 
 @njit(nogil=True, cache=True)
@@ -30,11 +34,7 @@ def additive(
     """weights += sum: what Adam's own workers push is the change of their weights."""
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
-        block = weights[first : first + size]
-        for k in range(starts.size):
-            source, scale = mail[starts[k] + first : starts[k] + first + size], scales[k]
-            for i in range(size):
-                block[i] += scale * source[i]
+        _fold(weights[first : first + size], mail, starts, scales, first, size)
 
 
 @njit(nogil=True, cache=True)
@@ -46,6 +46,7 @@ def momentum(
     total = np.empty(BLOCK, weights.dtype)
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
+        total[:size] = 0
         _fold(total, mail, starts, scales, first, size)
         block, velocities = weights[first : first + size], state[first : first + size]
         for i in range(size):
@@ -63,6 +64,7 @@ def nesterov(
     total = np.empty(BLOCK, weights.dtype)
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
+        total[:size] = 0
         _fold(total, mail, starts, scales, first, size)
         block, velocities = weights[first : first + size], state[first : first + size]
         for i in range(size):
@@ -81,6 +83,7 @@ def adagrad(
     total = np.empty(BLOCK, weights.dtype)
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
+        total[:size] = 0
         _fold(total, mail, starts, scales, first, size)
         block, squares = weights[first : first + size], state[first : first + size]
         for i in range(size):

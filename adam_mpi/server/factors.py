@@ -8,6 +8,7 @@ outputs) numbers instead of inputs * outputs. A server gets all activations, and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,13 +45,23 @@ class FactorPlan:
     matrix: Matrix
     shards: tuple[Shard, ...]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return sum(last - first for first, last in map(self.matrix.rows, self.shards))
 
-    @property
+    @cached_property
     def biases(self) -> int:
         return sum(last - first for first, last in map(self.matrix.bias_range, self.shards))
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Shard index -> rows and biases that come before its own in a message."""
+        places, row, bias = {}, 0, 0
+        for shard in self.shards:
+            places[shard.index] = row, bias
+            row += self.matrix.rows(shard)[1] - self.matrix.rows(shard)[0]
+            bias += self.matrix.bias_range(shard)[1] - self.matrix.bias_range(shard)[0]
+        return places
 
     def words(self, images: int) -> int:
         return images * (self.matrix.inputs + self.rows) + self.biases
@@ -66,14 +77,11 @@ class FactorPlan:
         floats[: images * inputs].reshape(images, inputs)[...] = activations
         end = images * (inputs + self.rows)
         held = floats[images * inputs : end].reshape(images, self.rows)
-        place = 0
         for shard in self.shards:
-            first, last = self.matrix.rows(shard)
-            held[:, place : place + last - first] = errors[:, first:last]
-            place += last - first
+            (row, bias), (first, last) = self.places[shard.index], self.matrix.rows(shard)
+            held[:, row : row + last - first] = errors[:, first:last]
             low, high = self.matrix.bias_range(shard)
-            floats[end : end + high - low] = gradient[low:high]
-            end += high - low
+            floats[end + bias : end + bias + high - low] = gradient[low:high]
         return floats.size
 
     def multiply(self, body: np.ndarray, images: int, shard: Shard, out: np.ndarray) -> None:
@@ -81,12 +89,11 @@ class FactorPlan:
         inputs, rows = self.matrix.inputs, self.rows
         activations = body[: images * inputs].reshape(images, inputs)
         errors = body[images * inputs : images * (inputs + rows)].reshape(images, rows)
-        before = self.shards[: self.shards.index(shard)]
-        skipped = sum(last - first for first, last in map(self.matrix.rows, before))
+        row, bias = self.places[shard.index]
         first, last = self.matrix.rows(shard)
         size = (last - first) * inputs
-        np.dot(errors[:, skipped : skipped + last - first].T, activations, out=out[:size].reshape(-1, inputs))
-        start = images * (inputs + rows) + sum(high - low for low, high in map(self.matrix.bias_range, before))
+        np.dot(errors[:, row : row + last - first].T, activations, out=out[:size].reshape(-1, inputs))
+        start = images * (inputs + rows) + bias
         out[size : shard.size] = body[start : start + shard.size - size]
 
 

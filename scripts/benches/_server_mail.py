@@ -1,6 +1,7 @@
 """One pusher feeds one server through the real mailbox; run by `bench.py server` with two ranks.
 
-Prints JSON: pushed bytes applied per second, and what `a += b` and a copy do in the same process, in turns.
+Prints JSON: pushed bytes applied per second, and what `a += b` and a copy do in the same process, in turns; and the
+share of a core that the server takes while nobody asks it anything.
 """
 
 import json
@@ -12,7 +13,7 @@ from mpi4py import MPI
 from adam_mpi import ParameterServer
 
 SHARDS, SHARD, PUSHES, ROUNDS = 64, 262_144, 4, 7
-SIZE = SHARDS * SHARD
+SIZE, REST = SHARDS * SHARD, 3.0
 
 
 def median_rate(seconds: list[float], size: int) -> float:
@@ -44,6 +45,19 @@ def serve(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
             "copy": median_rate(copied, 4 * SIZE)}  # fmt: skip
 
 
+def rest(server: ParameterServer) -> dict[str, float]:
+    """Serve while the pusher sleeps: seconds on a core per second."""
+    if server.client:
+        time.sleep(REST)
+        server.close()
+        return {}
+    start, used = time.perf_counter(), time.process_time()
+    server.serve()
+    share = (time.process_time() - used) / (time.perf_counter() - start)
+    server.close()
+    return {"idle": share}
+
+
 def step_until(server: ParameterServer, wanted: int) -> None:
     while server.server.counts["applied"] < wanted:
         server.server.step()
@@ -66,7 +80,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     server = ParameterServer(comm, size=SIZE, shard=SHARD)
     figures = serve(server, comm) if not server.client else feed(server, comm)
-    gathered = comm.gather(figures)
+    gathered = comm.gather(figures | rest(server))
     if comm.rank == 0:
         print(json.dumps(gathered[0] | gathered[1]), flush=True)
 

@@ -1,20 +1,28 @@
 """Fully-connected layer back to the weights: their gradient, summed over all images and added to `gradient`.
 
     transpose:  turned[image][feature] = inputs[feature][image], so that a vector holds features, not images
-    for each tile of vectors of features, for each tile of units:
-        sums = 0
-        for each image: sums += error of unit and image * turned features
-        gradient += sums
+    for each group of vectors of features:                        their turned features stay in the cache
+        for each tile of units, for each tile of vectors:
+            sums = 0
+            for each image: sums += error of unit and image * turned features
+            gradient += sums
     for each unit: the bias's gradient is the sum of its errors
 """
 
-from adam_mpi.model.engine import tiles
+from adam_mpi.model.engine import cpu, tiles
 from adam_mpi.model.engine.source import Source
+
+CACHE_FLOATS = 8192
 
 
 def turned_floats(features: int, lanes: int) -> int:
     """Of one block's transposed inputs, whose rows are filled up to whole vectors."""
     return tiles.up(features, lanes) * lanes
+
+
+def group(images: int) -> int:
+    """Vectors of features whose turned values take half of a small first-level cache."""
+    return max(1, CACHE_FLOATS // (2 * images * cpu.lanes()))
 
 
 def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
@@ -41,17 +49,22 @@ def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
 
 
 def emit(
-    source: Source, name: str, units: int, features: int, lanes: int, tile: tiles.Tile, bias: int | None = None
-) -> None:
-    """`bias`: its place in the gradient; `tile`: units x vectors of features."""
+    source: Source, name: str, units: int, features: int, lanes: int, tile: tiles.Tile, group: int,
+    bias: int | None = None,
+) -> None:  # fmt: skip
+    """`bias`: its place in the gradient; `tile`: units x vectors; `group`: vectors that stay in the cache."""
     row = tiles.up(features, lanes)
     with source.kernel(f"{name}(memory, gradient, weight, errors, turned, blocks)", f"{units} x {features}, {tile}."):
-        for run in tiles.each(source, "vector", tiles.runs(row // lanes, tile.columns)):
-            for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
-                for unit in range(chosen.width):
-                    source(f"prefetch(gradient, weight + (unit + {unit}) * {features} + vector * {lanes})")
-                _tile(source, units, row, lanes, chosen.width, run.width)
-                _add(source, features, lanes, chosen.width, run.width)
+        for run in tiles.runs(row // lanes, tile.columns):
+            step = tiles.up(group, run.width)
+            with source.inside(f"for group in range({run.start}, {run.stop}, {step}):"):
+                source(f"end = min(group + {step}, {run.stop})")
+                for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
+                    with source.inside(f"for vector in range(group, end, {run.width}):"):
+                        for unit in range(chosen.width):
+                            source(f"prefetch(gradient, weight + (unit + {unit}) * {features} + vector * {lanes})")
+                        _tile(source, units, row, lanes, chosen.width, run.width)
+                        _add(source, features, lanes, chosen.width, run.width)
         if bias is None:
             return
         with source.inside(f"for unit in range({units}):"):

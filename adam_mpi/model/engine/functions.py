@@ -9,6 +9,7 @@ COEFFICIENTS = (1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332471e-2, 
 
 def over(kit: dict[str, Any]) -> dict[str, Callable]:
     sub, mul, fma, maximum = kit["sub"], kit["mul"], kit["fma"], kit["maximum"]
+    add, div, exponent, mantissa = kit["add"], kit["div"], kit["exponent"], kit["mantissa"]
     zero, splat, whole, power = kit["zero"], kit["splat"], kit["whole"], kit["power"]
     c6, c5, c4, c3, c2, c1 = COEFFICIENTS
 
@@ -27,4 +28,16 @@ def over(kit: dict[str, Any]) -> dict[str, Callable]:
         value = fma(value, rest, splat(c1))
         return mul(fma(value, rest, splat(1.0)), power(number))
 
-    return {"exponential": exponential}
+    def logarithm(x: Any) -> Any:
+        """Of positive x: exponent * ln 2 + 2 artanh((m - 1) / (m + 1)) of the mantissa m, as a series."""
+        m = mul(mantissa(x), splat(0.7071067811865476))
+        ratio = div(sub(m, splat(1.0)), add(m, splat(1.0)))
+        square = mul(ratio, ratio)
+        series = fma(square, splat(2 / 11), splat(2 / 9))
+        series = fma(series, square, splat(2 / 7))
+        series = fma(series, square, splat(2 / 5))
+        series = fma(series, square, splat(2 / 3))
+        series = fma(series, square, splat(2.0))
+        return fma(add(exponent(x), splat(0.5)), splat(0.6931471805599453), mul(series, ratio))
+
+    return {"exponential": exponential, "logarithm": logarithm}

@@ -53,6 +53,8 @@ def _arithmetic(lanes: int) -> dict[str, Callable]:
         "root": np.sqrt,
         "whole": np.rint,
         "power": np.exp2,
+        "exponent": lambda v: (np.frexp(v)[1] - 1).astype(np.float32),
+        "mantissa": lambda v: np.frexp(v)[0] * np.float32(2),
         "zero": lambda: np.zeros(lanes, np.float32),
         "splat": lambda value: np.full(lanes, value, np.float32),
         "greater": lambda a, b, yes, no: np.where(a > b, yes, no),

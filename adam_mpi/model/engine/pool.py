@@ -6,7 +6,8 @@
                windows that overlap add up
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.layers import Shape
@@ -35,37 +36,44 @@ def through_relu(source: Source) -> None:
     source("best = maximum(zero(), best)")
 
 
-def emit_forward(source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int) -> None:
+def clear(source: Source, shape: Shape, lanes: int) -> None:
+    """Emit input_errors = 0."""
+    with source.inside(f"for place in range(0, {shape[0] * shape[1] * shape[2] * lanes}, {lanes}):"):
+        source("store(memory, input_errors + place, zero())")
+
+
+@contextmanager
+def each_window(source: Source, shape: Shape, size: int, stride: int, lanes: int) -> Iterator[None]:
+    """Emit loops over the windows, which set `corner`, the window's first pixel, and `at`, its place in the outputs."""
     planes, height, width = shape
     rows, columns = (height - size) // stride + 1, (width - size) // stride + 1
+    with source.inside(f"for line in range({planes * rows}):"), source.inside(f"for column in range({columns}):"):
+        source(f"plane, row = line // {rows}, line % {rows}")
+        source(f"at = (line * {columns} + column) * {lanes}")
+        source(f"corner = ((plane * {height} + row * {stride}) * {width} + column * {stride}) * {lanes}")
+        yield
+
+
+def emit_forward(source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int) -> None:
     head = f"{name}(memory, inputs, outputs, winners)"
-    with source.kernel(head, f"Largest of windows of {size}, stride {stride}, over {planes} x {height} x {width}."):
-        with source.inside(f"for line in range({planes * rows}):"), source.inside(f"for column in range({columns}):"):
-            source(f"plane, row = line // {rows}, line % {rows}")
-            source(f"v = inputs + ((plane * {height} + row * {stride}) * {width} + column * {stride}) * {lanes}")
-            window(source, size, width, lanes, relu=False)
-            source(f"to = (line * {columns} + column) * {lanes}")
-            source("store(memory, outputs + to, best)")
-            source("store(memory, winners + to, winner)")
+    with source.kernel(head, f"Largest of windows of {size}, stride {stride}, over {shape}."):
+        with each_window(source, shape, size, stride, lanes):
+            source("v = inputs + corner")
+            window(source, size, shape[2], lanes, relu=False)
+            source("store(memory, outputs + at, best)")
+            source("store(memory, winners + at, winner)")
 
 
 def emit_backward(source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int) -> None:
-    planes, height, width = shape
-    rows, columns = (height - size) // stride + 1, (width - size) // stride + 1
     head = f"{name}(memory, errors, winners, input_errors)"
     with source.kernel(head, f"Errors to the winners of windows of {size}, stride {stride}."):
-        if stride != size or height % size or width % size:
-            with source.inside(f"for place in range(0, {planes * height * width * lanes}, {lanes}):"):
-                source("store(memory, input_errors + place, zero())")
-        with source.inside(f"for line in range({planes * rows}):"), source.inside(f"for column in range({columns}):"):
-            source(f"plane, row = line // {rows}, line % {rows}")
-            source(f"at = (line * {columns} + column) * {lanes}")
+        if stride != size or shape[1] % size or shape[2] % size:
+            clear(source, shape, lanes)
+        with each_window(source, shape, size, stride, lanes):
             source("error = load(memory, errors + at)")
             source("winner = load(memory, winners + at)")
-            corner = f"((plane * {height} + row * {stride}) * {width} + column * {stride}) * {lanes}"
-            source(f"to = input_errors + {corner}")
             for number in range(size * size):
-                place = f"to + {(number // size * width + number % size) * lanes}"
+                place = f"input_errors + corner + {(number // size * shape[2] + number % size) * lanes}"
                 value = f"equal(winner, splat({number}.0), error, zero())"
                 value = value if stride >= size else f"add(load(memory, {place}), {value})"
                 source(f"store(memory, {place}, {value})")

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import (
+    average,
     convs,
     dense_product,
     dense_weights,
     dropout,
     entry,
     loss,
+    normalise,
     pixels,
     pointwise,
     pool,
@@ -22,7 +24,7 @@ from adam_mpi.model.engine import (
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step
 from adam_mpi.model.engine.source import Source
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Pool
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 PASS_IMAGES = 64
 """Images that go through the network together; a larger batch takes several passes."""
@@ -80,8 +82,12 @@ class Builder:
             return self.conv(index)
         if isinstance(layer, Dense):
             return self.fully_connected(index)
-        if isinstance(layer, Pool):
+        if isinstance(layer, Average):
+            self.average(index, layer)
+        elif isinstance(layer, Pool):
             self.pool(index, layer)
+        elif isinstance(layer, Normalise):
+            self.normalise(index, layer)
         elif isinstance(layer, Dropout):
             self.dropout(index, layer)
         else:
@@ -115,7 +121,8 @@ class Builder:
         turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
         tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
-        dense_weights.emit(source, f"{name}_weights", units, features, lanes, tile, bias)
+        group = dense_weights.group(self.blocks * lanes)
+        dense_weights.emit(source, f"{name}_weights", units, features, lanes, tile, group, bias)
         step = Step(False, [Call(f"{name}_forward", ("memory", "weights", weight, inputs, outputs, outputs, "blocks"))])
         if self.learning:
             self.product(f"{name}_data", dense_product.to_data(units, features, mask))
@@ -142,6 +149,29 @@ class Builder:
         if self.learning:
             pool.emit_backward(self.source, f"{shape.name}_backward", shape.input, *window)
             step.backward = [Call(f"{shape.name}_backward", ("memory", errors, winners, input_errors)), *masks]
+        self.steps.append(step)
+
+    def average(self, index: int, layer: Average) -> None:
+        shape, inputs, input_errors, masks = self.shapes[index], self.values, self.errors, self.mask_calls(True)
+        outputs, errors = self.output(index)
+        window = layer.size, layer.stride, self.lanes
+        average.emit_forward(self.source, f"{shape.name}_forward", shape.input, *window)
+        step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, outputs))])
+        if self.learning:
+            average.emit_backward(self.source, f"{shape.name}_backward", shape.input, *window)
+            step.backward = [Call(f"{shape.name}_backward", ("memory", errors, input_errors)), *masks]
+        self.steps.append(step)
+
+    def normalise(self, index: int, layer: Normalise) -> None:
+        shape, inputs, input_errors, masks = self.shapes[index], self.values, self.errors, self.mask_calls(True)
+        outputs, errors = self.output(index)
+        scales = Buffer(f"{shape.name}/scales", outputs.floats)
+        normalise.emit_forward(self.source, f"{shape.name}_forward", shape.input, layer, self.lanes)
+        step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, outputs, scales))])
+        if self.learning:
+            normalise.emit_backward(self.source, f"{shape.name}_backward", shape.input, layer, self.lanes)
+            arguments = ("memory", errors, inputs, outputs, scales, input_errors)
+            step.backward = [Call(f"{shape.name}_backward", arguments), *masks]
         self.steps.append(step)
 
     def dropout(self, index: int, layer: Dropout) -> None:
@@ -207,7 +237,7 @@ def _joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
         layer = shape.layer
         if not relu and layer == Activation("relu"):
             relu = True
-        elif window == 1 and isinstance(layer, Pool) and layer.size == layer.stride > 1:
+        elif window == 1 and type(layer) is Pool and layer.size == layer.stride > 1:
             window = layer.size
         else:
             break

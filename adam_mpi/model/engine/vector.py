@@ -117,6 +117,8 @@ def _memory(vector: Vector) -> dict[str, Callable]:
 
 
 def _arithmetic(vector: Vector) -> dict[str, Callable]:
+    whole = ir.VectorType(INDEX, vector.lanes)
+
     def unary(name: str) -> Callable:
         kind = ir.FunctionType(vector.ir, [vector.ir])
         return lambda builder, value: builder.call(
@@ -129,9 +131,18 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
 
     def power(builder: Any, exponent: Any) -> Any:
         """2 ** exponent of a whole number, by writing it into the exponent bits."""
-        whole = ir.VectorType(INDEX, vector.lanes)
         bits = builder.add(builder.fptosi(exponent, whole), ir.Constant(whole, [127] * vector.lanes))
         return builder.bitcast(builder.shl(bits, ir.Constant(whole, [23] * vector.lanes)), vector.ir)
+
+    def exponent(builder: Any, value: Any) -> Any:
+        """The whole number e of value = mantissa * 2 ** e, for positive values."""
+        shifted = builder.lshr(builder.bitcast(value, whole), ir.Constant(whole, [23] * vector.lanes))
+        return builder.sitofp(builder.sub(shifted, ir.Constant(whole, [127] * vector.lanes)), vector.ir)
+
+    def mantissa(builder: Any, value: Any) -> Any:
+        """From 1 up to 2."""
+        kept = builder.and_(builder.bitcast(value, whole), ir.Constant(whole, [0x007FFFFF] * vector.lanes))
+        return builder.bitcast(builder.or_(kept, ir.Constant(whole, [0x3F800000] * vector.lanes)), vector.ir)
 
     def binary(operation: str) -> Callable:
         return define(lambda builder, a, b: getattr(builder, operation)(a, b), vector, vector, vector)
@@ -145,6 +156,8 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
         "root": define(unary("sqrt"), vector, vector),
         "whole": define(unary("rint"), vector, vector),
         "power": define(power, vector, vector),
+        "exponent": define(exponent, vector, vector),
+        "mantissa": define(mantissa, vector, vector),
         "zero": define(lambda builder: ir.Constant(vector.ir, [0.0] * vector.lanes), vector),
         "splat": define(lambda builder, value: _spread(builder, value, vector.lanes), vector, types.float32),
     }

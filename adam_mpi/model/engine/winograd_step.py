@@ -119,7 +119,8 @@ def emit_weights(job: Job, side: Side) -> None:
     winograd.emit_errors(source, f"{name}_weights_errors", shape, side.group_rows, side.columns, lanes)
     dense_weights.emit_turn(source, f"{name}_weights_turn", shape.channels, lanes)
     tile = tiles.choose(shape.maps, -(-shape.channels // lanes), job.registers, overhead=1.0)
-    dense_weights.emit(source, f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile)
+    group = dense_weights.group(side.group * lanes)
+    dense_weights.emit(source, f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile, group)
     head = f"{name}_weights(memory, gradient, errors, planes, sums, padded, tiles, products, turned)"
     with source.kernel(head, f"{shape}, Winograd, groups of {side.group} tiles."):
         source(f"{name}_forward_pad(memory, planes, padded)")

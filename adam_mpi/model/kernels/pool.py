@@ -1,4 +1,4 @@
-"""Max-pooling; the winner of each window is remembered as its position in the input plane."""
+"""Max-pooling, where the winner of each window is remembered as its position in the input plane; average-pooling."""
 
 import numpy as np
 from numba import njit
@@ -39,3 +39,31 @@ def backward(errors: np.ndarray, winners: np.ndarray, size: int, stride: int, in
                     for image in range(images):
                         if winners[channel, row, column, image] == place:
                             input_errors[channel, y, x, image] += errors[channel, row, column, image]
+
+
+@njit(nogil=True, cache=True)
+def average(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray) -> None:
+    """outputs = the mean of each window."""
+    channels, height, width, images = outputs.shape
+    outputs[:] = 0
+    for channel in range(channels):
+        for row in range(height):
+            for column in range(width):
+                for step in range(size * size):
+                    y, x = row * stride + step // size, column * stride + step % size
+                    for image in range(images):
+                        outputs[channel, row, column, image] += inputs[channel, y, x, image] / (size * size)
+
+
+@njit(nogil=True, cache=True)
+def average_backward(errors: np.ndarray, size: int, stride: int, input_errors: np.ndarray) -> None:
+    """Each error is shared out over its window."""
+    channels, height, width, images = errors.shape
+    input_errors[:] = 0
+    for channel in range(channels):
+        for row in range(height):
+            for column in range(width):
+                for step in range(size * size):
+                    y, x = row * stride + step // size, column * stride + step % size
+                    for image in range(images):
+                        input_errors[channel, y, x, image] += errors[channel, row, column, image] / (size * size)
