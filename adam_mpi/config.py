@@ -85,8 +85,8 @@ class Data:
     """Fraction of the training set kept apart for validation at epoch ends."""
     images: int = limited(0, low=0)
     """Train on this many images of the training part only; 0 takes all."""
-    prefetch: int = limited(4, low=1, high=64)
-    """Batches each replica asks for ahead of need."""
+    prefetch: int = limited(16, low=1, high=64)
+    """Batches each replica asks for ahead of need; fewer towards the end of an epoch, which must not wait for one."""
     cache: int = limited(1 << 30, low=0)
     """Bytes of images a data rank keeps in memory; what is beyond is read again in each epoch, ahead of need."""
     threads: int = limited(1, low=1, high=256)

@@ -8,6 +8,7 @@ import numpy as np
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.batch import message_bytes
+from adam_mpi.data.lines import AHEAD, GROUP
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
@@ -120,7 +121,7 @@ def _memory(
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"
     # The cache, a label and a place per image, and the batches on their way.
-    ahead = 2 * config.data.prefetch * len(layout.workers) * config.train.batch * pixels
+    ahead = max(AHEAD * len(layout.workers) * config.train.batch, 2 * GROUP) * pixels
     data = min(config.data.cache, images * pixels) + 16 * images + ahead
     yield f"  data    {amount(data)} for the set and the batches ahead"
     yield f"  worker  {amount(worker)} with {threads} trainer thread(s)"

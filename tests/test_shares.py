@@ -120,13 +120,14 @@ class Kitchen:
 
 def test_a_line_prepares_ahead_and_hands_out_in_order():
     kitchen = Kitchen()
-    line = Line([3, 5, 7, 9, 11], kitchen.start, ahead=3, group=2)
-    assert line.fill() and not line.fill() and list(kitchen.futures) == [(3, 5), (7, 9)]
-    kitchen.finish(7, 9)
-    assert line.take() is None
+    line = Line([1, 3, 5, 7, 9, 11], kitchen.start, ahead=4, group=2)
+    # The first group is small, because it is waited for.
+    assert line.fill() and not line.fill() and list(kitchen.futures) == [(1,), (3, 5), (7, 9)]
     kitchen.finish(3, 5)
-    assert line.take() == (3, True, "batch 3") and line.take() == (5, True, "batch 5") and len(line) == 3
-    assert line.take() == (7, True, "batch 7") and line.close() == [9, 11] and len(line) == 0
+    assert line.take() is None
+    kitchen.finish(1)
+    assert [line.take() for _ in range(3)] == [(number, True, f"batch {number}") for number in (1, 3, 5)]
+    assert line.take() is None and line.close() == [7, 9, 11] and len(line) == 0
 
 
 def test_a_line_of_many_takers_keeps_a_batch_until_all_have_their_share():

@@ -16,7 +16,7 @@ ASK_WORDS = 8  # kind, slot, phase, batch number, replica, replicas, first colum
 
 # Kinds of answers.
 PHASE, BATCH, EXHAUSTED, STOP = 1, 2, 3, 4
-HEADER_WORDS = 8  # kind, phase, part, epoch, batch number, images; of a phase: its images, bytes of a pixel
+HEADER_WORDS = 8  # kind, phase, part, epoch, batch number, images, batches left; see `DataServer` for a phase
 
 REPORT_WORDS = 5  # phase, images, loss, correct, batch number
 PARTS = ("train", "validation", "test")

@@ -11,6 +11,9 @@ from adam_mpi.data import batch
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.course import Phase
 
+# Batches a replica may hold at any time.
+LEAST = 3
+
 
 @dataclass
 class Slot:
@@ -39,6 +42,8 @@ class DataClient:
         self.sources = deque(world.layout.data)
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
         self.next_share = self.shares = 0
+        self.left: dict[int, int] = {}
+        """Batches that each data rank had left when it last answered."""
 
     @property
     def shared(self) -> bool:
@@ -58,7 +63,7 @@ class DataClient:
             self.asking.remove(slot)
             self._take(slot)
             worked = True
-        while self.free and self._ask(self.free[-1]):
+        while self.free and self._wanted() and self._ask(self.free[-1]):
             self.asking.append(self.free.pop())
             worked = True
         return worked
@@ -91,8 +96,14 @@ class DataClient:
             self.phase = Phase(number, batch.PARTS[part], epoch)
             self.exhausted = set()
             self.next_share, self.shares = first, -(-count // self.config.train.batch)
+            self.left = dict.fromkeys(self.sources, -(-self.shares // len(self.sources)))
             self._allocate(itemsize)
         return True
+
+    def _wanted(self) -> bool:
+        """Whether to ask for one more: a slow replica that held many of the last batches would keep all waiting."""
+        held = self.config.data.prefetch - len(self.free)
+        return self.shared or held < max(LEAST, sum(self.left.values()) // (2 * self.world.layout.replicas))
 
     def _allocate(self, itemsize: int) -> None:
         """Memory for batches, once it is known how large a pixel is; between phases every slot is free."""
@@ -142,8 +153,10 @@ class DataClient:
         kind, phase = slot.memory[:16].view(np.int64).tolist()
         slot.request = None
         if kind == batch.BATCH:
+            self.left[slot.source] = int(slot.memory[48:56].view(np.int64)[0])
             self.arrived.append((slot, batch.unpack(slot.memory, slot.source, self.shape, self.itemsize)))
             return
         if kind == batch.EXHAUSTED and phase == self.phase.number:
             self.exhausted.add(slot.source)
+            self.left[slot.source] = 0
         self.free.append(slot)

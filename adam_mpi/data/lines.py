@@ -6,6 +6,8 @@ from concurrent.futures import Future
 
 from adam_mpi.data.preparation import Block
 
+# Images prepared by a thread at a time, and batches prepared ahead for each replica besides those it has in hand.
+GROUP, AHEAD = 256, 4
 Start = Callable[[list[int]], Future[list[Block]]]
 
 
@@ -17,6 +19,8 @@ class Line:
         self.started: dict[int, tuple[Future[list[Block]], int]] = {}
         """Number -> the group it is prepared in, and its place there."""
         self.taken: dict[int, int] = {}
+        self.size = 1
+        """Of the next group: the first batches of a phase are waited for, so groups begin small."""
 
     def __len__(self) -> int:
         return len(self.upcoming) + len(self.started)
@@ -51,6 +55,7 @@ class Line:
         return left
 
     def _begin(self) -> None:
-        numbers = [self.upcoming.popleft() for _ in range(min(self.group, len(self.upcoming)))]
+        numbers = [self.upcoming.popleft() for _ in range(min(self.size, len(self.upcoming)))]
+        self.size = min(2 * self.size, self.group)
         future = self.start(numbers)
         self.started |= {number: (future, place) for place, number in enumerate(numbers)}

@@ -12,14 +12,12 @@ from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
 from adam_mpi.data import batch, skew
 from adam_mpi.data.course import Phase
-from adam_mpi.data.lines import Line
+from adam_mpi.data.lines import AHEAD, GROUP, Line
 from adam_mpi.data.order import Order
 from adam_mpi.data.preparation import Block, Preparation
 from adam_mpi.data.sets import DataSet
 from adam_mpi.data.tally import Tally
 
-# Images prepared by a thread at a time.
-GROUP = 256
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 
 
@@ -132,7 +130,7 @@ class DataServer:
         for number in numbers:
             own[self._owner(number)].append(number)
         group = max(1, GROUP // self.config.train.batch)
-        ahead = max(self.config.data.prefetch * len(self.world.layout.workers) // len(own), 2 * group)
+        ahead = max(AHEAD * self.replicas // len(own), 2 * group)
         takers = self.replicas if self.joint else 1
         self.lines = [Line(mine, start, ahead, group, takers) for mine in own]
 
@@ -213,7 +211,8 @@ class DataServer:
     def _hand(self, source: int, slot: int, number: int, block: Block, columns: slice) -> None:
         phase = self.phase
         assert phase is not None
-        header = [batch.BATCH, phase.number, batch.PARTS.index(phase.part), phase.epoch, number, block.ids.size]
+        part, left = batch.PARTS.index(phase.part), sum(len(line) for line in self.lines)
+        header = [batch.BATCH, phase.number, part, phase.epoch, number, block.ids.size, left]
         self._send(source, slot, batch.pack(header, block.ids, block.labels, block.pixels[..., columns]))
 
     def _send(self, source: int, slot: int, message: np.ndarray) -> None:
