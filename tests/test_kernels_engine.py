@@ -1,12 +1,14 @@
 """The generated engine against the reference in float64: hundreds of stacks uncompiled, a few compiled."""
 
+import json
 import threading
 
 import numpy as np
 import pytest
 
-from adam_mpi.model.engine import cpu, library, memory, program
+from adam_mpi.model.engine import convs, cpu, library, memory, program, tuner
 from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
@@ -218,3 +220,29 @@ def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
     Network(shapes, 4, 0, engine="generated").context()
     (shown,) = (tmp_path / "shown").iterdir()
     assert "def dense1_forward" in shown.read_text()
+
+
+def test_choices_are_reported_and_can_be_given_again():
+    shapes = infer([*COMPILED["winograd"][1], Dense(5)], COMPILED["winograd"][0], 5)
+    first = program.build(shapes, 8, 8, 16)
+    assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
+    given = {name: convs.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
+    given |= json.loads(json.dumps({"conv2": convs.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
+    second = program.build(shapes, 8, 8, 16, given)
+    assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd"]
+    assert program.build(shapes, 8, 8, 16, json.loads(json.dumps(second.choices))).text == second.text
+
+
+def test_the_tuner_measures_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAM_MPI_CACHE", str(tmp_path))
+    shapes = infer([Conv(4, 2), RELU, Dense(2)], (1, 4, 4), 2)
+    measured = []
+
+    def measure(job, candidates):
+        measured.append(job.shape)
+        return candidates[-1]
+
+    monkeypatch.setattr(tuner, "measure", measure)
+    assert tuner.tune(shapes) == tuner.tune(shapes)
+    assert measured == [Shape(1, 4, 4, 4, 2, 1, 0)]
+    assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)

@@ -17,7 +17,8 @@ ENGINES = ("generated", "reference")
 class Network:
     """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks.
 
-    The generated engine computes in float32; the reference in any type.
+    The generated engine computes in float32; the reference in any type. `choices` are how the engine computes each
+    convolution: of `tune`, or of another network's `choices`; without, arithmetic decides.
     """
 
     def __init__(
@@ -27,11 +28,17 @@ class Network:
         seed: int,
         dtype: DTypeLike = np.float32,
         engine: str = "reference",
+        choices: dict | None = None,
     ) -> None:
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
         self.program = None
         if engine == "generated" and self.dtype == np.float32:
-            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers())
+            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices)
+
+    @property
+    def choices(self) -> dict:
+        """How each convolution is computed: JSON, to be kept where equal bits are wanted again."""
+        return self.program.choices if self.program else {}
 
     @property
     def bytes(self) -> int:

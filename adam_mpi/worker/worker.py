@@ -16,6 +16,7 @@ from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.network import Network
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
@@ -41,7 +42,9 @@ class Worker:
         self.pulls = PullClient(world, shelves, published, size)
         self.pool = Pool(2 * threads + 2, size)
         self.results: SimpleQueue[Result] = SimpleQueue()
-        network = Network(shapes, self.config.train.batch, self.config.run.seed, engine=self.config.kernels.engine)
+        kernels = self.config.kernels
+        choices = tune(shapes) if kernels.tune and kernels.engine == "generated" else None
+        network = Network(shapes, self.config.train.batch, self.config.run.seed, engine=kernels.engine, choices=choices)
         self.trainers = [
             Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
         ]

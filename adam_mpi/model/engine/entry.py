@@ -1,10 +1,11 @@
 """The function that Python calls: the whole network, forward and backward, for a batch of any size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
 from adam_mpi.model.engine.source import Source
 
+Timed = Callable[[], float]
 ARGUMENTS = "training, weights, gradient, memory, levels, pixels, labels, keys, probabilities, count"
 
 
@@ -30,6 +31,21 @@ def emit(source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int) 
                         _phase(source, phase, places, lanes)
                 forward = forward and phase.calls[-1].kernel != "cross_entropy"
         source("return loss, correct")
+    return source.text, floats
+
+
+def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
+    """Emit `timed`, which runs the phases for one block again and again; as `emit` does otherwise."""
+    places, floats = lay_out(phases, 1)
+    source("")
+    source("")
+    source("@entry")
+    with source.inside("def timed(weights, gradient, memory, repeat):"):
+        source("flush_to_zero()")
+        source("start, blocks = 0, 1")
+        with source.inside("for _ in range(repeat):"):
+            for phase in phases:
+                _phase(source, phase, places, 1)
     return source.text, floats
 
 
