@@ -35,6 +35,9 @@ def check(shapes, images, count, context, seed=0, rounds=2):
         result = context.train(weights, given, pixels, labels, ids, 1)
         assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct
     np.testing.assert_allclose(given, wanted, atol=3e-5 * max(1, np.abs(wanted).max()))
+    fresh = np.full_like(given, np.nan)
+    context.train(weights, fresh, pixels, labels, ids, 1, overwrite=True)
+    np.testing.assert_allclose(fresh, given / rounds, rtol=1e-4, atol=1e-5 * max(1, np.abs(wanted).max()))
     loss, correct = reference.evaluate(weights.astype(np.float64), pixels, labels)
     result = context.evaluate(weights, pixels, labels)
     assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct

@@ -15,8 +15,8 @@ from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.model import parameters
-from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.engine.tuner import tune
+from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer

@@ -77,7 +77,7 @@ def engine_step(model: Model, batch: int, engine: str) -> Callable[[], object]:
     block = data(model, batch)
 
     def step() -> None:
-        context.train(weights, gradient, *block, 0)
+        context.train(weights, gradient, *block, 0, True)
         descend(weights, gradient, RATE)
 
     return step
@@ -128,7 +128,7 @@ def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) 
     def work(index: int, steps: int) -> None:
         local, seen, gradient = copies[index]
         for step in range(steps):
-            contexts[index].train(local, gradient, *blocks[index], 0)
+            contexts[index].train(local, gradient, *blocks[index], 0, True)
             descend(local, gradient, RATE)
             if (step + 2 * index) % SHARE_EVERY == 0:
                 share(shared, local, seen)

@@ -6,11 +6,16 @@ from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
 from adam_mpi.model.engine.source import Source
 
 Timed = Callable[[], float]
-ARGUMENTS = "training, weights, gradient, memory, levels, pixels, labels, keys, probabilities, count"
+ARGUMENTS = "training, overwrite, weights, gradient, memory, levels, pixels, labels, keys, probabilities, count"
 
 
-def emit(source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int) -> tuple[str, int]:
-    """Emit `run`; return all that was emitted, and the floats of memory that it works in."""
+def emit(
+    source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int, added: list[tuple[int, int]]
+) -> tuple[str, int]:
+    """Emit `run`; return all that was emitted, and the floats of memory that it works in.
+
+    A gradient to be overwritten is made zero in its parts `added`, before sums are added there.
+    """
     places, floats = lay_out(phases, pass_blocks)
     source("")
     source("")
@@ -19,9 +24,13 @@ def emit(source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int) 
         source('"""Sum of losses and number correct; in training gradients are added to `gradient`."""')
         source("flush_to_zero()")
         source("loss, correct = 0.0, 0")
+        with source.inside("if training and overwrite:"):
+            for start, stop in added:
+                source(f"gradient[{start}:{stop}] = 0")
         source(f"all_blocks = (count + {lanes - 1}) // {lanes}")
         with source.inside(f"for start in range(0, all_blocks, {pass_blocks}):"):
             source(f"blocks = min({pass_blocks}, all_blocks - start)")
+            source("fresh = overwrite and start == 0")
             forward = True
             for phase in phases:
                 if forward:

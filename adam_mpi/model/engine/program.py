@@ -92,7 +92,14 @@ class Builder:
         while index < len(self.shapes):
             index += self.layer(index)
         phases = self.phases(inputs)
-        return Program(*entry.emit(self.source, phases, self.blocks, self.lanes), self.blocks, self.choices)
+        # Only the weights of fully-connected layers are overwritten as they come; the rest is added up from zero.
+        added = [
+            (tensor.offset, tensor.offset + tensor.size)
+            for tensor in parameters.tensors(self.shapes)
+            if len(tensor.shape) != 2
+        ]
+        emitted = entry.emit(self.source, phases, self.blocks, self.lanes, added)
+        return Program(*emitted, self.blocks, self.choices)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -150,7 +157,7 @@ class Builder:
             arguments = ("memory", "weights", weight, errors, input_errors, inputs, "blocks")
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
-        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks")))
+        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
         self.steps.append(step)
         self.learning, self.relu = True, relu
         return 1 + relu
