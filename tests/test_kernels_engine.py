@@ -119,7 +119,8 @@ COMPILED = {
 }
 
 
-# Compiling takes seconds per stack; the other number of lanes is tried with one stack only.
+# Compiling takes seconds per stack, more on a busy machine; the other number of lanes is tried with one stack only.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("stack", "lanes"), [*((stack, cpu.lanes()) for stack in COMPILED), ("one pixel", 4)])
 def test_compiled_kernels_agree_with_the_reference(stack, lanes):
     shape, layers = COMPILED[stack]
