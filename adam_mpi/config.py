@@ -120,6 +120,8 @@ class Model:
 class Kernels:
     engine: str = limited("generated", choices=("generated", "reference"))
     """What computes: kernels generated for this CPU and these layers, or the plain ones they are tested against."""
+    tune: bool = False
+    """Choose between ways to compute each convolution by measuring them, once per machine, not by arithmetic."""
 
 
 @dataclass

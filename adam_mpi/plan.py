@@ -40,11 +40,14 @@ def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
 
 
 def network(
-    config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = ()
-) -> Network:
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = (),
+    choices: dict | None = None,
+) -> Network:  # fmt: skip
     """The network as configured; what the generated kernels do not do yet is left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" and not captured else "reference"
-    return Network(shapes, config.train.batch, config.run.seed, engine=engine, captured=captured)
+    return Network(
+        shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices
+    )
 
 
 def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:

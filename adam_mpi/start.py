@@ -1,5 +1,6 @@
 """The start of a job: what all ranks agree on, kernels compiled once per node, windows, and the roles of this rank."""
 
+import json
 import logging
 import os
 import threading
@@ -20,6 +21,7 @@ from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
 from adam_mpi.model import parameters
+from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network, warm
 from adam_mpi.observe import rundir
@@ -44,6 +46,8 @@ class Job:
     description: Description
     shapes: tuple[LayerShape, ...]
     snapshot: tuple[Path, int] | None
+    kernels: dict | None
+    """How convolutions are computed, where arithmetic does not decide: the same on every rank, and after a resume."""
 
 
 def prepare(config: Config, directory: str | None, resume: bool) -> Job:
@@ -57,7 +61,19 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
     for stale in (path / "log" / "failure.txt", path / "DONE"):
         stale.unlink(missing_ok=True)
     (path / "config.toml").write_text(to_toml(config))
-    return Job(config, path, description, shapes, rundir.newest_snapshot(path) if resume else None)
+    snapshot = rundir.newest_snapshot(path) if resume else None
+    return Job(config, path, description, shapes, snapshot, _kernels(config, shapes, path / "kernels.json"))
+
+
+def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
+    """The choices of the run so far; else those of the tuner, where it is wanted."""
+    if path.exists():
+        return json.loads(path.read_text())
+    if config.kernels.engine != "generated" or not config.kernels.tune:
+        return None
+    choices = tune(shapes)
+    rundir.write_json(path, choices)
+    return choices
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
@@ -74,7 +90,7 @@ def crew(world: World, job: Job) -> Crew:
     plan = plan_shelves(job.config, job.shapes, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
     captured = [layer for layer, choice in choices.items() if choice.factors is not None]
-    net = network(job.config, job.description, job.shapes, captured)
+    net = network(job.config, job.description, job.shapes, captured, job.kernels)
     _compile_once(world, net)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
@@ -145,7 +161,10 @@ def _compile_once(world: World, net: Network) -> None:
 
 
 def _warm(net: Network) -> None:
-    warm(net.shapes, net.images, "generated" if net.program else "reference")
+    if net.program:
+        net.context()
+    else:
+        warm(net.shapes)
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))

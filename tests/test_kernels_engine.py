@@ -1,12 +1,14 @@
 """The generated engine against the reference in float64: hundreds of stacks uncompiled, a few compiled."""
 
+import json
 import threading
 
 import numpy as np
 import pytest
 
-from adam_mpi.model.engine import cpu, library, memory, program
+from adam_mpi.model.engine import convs, cpu, library, memory, program, tuner
 from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
@@ -33,6 +35,9 @@ def check(shapes, images, count, context, seed=0, rounds=2):
         result = context.train(weights, given, pixels, labels, ids, 1)
         assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct
     np.testing.assert_allclose(given, wanted, atol=3e-5 * max(1, np.abs(wanted).max()))
+    fresh = np.full_like(given, np.nan)
+    context.train(weights, fresh, pixels, labels, ids, 1, overwrite=True)
+    np.testing.assert_allclose(fresh, given / rounds, rtol=1e-4, atol=1e-5 * max(1, np.abs(wanted).max()))
     loss, correct = reference.evaluate(weights.astype(np.float64), pixels, labels)
     result = context.evaluate(weights, pixels, labels)
     assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct
@@ -114,7 +119,8 @@ COMPILED = {
 }
 
 
-# Compiling takes seconds per stack; the other number of lanes is tried with one stack only.
+# Compiling takes seconds per stack, more on a busy machine; the other number of lanes is tried with one stack only.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("stack", "lanes"), [*((stack, cpu.lanes()) for stack in COMPILED), ("one pixel", 4)])
 def test_compiled_kernels_agree_with_the_reference(stack, lanes):
     shape, layers = COMPILED[stack]
@@ -218,3 +224,29 @@ def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
     Network(shapes, 4, 0, engine="generated").context()
     (shown,) = (tmp_path / "shown").iterdir()
     assert "def dense1_forward" in shown.read_text()
+
+
+def test_choices_are_reported_and_can_be_given_again():
+    shapes = infer([*COMPILED["winograd"][1], Dense(5)], COMPILED["winograd"][0], 5)
+    first = program.build(shapes, 8, 8, 16)
+    assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
+    given = {name: convs.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
+    given |= json.loads(json.dumps({"conv2": convs.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
+    second = program.build(shapes, 8, 8, 16, given)
+    assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd"]
+    assert program.build(shapes, 8, 8, 16, json.loads(json.dumps(second.choices))).text == second.text
+
+
+def test_the_tuner_measures_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAM_MPI_CACHE", str(tmp_path))
+    shapes = infer([Conv(4, 2), RELU, Dense(2)], (1, 4, 4), 2)
+    measured = []
+
+    def measure(job, candidates):
+        measured.append(job.shape)
+        return candidates[-1]
+
+    monkeypatch.setattr(tuner, "measure", measure)
+    assert tuner.tune(shapes) == tuner.tune(shapes)
+    assert measured == [Shape(1, 4, 4, 4, 2, 1, 0)]
+    assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)

@@ -48,8 +48,11 @@ class Context:
         labels: np.ndarray,
         ids: np.ndarray,
         epoch: int,
+        overwrite: bool = False,
     ) -> tuple[float, int]:
-        """Add the sum of the block's gradients to `gradient`; return the loss sum and the number correct."""
+        """Add the sum of the block's gradients to `gradient`, or overwrite it; return loss sum and number correct."""
+        if overwrite:
+            gradient[:] = 0
         views, gradients = parameters.views(weights, self.tensors), parameters.views(gradient, self.tensors)
         count = self._load(pixels)
         self.arrays["ids"][:count] = ids

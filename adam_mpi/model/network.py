@@ -19,6 +19,8 @@ class Network:
 
     The generated engine computes in float32 and from pixels; the reference in any type and from any numbers. Dense
     layers in `captured` keep their activations and errors for `Context.factors`, which the reference does.
+    `choices` are how the engine computes each convolution: of `tune`, or of another network's `choices`; without,
+    arithmetic decides.
     """
 
     def __init__(
@@ -29,12 +31,18 @@ class Network:
         dtype: DTypeLike = np.float32,
         engine: str = "reference",
         captured: Sequence[str] = (),
+        choices: dict | None = None,
     ) -> None:
         self.captured = tuple(captured)
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
         self.program = None
         if engine == "generated" and self.dtype == np.float32:
-            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers())
+            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices)
+
+    @property
+    def choices(self) -> dict:
+        """How each convolution is computed: JSON, to be kept where equal bits are wanted again."""
+        return self.program.choices if self.program else {}
 
     @property
     def bytes(self) -> int:

@@ -33,6 +33,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
         model = MODELS[name]
         for batch, target in model.batches.items():
             yield from compare(name, model, batch, target, arguments)
+        if arguments.against and name == "mnist":
+            yield accuracy(name, model, arguments.engine)
         yield scaling(name, model, max(model.batches), arguments)
 
 
@@ -77,7 +79,7 @@ def engine_step(model: Model, batch: int, engine: str) -> Callable[[], object]:
     block = data(model, batch)
 
     def step() -> None:
-        context.train(weights, gradient, *block, 0)
+        context.train(weights, gradient, *block, 0, True)
         descend(weights, gradient, RATE)
 
     return step
@@ -118,6 +120,34 @@ def torch_step(torch: Any, model: Model, batch: int, mode: str) -> Callable[[], 
     return step
 
 
+def accuracy(name: str, model: Model, engine: str, steps: int = 100, batch: int = 16, rate: float = 0.002) -> dict:
+    """Digits in which the losses of engine and PyTorch agree after so many steps from equal weights.
+
+    The steps are small: with large ones any two orders of summation part ways at the first near-tie of a max-pooling.
+    """
+    import torch
+
+    context, weights = Network(model.shapes, batch, 0, engine=engine).context(), parameters.initial(model.shapes, 0)
+    gradient, (pixels, labels, ids) = np.zeros_like(weights), data(model, batch)
+    module = in_torch(model.shapes)
+    with torch.no_grad():
+        tensors = parameters.tensors(model.shapes)
+        for tensor, values in zip(tensors, module.parameters(), strict=True):
+            values.copy_(torch.from_numpy(weights[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape)))
+    optimiser, function = torch.optim.SGD(module.parameters(), lr=rate), torch.nn.CrossEntropyLoss()
+    inputs, targets = torch.from_numpy(pixels / np.float32(255)), torch.from_numpy(labels)
+    for _ in range(steps):
+        ours, _ = context.train(weights, gradient, pixels, labels, ids, 0, True)
+        descend(weights, gradient, np.float32(rate / batch))
+        optimiser.zero_grad(set_to_none=True)
+        theirs = function(module(inputs), targets)
+        theirs.backward()
+        optimiser.step()
+    difference = abs(ours / batch - theirs.item()) / theirs.item()
+    digits = -np.log10(max(difference, 1e-9))
+    return {"name": f"{name}_accuracy", "value": round(digits, 2), "unit": "digits", "target": 4.0}
+
+
 def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) -> dict:
     """Wall time of two threads against one, each with its own copy of the weights, shared every few steps."""
     network = Network(model.shapes, batch, 0, engine=arguments.engine)
@@ -128,7 +158,7 @@ def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) 
     def work(index: int, steps: int) -> None:
         local, seen, gradient = copies[index]
         for step in range(steps):
-            contexts[index].train(local, gradient, *blocks[index], 0)
+            contexts[index].train(local, gradient, *blocks[index], 0, True)
             descend(local, gradient, RATE)
             if (step + 2 * index) % SHARE_EVERY == 0:
                 share(shared, local, seen)

@@ -39,32 +39,39 @@ class EngineContext:
         labels: np.ndarray,
         ids: np.ndarray,
         epoch: int,
+        overwrite: bool = False,
     ) -> tuple[float, int]:
-        """Add the sum of the block's gradients to `gradient`; return the loss sum and the number correct."""
+        """Add the sum of the block's gradients to `gradient`, or overwrite it; return loss sum and number correct."""
         if self.random:
             self.ids[: len(ids)] = ids
             dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
-        return self._run(True, weights, gradient, pixels, labels)
+        return self._run(True, overwrite, weights, gradient, pixels, labels)
 
     def evaluate(self, weights: np.ndarray, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
         """The loss sum and the number correct, without dropout."""
-        return self._run(False, weights, self.unused, pixels, labels)
+        return self._run(False, False, weights, self.unused, pixels, labels)
 
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
         """Probabilities (images, classes)."""
-        self._run(False, weights, self.unused, pixels, np.zeros(len(pixels), np.int64))
+        self._run(False, False, weights, self.unused, pixels, np.zeros(len(pixels), np.int64))
         return self.probabilities[: len(pixels)].copy()
 
     def _run(
-        self, training: bool, weights: np.ndarray, gradient: np.ndarray, pixels: np.ndarray, labels: np.ndarray
+        self,
+        training: bool,
+        overwrite: bool,
+        weights: np.ndarray,
+        gradient: np.ndarray,
+        pixels: np.ndarray,
+        labels: np.ndarray,
     ) -> tuple[float, int]:
         # Copied first, so that the program sees one type of array whatever the block is a view of.
         count = len(pixels)
         self.pixels[:count] = pixels
         self.labels[:count] = labels
         return self.run(
-            training, weights, gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels, self.keys,
-            self.probabilities.reshape(-1), count,
+            training, overwrite, weights, gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels,
+            self.keys, self.probabilities.reshape(-1), count,
         )  # fmt: skip
 
 

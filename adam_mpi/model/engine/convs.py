@@ -1,8 +1,10 @@
 """The step of a convolution, with relu and max-pooling where they follow it."""
 
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
-from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, pool, tiles
+from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, pool, tiles, winograd
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.memory import Buffer, Call, Step
 from adam_mpi.model.engine.source import Source
@@ -34,11 +36,33 @@ class Job:
         return Buffer(f"{self.name}/{what}", floats, each_block=False, lasting=lasting)
 
 
-def direct(job: Job) -> Step:
+Choice = dict[str, Any]
+"""How a convolution is computed; JSON, as it is kept with the run: equal bits need equal choices."""
+
+
+def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[Choice]:
+    """The first is what arithmetic says; the others, up to `wanted` tiles of each kind, are worth a measurement."""
+    columns = shape.columns // window * window
+    forward = tiles.ranked(shape.maps, columns, registers, slide=2)[:wanted]
+    data = tiles.ranked(shape.channels, shape.width, registers, 2, shape.stride)[:wanted]
+    sums = conv_weights.choose(shape, registers)
+    found: list[Choice] = [
+        {
+            "algorithm": "direct",
+            "forward": [one.planes, one.columns],
+            "data": [other.planes, other.columns],
+            "weights": [sums.maps, sums.channels, sums.taps],
+        }
+        for one, other in zip_longest(forward, data, fillvalue=(forward if len(forward) < len(data) else data)[-1])
+    ]
+    return [{"algorithm": "winograd"}, *found] if winograd.fits(shape, window) else found
+
+
+def direct(job: Job, choice: Choice) -> Step:
     shape, name, lanes = job.shape, job.name, job.lanes
-    tile = tiles.choose(shape.maps, shape.columns // job.window * job.window, job.registers, slide=2)
+    tile = tiles.Tile(*choice["forward"])
     conv_forward.emit(job.source, f"{name}_forward", shape, job.weight, job.bias, lanes, tile, job.relu, job.window)
-    sums = conv_weights.choose(shape, job.registers)
+    sums = conv_weights.Tile(*choice["weights"])
     conv_weights.emit(job.source, f"{name}_weights", shape, job.weight, job.bias, lanes, sums)
     back, errors, winners = unpool(job)
     forward: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
@@ -47,7 +71,7 @@ def direct(job: Job) -> Step:
     step = Step(True, [Call(f"{name}_forward", forward)], back)
     step.backward.append(Call(f"{name}_weights", ("memory", "gradient", errors, job.inputs)))
     if job.input_errors:
-        tile = tiles.choose(shape.channels, shape.width, job.registers, 2, shape.stride)
+        tile = tiles.Tile(*choice["data"])
         conv_data.emit(job.source, f"{name}_data", shape, job.weight, lanes, tile, job.masked)
         step.backward.append(Call(f"{name}_data", ("memory", "weights", errors, job.inputs, job.input_errors)))
     return step

@@ -5,7 +5,7 @@
         for each tile of units, for each tile of vectors:
             sums = 0
             for each image: sums += error of unit and image * turned features
-            gradient += sums
+            gradient += sums                                      or = sums, if the gradient is fresh
     for each unit: the bias's gradient is the sum of its errors
 """
 
@@ -54,7 +54,8 @@ def emit(
 ) -> None:  # fmt: skip
     """`bias`: its place in the gradient; `tile`: units x vectors; `group`: vectors that stay in the cache."""
     row = tiles.up(features, lanes)
-    with source.kernel(f"{name}(memory, gradient, weight, errors, turned, blocks)", f"{units} x {features}, {tile}."):
+    head = f"{name}(memory, gradient, weight, errors, turned, blocks, fresh)"
+    with source.kernel(head, f"{units} x {features}, {tile}."):
         for run in tiles.runs(row // lanes, tile.columns):
             step = tiles.up(group, run.width)
             with source.inside(f"for group in range({run.start}, {run.stop}, {step}):"):
@@ -94,7 +95,6 @@ def _add(source: Source, features: int, lanes: int, chosen: int, vectors: int) -
         source(f"count = min({lanes}, {features - vector * lanes} - vector * {lanes})" if features % lanes else "")
         for unit in range(chosen):
             source(f"to = weight + (unit + {unit}) * {features} + (vector + {vector}) * {lanes}")
-            if features % lanes:
-                source(f"store_part(gradient, to, add(load_part(gradient, to, count), sum{unit}_{vector}), count)")
-            else:
-                source(f"store(gradient, to, add(load(gradient, to), sum{unit}_{vector}))")
+            old, end = ("load_part(gradient, to, count)", ", count") if features % lanes else ("load(gradient, to)", "")
+            store = "store_part" if features % lanes else "store"
+            source(f"{store}(gradient, to, sum{unit}_{vector} if fresh else add({old}, sum{unit}_{vector}){end})")

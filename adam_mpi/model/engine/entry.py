@@ -1,15 +1,21 @@
 """The function that Python calls: the whole network, forward and backward, for a batch of any size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
 from adam_mpi.model.engine.source import Source
 
-ARGUMENTS = "training, weights, gradient, memory, levels, pixels, labels, keys, probabilities, count"
+Timed = Callable[[], float]
+ARGUMENTS = "training, overwrite, weights, gradient, memory, levels, pixels, labels, keys, probabilities, count"
 
 
-def emit(source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int) -> tuple[str, int]:
-    """Emit `run`; return all that was emitted, and the floats of memory that it works in."""
+def emit(
+    source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int, added: list[tuple[int, int]]
+) -> tuple[str, int]:
+    """Emit `run`; return all that was emitted, and the floats of memory that it works in.
+
+    A gradient to be overwritten is made zero in its parts `added`, before sums are added there.
+    """
     places, floats = lay_out(phases, pass_blocks)
     source("")
     source("")
@@ -18,9 +24,13 @@ def emit(source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int) 
         source('"""Sum of losses and number correct; in training gradients are added to `gradient`."""')
         source("flush_to_zero()")
         source("loss, correct = 0.0, 0")
+        with source.inside("if training and overwrite:"):
+            for start, stop in added:
+                source(f"gradient[{start}:{stop}] = 0")
         source(f"all_blocks = (count + {lanes - 1}) // {lanes}")
         with source.inside(f"for start in range(0, all_blocks, {pass_blocks}):"):
             source(f"blocks = min({pass_blocks}, all_blocks - start)")
+            source("fresh = overwrite and start == 0")
             forward = True
             for phase in phases:
                 if forward:
@@ -30,6 +40,21 @@ def emit(source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int) 
                         _phase(source, phase, places, lanes)
                 forward = forward and phase.calls[-1].kernel != "cross_entropy"
         source("return loss, correct")
+    return source.text, floats
+
+
+def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
+    """Emit `timed`, which runs the phases for one block again and again; as `emit` does otherwise."""
+    places, floats = lay_out(phases, 1)
+    source("")
+    source("")
+    source("@entry")
+    with source.inside("def timed(weights, gradient, memory, repeat):"):
+        source("flush_to_zero()")
+        source("start, blocks = 0, 1")
+        with source.inside("for _ in range(repeat):"):
+            for phase in phases:
+                _phase(source, phase, places, 1)
     return source.text, floats
 
 

@@ -31,7 +31,7 @@ from adam_mpi.model.kernels.dropout import SPREAD, mix
 globals().update(kit({lanes}))
 '''
 SIGNATURE = (
-    "(boolean, float32[::1], float32[::1], float32[::1], float32[::1], uint8[::1], int64[::1], uint64[::1], "
+    "(boolean, boolean, float32[::1], float32[::1], float32[::1], float32[::1], uint8[::1], int64[::1], uint64[::1], "
     "float32[::1], int64)"
 )
 
@@ -45,15 +45,27 @@ def folder() -> Path:
 @cache
 def run(text: str, lanes: int) -> Callable:
     """The compiled function `run` of a program."""
+    return _compiled(text, lanes, "run", SIGNATURE)
+
+
+def timed(text: str, lanes: int) -> Callable:
+    """The compiled function `timed` that the tuner measures."""
+    return _compiled(text, lanes, "timed", "(float32[::1], float32[::1], float32[::1], int64)")
+
+
+def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
     source = HEADER.format(kit="vector", lanes=lanes, note=f"{lanes} lanes") + text
-    name = f"kernels_{_key(source)}"
+    name = f"kernels_{key(source)}"
     _show(name, source)
-    path = _written(name, source)
+    path = folder() / f"{name}.py"
+    # An existing file stays as it is, or numba would compile it again.
+    if not path.exists():
+        write(path, source)
     # Ranks of one node compile once: the others wait here, then find it in numba's cache.
     with _lock(path.with_suffix(".lock")):
-        function = _module(name, path).run
-        function.compile(SIGNATURE)
-    return function
+        made = getattr(_module(name, path), function)
+        made.compile(signature)
+    return made
 
 
 def plain(text: str, lanes: int) -> Callable:
@@ -67,22 +79,19 @@ def plain(text: str, lanes: int) -> Callable:
     return space["run"]
 
 
-def _key(source: str) -> str:
+def key(source: str) -> str:
     """Of the source, the vector kit it uses, the CPU and the compiler."""
     kit = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector.py", "functions.py"))
     parts = (source.encode(), kit, cpu.name().encode(), numba.__version__.encode(), llvmlite.__version__.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
-def _written(name: str, source: str) -> Path:
-    """The file with the source; an existing one stays as it is, or numba would compile it again."""
-    path = folder() / f"{name}.py"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            file.write(source)
-        os.replace(file.name, path)
-    return path
+def write(path: Path, text: str) -> None:
+    """A whole file or none, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from adam_mpi.model.engine import (
     pointwise,
     pool,
     tiles,
-    winograd,
     winograd_step,
 )
 from adam_mpi.model.engine.convolution import Shape
@@ -38,17 +37,37 @@ class Program:
     floats: int
     blocks: int
     """Blocks of images that go through the network together."""
+    choices: dict[str, convs.Choice]
+    """How each convolution is computed."""
 
 
-def build(shapes: Sequence[LayerShape], images: int, lanes: int, registers: int) -> Program:
-    """The program for batches of up to `images` images."""
-    return Builder(shapes, images, lanes, registers).program()
+def build(
+    shapes: Sequence[LayerShape],
+    images: int,
+    lanes: int,
+    registers: int,
+    choices: dict[str, convs.Choice] | None = None,
+) -> Program:
+    """The program for batches of up to `images` images; what is not among the choices is decided by arithmetic."""
+    return Builder(shapes, images, lanes, registers, choices).program()
+
+
+def conv_step(job: convs.Job, choice: convs.Choice) -> Step:
+    return winograd_step.step(job) if choice["algorithm"] == "winograd" else convs.direct(job, choice)
 
 
 class Builder:
     """Walks through the layers; `values` and `errors` are the buffers of the last output and of its errors."""
 
-    def __init__(self, shapes: Sequence[LayerShape], images: int, lanes: int, registers: int) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        images: int,
+        lanes: int,
+        registers: int,
+        choices: dict[str, convs.Choice] | None = None,
+    ) -> None:
+        self.choices = dict(choices or {})
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
         self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
@@ -73,7 +92,14 @@ class Builder:
         while index < len(self.shapes):
             index += self.layer(index)
         phases = self.phases(inputs)
-        return Program(*entry.emit(self.source, phases, self.blocks, self.lanes), self.blocks)
+        # Only the weights of fully-connected layers are overwritten as they come; the rest is added up from zero.
+        added = [
+            (tensor.offset, tensor.offset + tensor.size)
+            for tensor in parameters.tensors(self.shapes)
+            if len(tensor.shape) != 2
+        ]
+        emitted = entry.emit(self.source, phases, self.blocks, self.lanes, added)
+        return Program(*emitted, self.blocks, self.choices)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -95,7 +121,7 @@ class Builder:
         return 1
 
     def conv(self, index: int) -> int:
-        relu, window, taken = _joined(self.shapes, index)
+        relu, window, taken = joined(self.shapes, index)
         layer = self.shapes[index].layer
         assert isinstance(layer, Conv)
         shape = Shape(*self.shapes[index].input, layer.maps, layer.kernel, layer.stride, layer.pad)
@@ -106,7 +132,9 @@ class Builder:
             self.places[f"{self.shapes[index].name}/weight"], self.places[f"{self.shapes[index].name}/bias"],
             inputs, outputs, errors, input_errors if self.learning else None,
         )  # fmt: skip
-        self.steps.append(winograd_step.step(job) if winograd.fits(shape, window) else convs.direct(job))
+        choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
+        self.choices[job.name] = choice
+        self.steps.append(conv_step(job, choice))
         self.learning, self.relu = True, relu and window == 1
         return taken
 
@@ -129,7 +157,7 @@ class Builder:
             arguments = ("memory", "weights", weight, errors, input_errors, inputs, "blocks")
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
-        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks")))
+        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
         self.steps.append(step)
         self.learning, self.relu = True, relu
         return 1 + relu
@@ -227,7 +255,7 @@ class Builder:
         return [*_merged(forward), Phase(False, (end,)), *_merged(backward)]
 
 
-def _joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
+def joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
     """Whether relu follows the convolution, the window of a max-pooling that does, and how many layers that makes.
 
     Relu before and after max-pooling is the same.

@@ -67,7 +67,14 @@ def cost(total: int, width: int, other_total: int, other_width: int, overhead: f
 
 
 def choose(planes: int, columns: int, registers: int, slide: int = 1, step: int = 1, overhead: float = 0.0) -> Tile:
-    """The cheapest tile whose sums, values and factor fit the registers; values slide by `slide` along a row."""
+    """The cheapest tile."""
+    return ranked(planes, columns, registers, slide, step, overhead)[0]
+
+
+def ranked(
+    planes: int, columns: int, registers: int, slide: int = 1, step: int = 1, overhead: float = 0.0
+) -> list[Tile]:
+    """Tiles whose sums, values and factor fit the registers, cheapest first; values slide by `slide` along a row."""
     fitting = [
         Tile(a, b)
         for a in range(1, min(planes, registers) + 1)
@@ -81,4 +88,4 @@ def choose(planes: int, columns: int, registers: int, slide: int = 1, step: int 
         rests = (planes % tile.planes > 0) + (columns % tile.columns > 0)
         return cycles * (1 + 0.03 * rests), cycles, tile.columns
 
-    return min(fitting, key=effort)
+    return sorted(fitting, key=effort)

@@ -18,10 +18,9 @@ def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: f
 
 @njit(nogil=True, cache=True)
 def descend(weights: np.ndarray, gradient: np.ndarray, factor: float) -> None:
-    """A step down the gradient; leave the gradient zero."""
+    """A step down the gradient, which is left as it is: the next batch may overwrite it."""
     for i in range(gradient.size):
         weights[i] -= factor * gradient[i]
-        gradient[i] = 0
 
 
 @njit(nogil=True, cache=True)

@@ -134,6 +134,6 @@ def emit_weights(job: Job, side: Side) -> None:
                 )
                 source(
                     f"{name}_weights_sums(memory, memory, sums + part * {shape.maps * shape.channels}, "
-                    f"products + part * {side.group * shape.maps * lanes}, turned, {side.group})"
+                    f"products + part * {side.group * shape.maps * lanes}, turned, {side.group}, False)"
                 )
         conv_weights.emit_bias(source, shape, job.bias, lanes)
