@@ -1,9 +1,11 @@
 """The commands of `python -m adam_mpi`; each is one short function. `train` is meant where none is named."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from adam_mpi import config
 from adam_mpi.errors import UserError
@@ -53,16 +55,39 @@ def fetch(options: argparse.Namespace) -> int:
     return 0
 
 
+def pack(options: argparse.Namespace) -> int:
+    """Write a data set as one chunked HDF5 file."""
+    from adam_mpi.data.pack import pack
+
+    print(pack(options.source, Path(options.output), options.size, options.on_bad))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
     "plan": plan,
     "fetch": fetch,
+    "pack": pack,
 }
 
 
+# A rank's number as launchers give it, before MPI is up.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Under mpirun every rank has the same mistake to report; one does."""
+
+    def error(self, message: str) -> NoReturn:
+        rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+        if rank != "0":
+            sys.exit(2)
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="adam_mpi", description=__doc__)
+    parser = _Parser(prog="adam_mpi", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     made = {
         name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)
@@ -80,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     made["eval"].add_argument("run", help="run directory")
     made["fetch"].add_argument("name", help="mnist or fashion")
     made["fetch"].add_argument("--from", dest="source", metavar="DIR|URL", help="take the files from here")
+    made["pack"].add_argument("source", help="name or path of a data set, as in data.set")
+    made["pack"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
+    made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
+    made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
     return parser
 
 

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import math
 import textwrap
 import tomllib
@@ -51,15 +52,52 @@ class Layout:
 
 
 @dataclass
+class Transform:
+    shift: float = limited(0.0, low=0.0)
+    """Move each training image by up to so many pixels in x and in y."""
+    rotation: float = limited(0.0, low=0.0, high=180.0)
+    """Turn it by up to so many degrees."""
+    scale: float = limited(0.0, low=0.0, high=0.9)
+    """Make it larger or smaller by up to this fraction: 0.12 is 0.88 to 1.12 times."""
+    shear: float = limited(0.0, low=0.0, high=2.0)
+    """Slant it by up to so many columns per row."""
+    elastic: float = limited(0.0, low=0.0)
+    """Bend it by a smooth random field that moves pixels by so many pixels in the quadratic mean."""
+    spacing: int = limited(7, low=2)
+    """Pixels between the control points of the elastic field: more is smoother."""
+    reflect: bool = False
+    """Mirror every second image, left to right."""
+    crop: int = limited(0, low=0)
+    """Cut a square of this side out of each image, at random in training, from the middle elsewhere; 0 takes all."""
+    brightness: float = limited(0.0, low=0.0, high=1.0)
+    """Make it lighter or darker by up to this fraction of white."""
+    contrast: float = limited(0.0, low=0.0, high=1.0)
+    """Stretch its grey levels by up to this fraction."""
+    normalise: bool = False
+    """Bring each channel (or feature) to mean 0 and deviation 1; data ranks then send 4 bytes per pixel."""
+
+
+@dataclass
 class Data:
     set: str = "glyphs"
-    """Data set: glyphs (built in), mnist or fashion."""
+    """Data set: glyphs (built in), mnist, fashion, or the path of a file or folder (formats: data/README.md)."""
     validation: float = limited(1 / 12, low=0.0, high=0.5)
     """Fraction of the training set kept apart for validation at epoch ends."""
     images: int = limited(0, low=0)
     """Train on this many images of the training part only; 0 takes all."""
     prefetch: int = limited(4, low=1, high=64)
     """Batches each replica asks for ahead of need."""
+    cache: int = limited(1 << 30, low=0)
+    """Bytes of images a data rank keeps in memory; what is beyond is read again in each epoch, ahead of need."""
+    threads: int = limited(1, low=1, high=256)
+    """Threads of a data rank that transform images."""
+    size: int = limited(0, low=0)
+    """Side that images of a folder are scaled to, the middle cut out; 0 wants all of one size."""
+    on_bad: str = limited("stop", choices=("stop", "skip"))
+    """What an unreadable image, a wrong label or a NaN feature does: stop the job, or be left out and counted."""
+    skew: str = "none"
+    """Uneven shares for studies: none, by_class, or dirichlet:ALPHA (less is more uneven); implies static shares."""
+    transform: Transform = field(default_factory=Transform)
 
 
 # The paper's MNIST network.
@@ -99,27 +137,51 @@ class Train:
 
 
 @dataclass
+class Epoch:
+    assignment: str = limited("dynamic", choices=("dynamic", "static"))
+    """Batches go to whoever asks, so a slow replica takes fewer; or each replica has its share of an epoch."""
+    quorum: float = limited(1.0, low=0.01, high=1.0)
+    """With static shares: an epoch ends when this fraction of the replicas is done with theirs."""
+
+
+@dataclass
 class Optimiser:
+    kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad"))
+    """The rule the servers step by; momentum 0 is plain gradient descent."""
+    where: str = limited("server", choices=("server", "worker"))
+    """Who steps: servers, on pushed gradients; or workers, who push the change of their weights (Adam's own way)."""
     rate: float = limited(0.03, low=0.0)
     """Learning rate at the start, for gradients averaged over `train.batch` images."""
-    schedule: str = limited("cosine", choices=("constant", "cosine"))
-    """How the rate goes on: constant, or down to zero along a cosine over all epochs."""
+    schedule: str = limited("cosine", choices=("constant", "step", "cosine"))
+    """How the rate goes on over all epochs: constant, times 0.3 after each third, or down to zero along a cosine."""
+    warm_up: float = limited(0.0, low=0.0, high=0.9)
+    """Part of the training over which the rate rises from zero first."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
     """Share of the last step that goes into the next; many asynchronous replicas want little of it."""
     decay: float = limited(0.0, low=0.0)
     """Weight decay, added to the gradient as `decay * weight`."""
+    staleness_scale: str = limited("none", choices=("none", "inverse"))
+    """Weight of a push that was computed on weights n steps old: 1, or 1 / (1 + n)."""
+    average: float = limited(0.0, low=0.0, high=1.0)
+    """Share of each step in a running average of the weights, which is then evaluated and exported; 0 keeps none."""
 
 
 @dataclass
 class Push:
     images: int = limited(32, low=1)
     """Images whose gradients a trainer thread sums up before it pushes them (asynchronous training)."""
+    protocol: str = limited("auto", choices=("auto", "delta", "factor"))
+    """What dense layers push: gradients (delta), activations and errors (factor), or whichever is cheaper."""
+    codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))
+    """How a push is packed; onebit and topk carry what they leave out into the next push."""
 
 
 @dataclass
 class Pull:
     images: int = limited(32, low=1)
     """Images a worker trains on between two pulls (asynchronous training)."""
+    codec: str = limited("none", choices=("none", "bfloat16"))
+    """How weights are read: as they are, or in half the bytes."""
 
 
 @dataclass
@@ -128,6 +190,12 @@ class Server:
     """Parameters in a shard; smaller when `server.mailbox_bytes` leaves no room for two per pusher."""
     mailbox_bytes: int = limited(256 << 20, low=1 << 16)
     """Memory of one server's mailboxes, for all pushers together."""
+    threads: int = limited(1, low=1)
+    """Threads of a server that apply pushes, each to shards of its own."""
+    torn_seconds: float = limited(5.0, low=0.1)
+    """How long a message may be there in part before it is reported and sent again."""
+    on_nan: str = limited("refuse", choices=("refuse", "stop"))
+    """What a NaN or infinity in a push does: refuse that push, or end the job."""
 
 
 @dataclass
@@ -146,6 +214,8 @@ class Worker:
 class Cluster:
     poll: str = limited("sleep", choices=("sleep", "spin"))
     """What a rank with nothing to do does: sleep about a millisecond, or spin (nodes of its own)."""
+    transport: str = limited("shared", choices=("shared", "rma", "send"))
+    """How pushes and pulls travel: memory shared inside a node and one-sided between nodes, one-sided, or messages."""
     seconds: float = limited(60.0, low=1.0)
     """How long a rank waits for an answer before it names who did not give it and ends the job."""
 
@@ -170,6 +240,7 @@ class Config:
     model: Model = field(default_factory=Model)
     kernels: Kernels = field(default_factory=Kernels)
     train: Train = field(default_factory=Train)
+    epoch: Epoch = field(default_factory=Epoch)
     optimiser: Optimiser = field(default_factory=Optimiser)
     push: Push = field(default_factory=Push)
     pull: Pull = field(default_factory=Pull)
@@ -183,6 +254,11 @@ class Config:
     @property
     def asynchronous(self) -> bool:
         return math.isinf(self.consistency.staleness)
+
+    @property
+    def static(self) -> bool:
+        """Whether each replica has its own share of an epoch."""
+        return self.epoch.assignment == "static" or self.data.skew != "none"
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -257,6 +333,7 @@ def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, s
 
 def _kind_name(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    names[bool] = "true or false"
     return names[typing.get_origin(kind) or kind]
 
 
@@ -265,11 +342,28 @@ def _check_together(config: Config) -> None:
     staleness = config.consistency.staleness
     if not config.asynchronous and staleness != int(staleness):
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
+    _check_shares(config)
     for role, patterns in config.layout.place.items():
         if role not in ("data", "worker", "server"):
             raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
         if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
             raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
+
+
+def _check_shares(config: Config) -> None:
+    kind, _, alpha = config.data.skew.partition(":")
+    if config.data.skew not in ("none", "by_class") and not (kind == "dirichlet" and _positive(alpha)):
+        raise UserError(f"data.skew = {config.data.skew!r}: must be none, by_class or dirichlet:ALPHA with ALPHA > 0")
+    if config.epoch.quorum < 1 and not (config.static and config.asynchronous):
+        needed = 'epoch.assignment = "static" and consistency.staleness = inf'
+        raise UserError(f"epoch.quorum = {config.epoch.quorum:g}: needs {needed}")
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def to_toml(config: Config) -> str:
@@ -279,11 +373,21 @@ def to_toml(config: Config) -> str:
 def documentation() -> Iterator[tuple[str, Any, str]]:
     """(section.key, default, sentence) of every field, in order."""
     for section in dataclasses.fields(Config):
-        kind = typing.get_type_hints(Config)[section.name]
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, following in zip(body.body, body.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-                assert isinstance(statement.target, ast.Name)
-                name = statement.target.id
-                yield f"{section.name}.{name}", getattr(kind(), name), ast.literal_eval(following.value)
+        yield from _documented(section.name, typing.get_type_hints(Config)[section.name])
+
+
+def _documented(prefix: str, kind: Any) -> Iterator[tuple[str, Any, str]]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    sentences = {
+        statement.target.id: ast.literal_eval(following.value)
+        for statement, following in itertools.pairwise([*body.body, ast.Pass()])
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and isinstance(following, ast.Expr)
+    }
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _documented(f"{prefix}.{name}", hint)
+        else:
+            yield f"{prefix}.{name}", getattr(kind(), name), sentences[name]

@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi import config
-from adam_mpi.data.sets import DataSet, open_set
+from adam_mpi.data.course import Phase
+from adam_mpi.data.preparation import Preparation
+from adam_mpi.data.sets import open_set
 from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.context import Context
 from adam_mpi.model.engine.context import EngineContext
-from adam_mpi.model.network import Network
+from adam_mpi.plan import model, network
 from adam_mpi.server import store
-from adam_mpi.start import model
 
 
 def evaluate(run: Path) -> str:
@@ -23,14 +24,18 @@ def evaluate(run: Path) -> str:
     data = open_set(settings.data)
     shapes = model(settings, data.description)
     weights = store.read_weights(run / "weights.h5", parameters.tensors(shapes))
-    context = Network(shapes, settings.train.batch, settings.run.seed, engine=settings.kernels.engine).context()
-    return "\n".join(_line(part, data, context, weights, settings.train.batch) for part in ("validation", "test"))
+    context = network(settings, data.description, shapes).context()
+    preparation = Preparation(data, settings.run.seed)
+    batch = settings.train.batch
+    return "\n".join(_line(part, preparation, context, weights, batch) for part in ("validation", "test"))
 
 
-def _line(part: str, data: DataSet, context: Context | EngineContext, weights: np.ndarray, batch: int) -> str:
-    count, loss, correct = getattr(data.description, part), 0.0, 0
-    for first in range(0, count, batch):
-        pixels, labels = data.read(part, np.arange(first, min(first + batch, count)))
-        more = context.evaluate(weights, pixels, labels)
-        loss, correct = loss + more[0], correct + more[1]
+def _line(
+    part: str, preparation: Preparation, context: Context | EngineContext, weights: np.ndarray, batch: int
+) -> str:
+    wanted, count, loss, correct = getattr(preparation.data.description, part), 0, 0.0, 0
+    for first in range(0, wanted, batch):
+        block = preparation.prepare(Phase(0, part, 0), np.arange(first, min(first + batch, wanted)))
+        more = context.evaluate(weights, block.pixels, block.labels)
+        count, loss, correct = count + len(block.ids), loss + more[0], correct + more[1]
     return f"{part}: accuracy {correct / max(count, 1):.4f}, loss {loss / max(count, 1):.4f}, {count} images"

@@ -35,9 +35,9 @@ class Head:
         self.began = self.shown = self.phase_began = now = time.monotonic()
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
         self.stored: dict[str, set[int]] = {}
-        self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "train_loss": None}
+        self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
         self.train_seconds = 0.0
-        self.finishing = self.finished = False
+        self.closed = self.finishing = self.finished = False
         self._clear_broken_snapshots()
         self._begin(self.course.phase)
 
@@ -49,6 +49,9 @@ class Head:
         if self._phase_done(phase):
             self._end_phase(phase)
             return True
+        if not self.closed and phase.training and self._quorum(phase):
+            self.closed = True
+            self._tell_data({"kind": "phase", "close": True})
         if time.monotonic() - self.shown >= self.config.observe.interval:
             self._show(phase)
         return False
@@ -63,12 +66,21 @@ class Head:
 
     def _begin(self, phase: Phase | None) -> None:
         order = {"kind": "phase", "phase": None if phase is None else [phase.number, phase.part, phase.epoch]}
-        for rank in self.world.layout.data:
-            self.post.send(order, rank)
+        self._tell_data(order)
+        self.closed = False
         self.phase_began = self.shown = time.monotonic()
         if phase is not None:
             log.info("phase %d: %s, epoch %d", phase.number, phase.part, phase.epoch)
             self.progress.begin(phase, self.data.count(phase.part))
+
+    def _tell_data(self, message: dict[str, Any]) -> None:
+        for rank in self.world.layout.data:
+            self.post.send(message, rank)
+
+    def _quorum(self, phase: Phase) -> bool:
+        """Whether enough replicas are done with their shares to end an epoch, but not all."""
+        owed = self.board.owed(phase, len(self.world.layout.data))
+        return owed.count(0) < len(owed) <= owed.count(0) / self.config.epoch.quorum
 
     def _phase_done(self, phase: Phase) -> bool:
         shares = self.board.shares(phase)
@@ -85,6 +97,7 @@ class Head:
             self.train_seconds += seconds
             self.results |= {"epochs": phase.epoch, "train_loss": figures["loss"]}
             self.results["images"] += figures["images"]
+            self.results["images_skipped"] += figures["images_skipped"]
             self._order_snapshot(phase.epoch, final=False)
         else:
             self.results |= {f"{phase.part}_accuracy": figures["accuracy"], f"{phase.part}_loss": figures["loss"]}
@@ -140,7 +153,8 @@ class Head:
     def _write_weights(self) -> None:
         newest = newest_snapshot(self.directory)
         assert newest is not None, "the servers have just written one"
-        weights, _ = store.read(newest[0], parameters.total(self.shapes))
+        state = store.read(newest[0], parameters.total(self.shapes))
+        weights = state["average" if self.config.optimiser.average else "weights"]
         tensors = parameters.tensors(self.shapes)
         store.write_weights(self.directory / "weights.h5", weights, tensors, config.to_toml(self.config))
 
@@ -164,19 +178,24 @@ class Head:
             file.write(json.dumps(line | figures) + "\n")
 
     def _write_summary(self, status: str) -> None:
+        if (self.directory / "log" / "failure.txt").exists():
+            return  # the summary says why the job ends
         layout, seed = self.world.layout, self.config.run.seed
         ranks = {"data": len(layout.data), "worker": len(layout.workers), "server": len(layout.servers)}
         summary = {
             "status": status,
             "stopped_by": self.course.reason,
             **self.results,
+            "images_bad": self.board.bad(),
             "seconds": round(time.monotonic() - self.began, 3),
             "images_per_second": round(self.results["images"] / max(self.train_seconds, 1e-9), 1),
             "generation": self.world.generation,
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
             "pushes": self.board.pushes(),
             "pulls": self.board.pulls(),
-            "staleness": self.board.distribution("leads"),
+            "workers": self.board.workers(),
+            "cpu_seconds": self.board.cpu(),
+            "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
             "recoveries": [],
             "provenance": provenance(self.world.hosts, seed),

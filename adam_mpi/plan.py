@@ -1,16 +1,22 @@
-"""The plan of a job, printed without MPI: who does what on which host, and how many bytes that takes and moves."""
+"""The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.batch import message_bytes
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
+from adam_mpi.model import layers, parameters
+from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.network import working_set
-from adam_mpi.server.shelves import Shelves
-from adam_mpi.start import model, plan_shelves
+from adam_mpi.model.network import Network
+from adam_mpi.server import shelves as shelving
+from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.server.shelves import WIDTHS, Shelves
 
 MOST_ROWS = 40
 
@@ -21,10 +27,39 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     layout = arrange(_hosts(ranks, hosts), config.layout)
     description = describe(config.data)
     shapes = model(config, description)
-    shelves = plan_shelves(config, shapes, layout.servers, layout.workers)
+    check_partitions(config.layout.partitions, shapes)
+    shelves = plan_shelves(config, shapes, layout)
     memory = _memory(config, layout, description, shapes, shelves)
-    parts = [_roles(layout), _layers(shapes), _parameters(shelves), memory]
+    parts = [_roles(layout), _layers(shapes), _parameters(config, layout, shelves), memory]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
+    """The layers of the configured network on the configured data set."""
+    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def network(
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = ()
+) -> Network:
+    """The network as configured; what the generated kernels do not do yet is left to the reference."""
+    engine = config.kernels.engine if description.dtype == "uint8" and not captured else "reference"
+    choices = tune(shapes) if config.kernels.tune and engine == "generated" else None
+    return Network(shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices)
+
+
+def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
+    """Every strip needs a column of every layer that has columns."""
+    spatial = [shape for shape in shapes if shape.output[2] > 1]
+    narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
+    if narrowest is not None and partitions > narrowest.output[2]:
+        most = narrowest.output[2]
+        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
+
+
+def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
+    servers = {rank: layout.places[rank].host for rank in layout.servers}
+    return shelving.plan(parameters.tensors(shapes), servers, layout.workers, config)
 
 
 def _hosts(ranks: int, given: str | None) -> list[str]:
@@ -56,29 +91,40 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
 
 
-def _parameters(shelves: Shelves) -> Iterator[str]:
+def _parameters(config: Config, layout: Layout, shelves: Shelves) -> Iterator[str]:
     yield f"{len(shelves.shards)} shards on {len(shelves.servers)} servers"
     for server, held in [pair for pair in shelves.held.items() if pair[1]][:MOST_ROWS]:
-        size = sum(shard.size for shard in held)
+        size = shelves.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
-    pushed = sum(128 + 4 * shard.size for shard in shelves.shards)
-    yield f"a push: {len(shelves.shards)} messages, {amount(pushed)};  a pull: {amount(4 * _total(shelves))}"
+    images = largest_push(config)
+    choices = choose(shelves, config, images, len({place.host for place in layout.places}))
+    yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {images} images)"
+    for choice in choices.values():
+        factor = "-" if choice.factor_bytes is None else amount(choice.factor_bytes)
+        yield f"{choice.layer:10} {amount(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
+    pushed = sum(c.delta_bytes if c.factors is None else c.factor_bytes or 0 for c in choices.values())
+    width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
+    yield f"a push: {amount(pushed)};  a pull: {amount(width * shelves.parameters)}"
 
 
 def _memory(
     config: Config, layout: Layout, description: Description, shapes: tuple[LayerShape, ...], shelves: Shelves
 ) -> Iterator[str]:
-    threads, size = config.worker.threads or 1, 4 * _total(shelves)
+    threads, size = config.worker.threads or 1, 4 * shelves.parameters
     images = description.train + description.validation + description.test
-    pixels = int(description.shape[0] * description.shape[1] * description.shape[2])
+    item = np.dtype(description.dtype).itemsize
+    pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
-    context = working_set(shapes, config.train.batch, engine=config.kernels.engine)
+    context = network(config, description, shapes).bytes
     worker = (2 + 2 * threads + 2 + threads) * size + threads * context
-    worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape)
-    largest = max(sum(shard.size for shard in held) for held in shelves.held.values())
+    worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
+    largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"
-    yield f"  data    {amount(images * (pixels + 1))} for the set"
+    # The cache, a label and a place per image, and the batches on their way.
+    ahead = 2 * config.data.prefetch * len(layout.workers) * config.train.batch * pixels
+    data = min(config.data.cache, images * pixels) + 16 * images + ahead
+    yield f"  data    {amount(data)} for the set and the batches ahead"
     yield f"  worker  {amount(worker)} with {threads} trainer thread(s)"
     yield (
         f"  server  {amount(2 * 4 * largest)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for mailboxes "
@@ -86,14 +132,10 @@ def _memory(
     )
 
 
-def _total(shelves: Shelves) -> int:
-    return sum(shard.size for shard in shelves.shards)
-
-
 def amount(size: float) -> str:
     """Bytes for people."""
     for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
+        if size < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TB"

@@ -85,15 +85,18 @@ def _end_badly(world: World, wire: sentinel.Wire, failure_file: Path, error: Bas
     """End the whole job because of an error on this rank: name it, and take the others along."""
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
-        # A launcher also sends TERM when another rank has died; then the sentinel's word counts.
-        start.wait_for_file(failure_file, seconds=1.0 if str(error) == "SIGTERM" else 0.0)
-        sentinel.report(failure_file, f"interrupted by {error}", "interrupted")
-    elif isinstance(error, UserError | RankFailure):
-        sentinel.report(failure_file, f"{world.place}: {error}")
-    else:
-        trace = "".join(traceback.format_exception(error)).rstrip()
-        sentinel.report(failure_file, f"{world.place} raised\n{trace}")
+        wire.bye(f"interrupted by {error}")
+    if isinstance(error, Interrupted | RankFailure):
+        # Another rank may have died first: the sentinel says more about that than a signal or MPI.
+        sentinel.told(failure_file, seconds=1.0)
+    sentinel.report(failure_file, _cause(world, error))
     wire.bye()
     logging.shutdown()
     MPI.COMM_WORLD.Abort(2 if isinstance(error, UserError) else 1)
     os._exit(1)
+
+
+def _cause(world: World, error: BaseException) -> str:
+    if isinstance(error, UserError | RankFailure | Interrupted):
+        return f"{world.place}: {error}"
+    return f"{world.place} raised\n{''.join(traceback.format_exception(error)).rstrip()}"

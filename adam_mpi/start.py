@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config, to_toml
 from adam_mpi.crew import Crew
@@ -20,12 +19,15 @@ from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
-from adam_mpi.model import layers, network, parameters
+from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network, warm
 from adam_mpi.observe import rundir
-from adam_mpi.server import apply, mailbox, shelves, store
-from adam_mpi.server.serving import Published, Server
-from adam_mpi.server.shelves import Shelves
+from adam_mpi.plan import check_partitions, model, network, plan_shelves
+from adam_mpi.server import apply, mailbox, store
+from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.server.published import Published
+from adam_mpi.server.serving import Server
 from adam_mpi.worker import contribution
 from adam_mpi.worker.worker import Worker
 
@@ -48,6 +50,7 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
     """Everything that can be wrong with what was given shows here, on rank 0, before any work."""
     description = describe(config.data)
     shapes = model(config, description)
+    check_partitions(config.layout.partitions, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     path = rundir.choose(config, directory, resume)
@@ -57,18 +60,6 @@ def prepare(config: Config, directory: str | None, resume: bool) -> Job:
     return Job(config, path, description, shapes, rundir.newest_snapshot(path) if resume else None)
 
 
-def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
-    """The layers of the configured network on the configured data set."""
-    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
-
-
-def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], servers: Any, workers: Any) -> Shelves:
-    return shelves.plan(
-        parameters.tensors(shapes), servers, workers, config.server.shard, config.server.mailbox_bytes,
-        contribution.MOST_BATCHES,
-    )  # fmt: skip
-
-
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
     path = sentinel.start(failure_file, world.node.size) if world.node.rank == 0 else None
     return sentinel.Wire(world.node.bcast(path), str(world.place))
@@ -76,40 +67,44 @@ def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
 
 def crew(world: World, job: Job) -> Crew:
     """Collective: windows for everybody, then the roles that this rank has."""
+    world.injector.announce()
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    _compile_once(world, job.shapes)
-    plan = plan_shelves(job.config, job.shapes, world.layout.servers, world.layout.workers)
+    plan = plan_shelves(job.config, job.shapes, world.layout)
+    choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
+    captured = [layer for layer, choice in choices.items() if choice.factors is not None]
+    net = network(job.config, job.description, job.shapes, captured)
+    _compile_once(world, net)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
-    published = Published(plan, rank) if "server" in roles else None
-    mail = Window.allocate(world.comm, plan.mailbox_bytes if published else 0)
-    window = Window.over(world.comm, published.memory if published else np.zeros(8, np.uint8))
+    kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
+    mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
+    window = kind.to_read(world.comm, world.node, plan.published_bytes(rank) if serves else 0)
     made: dict[str, Any] = {}
     head, epochs_done = None, job.snapshot[1] if job.snapshot else 0
     if "data" in roles:
         made["data"] = DataServer(world, open_set(job.config.data), post)
         if rank == world.layout.head:
             head = Head(world, made["data"], post, job.directory, job.shapes, epochs_done)
-    if published is not None:
+    if serves:
+        published = Published(plan, rank, window.memory)
         directory = job.directory / "snapshots"
         made["server"] = Server(
             world, plan, published, mail, window, post, directory, job.description.train, epochs_done
         )
-        made["server"].start(*_first_state(job))
+        made["server"].start(_first_state(job))
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
     if "worker" in roles:
-        made["worker"] = Worker(world, job.shapes, plan, mail, window, post, threads)
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
     return Crew(post, made, head, [mail, window])
 
 
-def _first_state(job: Job) -> tuple[np.ndarray, np.ndarray]:
-    """(weights, velocity) to begin with: of the snapshot, or new."""
+def _first_state(job: Job) -> dict[str, np.ndarray]:
+    """What the servers begin with: the snapshot, or new weights."""
     if job.snapshot is not None:
         return store.read(job.snapshot[0], parameters.total(job.shapes))
-    weights = parameters.initial(job.shapes, job.config.run.seed)
-    return weights, np.zeros_like(weights)
+    return {"weights": parameters.initial(job.shapes, job.config.run.seed)}
 
 
 def _cores() -> frozenset[int]:
@@ -135,35 +130,30 @@ def _threads(world: World) -> int:
     return threads
 
 
-def _compile_once(world: World, shapes: tuple[LayerShape, ...]) -> None:
+def _compile_once(world: World, net: Network) -> None:
     """The first rank of a node compiles the kernels into numba's cache; the others load them from there."""
     notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
     notice.daemon = True
     if world.rank == 0:
         notice.start()
     if world.node.rank == 0:
-        _warm(shapes, world.config)
+        _warm(net)
     world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
     if world.node.rank != 0:
-        _warm(shapes, world.config)
+        _warm(net)
     notice.cancel()
 
 
-def _warm(shapes: tuple[LayerShape, ...], config: Config) -> None:
-    network.warm(shapes, config.train.batch, config.kernels.engine)
+def _warm(net: Network) -> None:
+    warm(net.shapes, net.images, "generated" if net.program else "reference", net.choices)
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
-    mailbox.pack(message, np.zeros((), mailbox.HEADER), values, np.zeros(1, np.int64))
-    mailbox.arrived(message, 0, message.size, 1)
-    mailbox.finite(message)
-    apply.momentum(values, values, values, np.zeros(1, np.int64), one, one, one, one)
-    contribution.settle(values, values, values, one)
+    mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
+    mailbox.sign(message)
+    mailbox.copy(message, message)
+    mailbox.state(message, 0, message.size, 1, False)
+    for kernel in apply.KERNELS.values():
+        kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
+    contribution.settle(values, values, values, one, one)
     contribution.predict(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)
-
-
-def wait_for_file(path: Path, seconds: float) -> None:
-    """Give another process a moment to write a file."""
-    limit = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.01)

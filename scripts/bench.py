@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Benchmarks: `scripts/bench.py NAME [--check] [options of the bench]` prints one JSON object per line.
 
-Each bench is a module in scripts/benches/ with `arguments(parser)` and `measure(arguments)`, which yields the lines.
+Each bench is a module in scripts/benches/ with `measure(arguments)`, which yields the lines, and where it has options
+of its own `arguments(parser)`.
 `--check` exits with 1 when a value misses its target.
 """
 
@@ -22,20 +23,26 @@ FOLDER = Path(__file__).parent / "benches"
 def main() -> int:
     names = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bench", choices=names)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a value misses its target")
-    benches = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
     sys.path.insert(0, str(FOLDER))
-    modules = {name: importlib.import_module(name) for name in names}
-    for name, module in modules.items():
-        bench = benches.add_parser(name, help=(module.__doc__ or "").splitlines()[0])
-        bench.add_argument("--check", action="store_true", default=argparse.SUPPRESS)
-        module.arguments(bench)
+    name = next((word for word in sys.argv[1:] if word in names), None)
+    module = importlib.import_module(name) if name else None
+    if module is not None and hasattr(module, "arguments"):
+        module.arguments(parser)
     arguments = parser.parse_args()
     missed = 0
-    for line in modules[arguments.bench].measure(arguments):
+    for line in module.measure(arguments):
         print(json.dumps({"bench": arguments.bench, **line}), flush=True)
-        missed += line.get("target") is not None and line["value"] < line["target"]
+        missed += _misses(line)
     return int(arguments.check and missed > 0)
+
+
+def _misses(line: dict) -> bool:
+    """A target is a least value, or with `most` a largest one."""
+    if line.get("target") is None:
+        return False
+    return line["value"] > line["target"] if line.get("most") else line["value"] < line["target"]
 
 
 if __name__ == "__main__":

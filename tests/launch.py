@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -73,7 +74,8 @@ class Job:
 
     @property
     def stderr(self) -> str:
-        return (self.folder / "stderr").read_text()
+        # Open MPI ends its own messages with a zero byte.
+        return (self.folder / "stderr").read_text().replace("\0", "\n")
 
     @property
     def summary(self) -> dict | None:
@@ -105,6 +107,36 @@ class Job:
         """The running processes of the ranks, in no order."""
         return [child for child in self._family() if _is_rank(child)]
 
+    def rank(self, number: int) -> psutil.Process:
+        """The running process of one rank."""
+        for process in self.ranks():
+            names = process.environ()
+            if int(names.get("OMPI_COMM_WORLD_RANK") or names.get("PMI_RANK") or 0) == number:
+                return process
+        raise LookupError(f"rank {number} is not running")
+
+    def metrics(self) -> list[dict]:
+        """The lines of metrics.jsonl so far."""
+        file = self.run / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def until(self, happened: Callable[[], object], what: str, timeout: float = 60) -> "Job":
+        """Polls until something has happened in the running job; the test fails when it does not."""
+        limit = time.monotonic() + timeout
+        while not happened():
+            if self.process.poll() is not None or time.monotonic() > limit:
+                end = "before it ended" if self.process.poll() is not None else f"in {timeout} s"
+                pytest.fail(f"the job did not get to {what} {end}\n{self.said()}", pytrace=False)
+            time.sleep(0.01)
+        return self
+
+    def left_over(self, timeout: float = 5) -> list[str]:
+        """Command lines of what still runs for this job after its end: ranks and sentinels name its run directory."""
+        limit = time.monotonic() + timeout
+        while (left := _naming(str(self.run))) and time.monotonic() < limit:
+            time.sleep(0.02)
+        return left
+
     def end(self) -> None:
         """Ends mpirun and whatever it has started (ranks have process groups of their own)."""
         if self.process.poll() is not None:
@@ -125,6 +157,11 @@ class Job:
             return []
 
 
+def _naming(path: str) -> list[str]:
+    lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if path in line]
+
+
 def _is_rank(process: psutil.Process) -> bool:
     try:
         return "python" in process.name() and "adam_mpi" in process.cmdline()
@@ -137,8 +174,30 @@ def ended(log: str) -> bool:
     return log.endswith("INFO finished\n") or "ERROR the job ends:" in log
 
 
-def start(mpi: Mpi, ranks: int, *arguments: object, folder: Path, environment: dict[str, str] | None = None) -> Job:
-    """Starts `mpirun -n RANKS python -m adam_mpi ARGUMENTS`, with its working directory and output in `folder`.
+def given(*pairs: str) -> list[str]:
+    """`--set` for each `section.key=value`."""
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def spread(values: Sequence[object]) -> list:
+    """Parameters (value, mpi): each value on one MPI in turn, and with --full on the others too."""
+    names = [mpi.name for mpi in available()]
+    return [
+        pytest.param(value, name, marks=[] if turn % len(names) == index else [pytest.mark.full])
+        for turn, value in enumerate(values)
+        for index, name in enumerate(names)
+    ]
+
+
+def start(
+    mpi: Mpi,
+    ranks: int,
+    *arguments: object,
+    folder: Path,
+    options: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Job:
+    """Starts `mpirun -n RANKS OPTIONS python -m adam_mpi ARGUMENTS`, with working directory and output in `folder`.
 
     A job that trains gets `--run FOLDER/run` unless the arguments have a --run of their own.
     """
@@ -149,7 +208,10 @@ def start(mpi: Mpi, ranks: int, *arguments: object, folder: Path, environment: d
         run = folder / words[words.index("--run") + 1]
     elif words[:1] == ["train"]:
         words += ["--run", str(run)]
-    program = [mpi.python, "-m", "adam_mpi", *words]
+    # Kernels are generated and compiled for each model and batch, half a minute long: only for the default ones here.
+    if any(word.startswith(("model.layers", "train.batch")) for word in words):
+        words[1:1] = given("kernels.engine=reference")
+    program = [*options, mpi.python, "-m", "adam_mpi", *words]
     with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
         process = subprocess.Popen(
             ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpi.mpirun, str(ranks), *program],

@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 
-from adam_mpi.data import idx
+from adam_mpi.data.formats import idx
 from adam_mpi.errors import UserError
 
 ARRAY = np.random.default_rng(0).integers(0, 256, (50, 7, 5), dtype=np.uint8)

@@ -129,8 +129,8 @@ def test_infer_names_what_does_not_fit(layers, said):
 
 
 def test_average_and_lrn_are_parsed_with_their_defaults():
-    entries = {"kind": "average", "size": 3}, {"kind": "lrn", "size": 3, "scale": 1}, {"kind": "dense", "units": 2}
-    parsed = parse(entries)
+    normalise = {"kind": "lrn", "size": 3, "scale": 1}
+    parsed = parse([{"kind": "average", "size": 3}, normalise, {"kind": "dense", "units": 2}])
     assert parsed[:2] == (Average(3, 3), Normalise(3, 2.0, 1, 0.75))
     shapes = infer(parsed, (4, 7, 7), 2)
     assert [shape.output for shape in shapes] == [(4, 2, 2), (4, 2, 2), (2, 1, 1)]

@@ -174,6 +174,18 @@ def test_blocks_of_any_kind_of_array_are_read():
     np.testing.assert_array_equal(given[2], wanted[2])
 
 
+def test_float32_numbers_are_taken_as_they_are():
+    shapes, weights = prepare("conv relu pool")
+    context, (pixels, labels, ids) = Network(shapes, 5, 0).context(), block(4)
+    levels = (np.arange(256) / 255).astype(np.float32)[pixels]
+    bytes_result = gradient_of(context, weights, pixels, labels, ids)
+    # Something else in between: the fifth image of the block must be cleared.
+    context.evaluate(weights, *block(5, seed=1)[:2])
+    result = gradient_of(context, weights, levels, labels, ids)
+    assert result[:2] == bytes_result[:2]
+    np.testing.assert_array_equal(result[2], bytes_result[2])
+
+
 def test_a_diverged_network_shows():
     shapes, weights = prepare("conv relu pool")
     weights[0] = np.nan

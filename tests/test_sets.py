@@ -61,7 +61,7 @@ def test_no_validation_and_few_images(folder):
 def test_label_out_of_range_names_the_file(folder):
     path = folder / sets.FILES["test"][1]
     path.write_bytes(idx_bytes(np.arange(20)))
-    with pytest.raises(UserError, match=f"{path}.*label 19.*0 to 9"):
+    with pytest.raises(UserError, match=f"{path}, image 10.*label 10.*0 to 9"):
         sets.open_set(Data(set="mnist", validation=0.25))
 
 

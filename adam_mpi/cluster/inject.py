@@ -89,6 +89,9 @@ class Injector:
         self.place = place
         self.visits: Counter[str] = Counter()
         self.lock = threading.Lock()
+
+    def announce(self) -> None:
+        """Log the faults of this rank, once its log is open."""
         for fault, step in self.faults:
             log.warning("injected here: %s (step %d)", fault, step)
 

@@ -1,8 +1,9 @@
 """A small process beside the ranks of one host that says which rank died, whatever the MPI does about it.
 
 Some launchers kill every other rank at once when one dies, so no rank is left to tell. Each rank keeps a
-connection to its host's sentinel; a connection that ends without a word is a death. The first one to write
-`log/failure.txt` in the run directory tells it; deaths that follow from it are not news.
+connection to its host's sentinel; a connection that ends without a word is a death. The first one to make
+`log/failure.txt` in the run directory tells it; deaths that follow from it are not news. Interruptions go the same
+way: launchers also interrupt the others when a rank has died, and kill them a moment later.
 
 Run as a plain file with the standard library only, so that it starts in milliseconds:
     sentinel.py SOCKET FAILURE_FILE RANKS
@@ -14,6 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 BYE = b"bye"
@@ -34,14 +37,33 @@ def start(failure_file: Path, ranks: int) -> str:
 def report(failure_file: Path, text: str, status: str = "failed") -> None:
     """Tell why the job ends, and note it in the summary, unless somebody has told already."""
     try:
-        with failure_file.open("x") as file:
-            file.write(text + "\n")
-        _note(failure_file.parent.parent / "summary.json", text, status)
+        file = failure_file.open("x")
     except FileExistsError:
         return
     except OSError:
-        pass
-    print(f"adam_mpi: {text}", file=sys.stderr, flush=True)
+        return _tell(text)
+    # Told and noted before it is written: who finds it written may end the job, and us with it.
+    _tell(text)
+    with suppress(OSError), file:
+        _note(failure_file.parent.parent / "summary.json", text, status)
+        file.write(text + "\n")
+
+
+def told(failure_file: Path, seconds: float) -> bool:
+    """Whether somebody tells within a while why the job ends."""
+    limit = time.monotonic() + seconds
+    while not (failure_file.exists() and failure_file.stat().st_size):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):
+        # In one piece: others write to the same terminal.
+        sys.stderr.write(f"adam_mpi: {text}\n")
+        sys.stderr.flush()
 
 
 def _note(path: Path, text: str, status: str) -> None:
@@ -59,12 +81,11 @@ class Wire:
         self.socket.connect(path)
         self.socket.sendall(json.dumps(name).encode() + b"\n")
 
-    def bye(self) -> None:
-        """From here on the end of this rank is no surprise."""
-        try:
-            self.socket.sendall(BYE)
-        except OSError:
-            pass
+    def bye(self, interruption: str = "") -> None:
+        """From here on the end of this rank is no surprise; if somebody asked for it, the sentinel tells who."""
+        with suppress(OSError):
+            self.socket.sendall(interruption.encode() or BYE)
+        self.socket.close()
 
 
 def _watch(path: str, failure_file: Path, ranks: int) -> None:
@@ -77,14 +98,18 @@ def _watch(path: str, failure_file: Path, ranks: int) -> None:
     selector = selectors.DefaultSelector()
     for _ in range(ranks):
         connection, _ = listener.accept()
-        selector.register(connection, selectors.EVENT_READ, connection.makefile("rb"))
-    names = {key.fileobj: json.loads(key.data.readline()) for key in selector.get_map().values()}
+        stream = connection.makefile("rb")
+        # The name is read first: a connection with unread words would be an event before any death.
+        selector.register(connection, selectors.EVENT_READ, (json.loads(stream.readline()), stream))
     while selector.get_map():
         for key, _ in selector.select():
-            last = key.data.read()
+            name, stream = key.data
             selector.unregister(key.fileobj)
-            if last != BYE:
-                report(failure_file, f"{names[key.fileobj]} died; the job ends")
+            last = stream.read()
+            if not last:
+                report(failure_file, f"{name} died; the job ends")
+            elif last != BYE:
+                report(failure_file, last.decode(), "interrupted")
 
 
 def main() -> None:

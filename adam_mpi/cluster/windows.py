@@ -1,14 +1,21 @@
-"""One-sided transfers: memory of a rank that the others of its generation read or write.
+"""Transfers between ranks behind one interface: `put` and `get` return requests, and nothing here waits.
 
-Every transfer is request-based. Nothing here waits: `Flush` and `Wait` may hang for ever on a dead
-target, so callers poll their requests with `Test` and check the world for failures in between.
+A window is memory of a rank that the others of its generation read or write. `Flush` and `Wait` may hang for ever on
+a dead target, so callers poll their requests with `Test` and check the world for failures in between.
 """
+
+from collections import deque
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+Request = MPI.Request
+
 
 class Window:
+    """One-sided: the target takes no part, but must keep calling into MPI."""
+
     def __init__(self, win: MPI.Win, memory: np.ndarray) -> None:
         win.Set_errhandler(MPI.ERRORS_RETURN)
         win.Lock_all(MPI.MODE_NOCHECK)
@@ -16,7 +23,7 @@ class Window:
         self.memory = memory
 
     @classmethod
-    def allocate(cls, comm: MPI.Intracomm, size: int) -> "Window":
+    def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "Window":
         """Memory of the window's own, for what others write: a late write then lands nowhere that matters."""
         win = MPI.Win.Allocate(max(size, 8), 1, comm=comm)
         memory = np.asarray(win.tomemory(), np.uint8)[:size]
@@ -24,15 +31,20 @@ class Window:
         return cls(win, memory)
 
     @classmethod
-    def over(cls, comm: MPI.Intracomm, memory: np.ndarray) -> "Window":
+    def to_read(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "Window":
         """A window over memory of ours, for what others read: it outlives the window."""
+        memory = np.zeros(max(size, 8), np.uint8)
         return cls(MPI.Win.Create(memory, 1, comm=comm), memory)
 
-    def put(self, data: np.ndarray, target: int, offset: int) -> MPI.Request:
+    def put(self, data: np.ndarray, target: int, offset: int) -> Request:
         return self.win.Rput(data, target, target=(offset, data.nbytes, MPI.BYTE))
 
-    def get(self, into: np.ndarray, target: int, offset: int) -> MPI.Request:
+    def get(self, into: np.ndarray, target: int, offset: int) -> Request:
         return self.win.Rget(into, target, target=(offset, into.nbytes, MPI.BYTE))
+
+    def direct(self, target: int, offset: int, size: int) -> np.ndarray | None:
+        """The target's memory itself, where this rank can reach it; then nothing needs to be put or got."""
+        return None
 
     def sync(self) -> None:
         """Make what was written locally visible to readers, and what arrived visible to us."""
@@ -41,3 +53,109 @@ class Window:
     def free(self) -> None:
         self.win.Unlock_all()
         self.win.Free()
+
+
+class SharedWindow(Window):
+    """Ranks of one node reach into each other's memory; one-sided transfers go to the other nodes."""
+
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> None:
+        shared = MPI.Win.Allocate_shared(max(size, 8), 1, comm=node)
+        super().__init__(shared, np.asarray(shared.tomemory(), np.uint8)[: max(size, 8)])
+        self.memory[:] = 0
+        node.Barrier()
+        members = MPI.Group.Translate_ranks(node.Get_group(), None, comm.Get_group())
+        self.near = {
+            rank: np.asarray(shared.Shared_query(place)[0], np.uint8) for place, rank in enumerate(members)
+        }
+        self.far = None if node.size == comm.size else Window(MPI.Win.Create(self.memory, 1, comm=comm), self.memory)
+
+    @classmethod
+    def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "SharedWindow":
+        return cls(comm, node, size)
+
+    to_read = to_write
+
+    def direct(self, target: int, offset: int, size: int) -> np.ndarray | None:
+        return self.near[target][offset : offset + size] if target in self.near else None
+
+    def put(self, data: np.ndarray, target: int, offset: int) -> Request:
+        if target in self.near:
+            np.copyto(self.near[target][offset : offset + data.nbytes], data.reshape(-1).view(np.uint8))
+            return MPI.REQUEST_NULL
+        assert self.far is not None
+        return self.far.put(data, target, offset)
+
+    def get(self, into: np.ndarray, target: int, offset: int) -> Request:
+        if target in self.near:
+            np.copyto(into.reshape(-1).view(np.uint8), self.near[target][offset : offset + into.nbytes])
+            return MPI.REQUEST_NULL
+        assert self.far is not None
+        return self.far.get(into, target, offset)
+
+    def sync(self) -> None:
+        super().sync()
+        if self.far is not None:
+            self.far.sync()
+
+    def free(self) -> None:
+        if self.far is not None:
+            self.far.free()
+        super().free()
+
+
+class SendWindow(Window):
+    """The same with two-sided messages, for MPIs whose one-sided path is poor: the target serves in `sync`."""
+
+    ORDER, PUT, GET = 1, 1, 2
+
+    def __init__(self, comm: MPI.Intracomm, memory: np.ndarray) -> None:
+        self.comm, self.memory = comm.Dup(), memory
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.tags = 0
+        # Requests with the memory they work on, which must stay until they are complete.
+        self.under_way: deque[tuple[MPI.Request, Any]] = deque()
+
+    @classmethod
+    def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "SendWindow":
+        return cls(comm, np.zeros(size, np.uint8))
+
+    to_read = to_write
+
+    def put(self, data: np.ndarray, target: int, offset: int) -> Request:
+        tag = self._next_tag()
+        self._order(self.PUT, target, offset, data.nbytes, tag)
+        return self.comm.Isend(data, target, tag)
+
+    def get(self, into: np.ndarray, target: int, offset: int) -> Request:
+        # The tag is known before the order is sent, so that the answer always finds its receive.
+        tag = self._next_tag()
+        request = self.comm.Irecv(into, target, tag)
+        self._order(self.GET, target, offset, into.nbytes, tag)
+        return request
+
+    def sync(self) -> None:
+        """Carry out what others have ordered."""
+        while self.under_way and self.under_way[0][0].Test():
+            self.under_way.popleft()
+        status = MPI.Status()
+        while self.comm.Iprobe(tag=self.ORDER, status=status):
+            order = np.empty(4, np.int64)
+            self.comm.Recv(order, status.source, self.ORDER)
+            kind, offset, size, tag = order.tolist()
+            memory = self.memory[offset : offset + size]
+            move = self.comm.Irecv if kind == self.PUT else self.comm.Isend
+            self.under_way.append((move(memory, status.source, tag), memory))
+
+    def free(self) -> None:
+        self.comm.Free()
+
+    def _next_tag(self) -> int:
+        self.tags = self.tags % 30_000 + 1
+        return self.tags + self.ORDER
+
+    def _order(self, kind: int, target: int, offset: int, size: int, tag: int) -> None:
+        order = np.array([kind, offset, size, tag], np.int64)
+        self.under_way.append((self.comm.Isend(order, target, self.ORDER), order))
+
+
+WINDOWS: dict[str, type[Window]] = {"shared": SharedWindow, "rma": Window, "send": SendWindow}

@@ -14,6 +14,8 @@ from adam_mpi.cluster.inject import Injector, parse
 from adam_mpi.config import Config
 from adam_mpi.errors import RankFailure
 
+# MPICH moves a one-sided transfer on by one small piece per call: one call between two rests takes 0.3 s for 1 MB.
+POLLS = 16
 log = logging.getLogger(__name__)
 
 
@@ -24,13 +26,15 @@ class Interrupted(Exception):
 class World:
     generation = 0
 
-    def __init__(self, comm: MPI.Comm, config: Config) -> None:
+    def __init__(
+        self, comm: MPI.Comm, config: Config, arrange: Callable[..., layout.Layout] = layout.arrange
+    ) -> None:
         """Collective over `comm`: the one place, with `finish`, where ranks wait for each other in MPI itself."""
         self.config = config
         self.comm = self._quiet(comm.Dup())
         self.node = self._quiet(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         self.hosts = self._hosts()
-        self.layout = layout.arrange(self.hosts, config.layout)
+        self.layout = arrange(self.hosts, config.layout)
         self.place = self.layout.places[self.comm.rank]
         # One communicator per purpose, so that control, data and parameters never meet in a queue.
         self.control, self.traffic = self._quiet(self.comm.Dup()), self._quiet(self.comm.Dup())
@@ -72,7 +76,8 @@ class World:
         if self.signal is not None:
             raise Interrupted(signal.Signals(self.signal).name)
         try:
-            self.comm.Iprobe()
+            for _ in range(POLLS):
+                self.comm.Iprobe()
         except MPI.Exception as error:
             raise RankFailure(self.describe(error)) from None
 
@@ -100,9 +105,13 @@ class World:
 
 
 class Idle:
-    """What a loop does between two rounds: nothing after work; else a short spin, then sleeps up to a millisecond."""
+    """What a loop does between two rounds: nothing after work; else a short spin, then sleeps of up to 2 ms.
+
+    After about half a second without work they are longer: a late start is then a small part of the wait.
+    """
 
     SPINS, SHORTEST, LONGEST = 20, 50e-6, 2e-3
+    PATIENCE, REST = 250, 5e-3
 
     def __init__(self, poll: str) -> None:
         self.spin = poll == "spin"
@@ -114,5 +123,7 @@ class Idle:
             return
         if self.rounds < self.SPINS:
             time.sleep(0)
-        else:
+        elif self.rounds < self.PATIENCE:
             time.sleep(min(self.LONGEST, self.SHORTEST * 2 ** min(self.rounds - self.SPINS, 10)))
+        else:
+            time.sleep(self.REST)

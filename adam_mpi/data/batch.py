@@ -1,6 +1,6 @@
 """What travels between workers and data ranks: asks, batches, and reports of batches done.
 
-    answer = header (int64 x 8) | ids (int64) | labels (int64) | pixels (uint8, image by image)
+answer = header (int64 x 8) | ids (int64) | labels (int64) | pixels (uint8 or float32, image by image)
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,15 @@ ASK, REPORT, ANSWER = 1, 2, 16
 
 # Kinds of asks: which phase comes after the one I know; any batch of this phase; my share of this very batch.
 NEXT_PHASE, ANY, SHARE = 1, 2, 3
-ASK_WORDS = 8  # kind, slot, phase, batch number, replica, replicas
+ASK_WORDS = 8  # kind, slot, phase, batch number, replica, replicas, first column, end of columns (0: all)
 
 # Kinds of answers.
 PHASE, BATCH, EXHAUSTED, STOP = 1, 2, 3, 4
-HEADER_WORDS = 8  # kind, phase, part, epoch, batch number, images
+HEADER_WORDS = 8  # kind, phase, part, epoch, batch number, images; of a phase: its images, bytes of a pixel
 
 REPORT_WORDS = 5  # phase, images, loss, correct, batch number
 PARTS = ("train", "validation", "test")
+Shape = tuple[int, int, int]
 
 
 @dataclass
@@ -34,8 +35,8 @@ class Batch:
     pixels: np.ndarray
 
 
-def message_bytes(images: int, shape: tuple[int, int, int]) -> int:
-    return 8 * HEADER_WORDS + images * (16 + int(np.prod(shape)))
+def message_bytes(images: int, shape: Shape, itemsize: int = 1) -> int:
+    return 8 * HEADER_WORDS + images * (16 + int(np.prod(shape)) * itemsize)
 
 
 def pack(header: list[int], ids: np.ndarray, labels: np.ndarray, pixels: np.ndarray) -> np.ndarray:
@@ -45,8 +46,10 @@ def pack(header: list[int], ids: np.ndarray, labels: np.ndarray, pixels: np.ndar
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
-def unpack(message: np.ndarray, source: int, shape: tuple[int, int, int]) -> Batch:
+def unpack(message: np.ndarray, source: int, shape: Shape, itemsize: int = 1) -> Batch:
     """Views into the message; nothing is copied."""
     _, phase, _, epoch, number, count = message[: 8 * HEADER_WORDS].view(np.int64)[:6].tolist()
-    ids, labels, pixels = np.split(message[8 * HEADER_WORDS : message_bytes(count, shape)], [8 * count, 16 * count])
-    return Batch(phase, epoch, number, source, ids.view(np.int64), labels.view(np.int64), pixels.reshape(count, *shape))
+    body = message[8 * HEADER_WORDS : message_bytes(count, shape, itemsize)]
+    ids, labels, pixels = body[: 8 * count], body[8 * count : 16 * count], body[16 * count :]
+    values = pixels.view(np.uint8 if itemsize == 1 else np.float32).reshape(count, *shape)
+    return Batch(phase, epoch, number, source, ids.view(np.int64), labels.view(np.int64), values)

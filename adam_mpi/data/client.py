@@ -1,7 +1,7 @@
 """The worker's side of data serving: several asks in flight, so that the next batch is there when needed."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from mpi4py import MPI
@@ -17,19 +17,23 @@ class Slot:
     """One ask in flight and the memory its answer arrives in."""
 
     number: int
-    memory: np.ndarray
+    memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.HEADER_WORDS, np.uint8))
     request: MPI.Request | None = None
     source: int = -1
 
 
 class DataClient:
-    def __init__(self, world: World, shape: tuple[int, int, int]) -> None:
-        self.world, self.shape, self.config = world, shape, world.config
-        size = batch.message_bytes(self.config.train.batch, shape)
-        self.free = [Slot(number, np.empty(size, np.uint8)) for number in range(self.config.data.prefetch)]
+    """`columns`: only these columns (first, last + 1) of each image are sent; else all of them."""
+
+    def __init__(self, world: World, shape: batch.Shape, columns: tuple[int, int] | None = None) -> None:
+        self.world, self.config = world, world.config
+        self.columns = columns or (0, shape[2])
+        self.shape = (*shape[:2], self.columns[1] - self.columns[0])
+        self.itemsize = 0
+        self.free = [Slot(number) for number in range(self.config.data.prefetch)]
         self.asking: deque[Slot] = deque()
         self.arrived: deque[tuple[Slot, Batch]] = deque()
-        self.phase_slot = Slot(self.config.data.prefetch, np.empty(8 * batch.HEADER_WORDS, np.uint8))
+        self.phase_slot = Slot(self.config.data.prefetch)
         self.phase, self.stopped = Phase(-1, "", 0), False
         self.exhausted: set[int] = set(world.layout.data)
         self.sources = deque(world.layout.data)
@@ -81,13 +85,22 @@ class DataClient:
         if slot.request is None or not slot.request.Test():
             return False
         slot.request = None
-        kind, number, part, epoch, count = slot.memory.view(np.int64)[:5].tolist()
+        kind, number, part, epoch, count, itemsize, first = slot.memory.view(np.int64)[:7].tolist()
         self.stopped = kind == batch.STOP
         if not self.stopped:
             self.phase = Phase(number, batch.PARTS[part], epoch)
             self.exhausted = set()
-            self.next_share, self.shares = 0, -(-count // self.config.train.batch)
+            self.next_share, self.shares = first, -(-count // self.config.train.batch)
+            self._allocate(itemsize)
         return True
+
+    def _allocate(self, itemsize: int) -> None:
+        """Memory for batches, once it is known how large a pixel is; between phases every slot is free."""
+        if itemsize != self.itemsize:
+            self.itemsize = itemsize
+            for slot in self.free:
+                size = batch.message_bytes(self.config.train.batch, self.shape, itemsize)
+                slot.memory = np.empty(size, np.uint8)
 
     def _answered(self) -> list[Slot]:
         """Slots whose answer is there; shares of batches are taken in the order they were asked for."""
@@ -105,14 +118,15 @@ class DataClient:
             if self.next_share == self.shares:
                 return False
             source = layout.data[self.next_share % len(layout.data)]
-            words = [batch.SHARE, slot.number, self.phase.number, self.next_share, place.replica, layout.replicas]
-            self.next_share += 1
+            number, self.next_share = self.next_share, self.next_share + 1
         else:
             if len(self.exhausted) == len(self.sources):
                 return False
             self.sources.rotate(-1)
             source = next(rank for rank in self.sources if rank not in self.exhausted)
-            words = [batch.ANY, slot.number, self.phase.number]
+            number = 0
+        kind = batch.SHARE if self.shared else batch.ANY
+        words = [kind, slot.number, self.phase.number, number, place.replica or 0, layout.replicas, *self.columns]
         self._send_ask(slot, source, words)
         return True
 
@@ -128,7 +142,7 @@ class DataClient:
         kind, phase = slot.memory[:16].view(np.int64).tolist()
         slot.request = None
         if kind == batch.BATCH:
-            self.arrived.append((slot, batch.unpack(slot.memory, slot.source, self.shape)))
+            self.arrived.append((slot, batch.unpack(slot.memory, slot.source, self.shape, self.itemsize)))
             return
         if kind == batch.EXHAUSTED and phase == self.phase.number:
             self.exhausted.add(slot.source)

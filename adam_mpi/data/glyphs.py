@@ -5,6 +5,8 @@ import math
 import numba
 import numpy as np
 
+from adam_mpi.data.chance import key_of, roll
+
 TRAIN = 24_000
 TEST = 4_000
 CLASSES = 10
@@ -58,26 +60,11 @@ def draw(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 @numba.njit(nogil=True, cache=True)
-def _mix(word: np.uint64) -> np.uint64:
-    """Scatter the bits of a word (a bijection): neighbouring words give unrelated ones."""
-    word = (word ^ (word >> np.uint64(31))) * np.uint64(0xD6A3_5C7B_91E8_4F2D)
-    word = (word ^ (word >> np.uint64(29))) * np.uint64(0xA8F1_627D_3B95_C4E3)
-    return word ^ (word >> np.uint64(32))
-
-
-@numba.njit(nogil=True, cache=True)
-def _roll(key: np.uint64, number: int, low: float, high: float) -> float:
-    """Random number `number` of a key, uniform in [low, high): no state, so no order."""
-    bits = _mix(key + np.uint64(number) * np.uint64(0x9E37_79B9_7F4A_7C15))
-    return low + (high - low) * (float(bits >> np.uint64(11)) / 2.0**53)
-
-
-@numba.njit(nogil=True, cache=True)
 def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> None:
     canvas = np.empty((SIDE, SIDE), np.float64)
     points = np.empty((LONGEST, 2), np.float64)
     for i in range(len(indices)):
-        image_key = _mix(_mix(key) + np.uint64(indices[i]))
+        image_key = key_of(key, indices[i])
         canvas[:] = 0.0
         _draw_glyph(image_key, indices[i] % CLASSES, canvas, points)
         _draw_distractors(image_key, canvas)
@@ -87,9 +74,9 @@ def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> Non
 @numba.njit(nogil=True, cache=True)
 def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarray) -> None:
     """One of the two skeletons of the class, bent and placed at random."""
-    skeleton = 2 * label + int(_roll(key, 0, 0.0, 2.0))
-    radius = _roll(key, 1, 0.7, 1.6)
-    ink = _roll(key, 2, 0.65, 1.0)
+    skeleton = 2 * label + int(roll(key, 0, 0.0, 2.0))
+    radius = roll(key, 1, 0.7, 1.6)
+    ink = roll(key, 2, 0.65, 1.0)
     for stroke in range(SKELETON_STARTS[skeleton], SKELETON_STARTS[skeleton + 1]):
         start = STROKE_STARTS[stroke]
         count = STROKE_STARTS[stroke + 1] - start
@@ -100,15 +87,15 @@ def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarr
 @numba.njit(nogil=True, cache=True)
 def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
     """Jitter, slant, scale, turn and move the points of a stroke from their box onto the canvas."""
-    slant, turn = _roll(key, 3, -0.25, 0.4), _roll(key, 4, -0.25, 0.25)
-    wide, high = _roll(key, 5, 1.4, 2.2), _roll(key, 6, 1.5, 2.1)
-    right, down = _roll(key, 7, -2.4, 2.4), _roll(key, 8, -2.4, 2.4)
-    bend, phase = _roll(key, 9, -0.5, 0.5), _roll(key, 10, 0.0, 2 * math.pi)
+    slant, turn = roll(key, 3, -0.25, 0.4), roll(key, 4, -0.25, 0.25)
+    wide, high = roll(key, 5, 1.4, 2.2), roll(key, 6, 1.5, 2.1)
+    right, down = roll(key, 7, -2.4, 2.4), roll(key, 8, -2.4, 2.4)
+    bend, phase = roll(key, 9, -0.5, 0.5), roll(key, 10, 0.0, 2 * math.pi)
     cosine, sine = math.cos(turn), math.sin(turn)
     for i in range(count):
         number = 100 + 2 * JITTER_OF[start + i]
-        x = POINTS[start + i, 0] - 3 + _roll(key, number, -0.45, 0.45)
-        y = POINTS[start + i, 1] - 5 + _roll(key, number + 1, -0.45, 0.45)
+        x = POINTS[start + i, 0] - 3 + roll(key, number, -0.45, 0.45)
+        y = POINTS[start + i, 1] - 5 + roll(key, number + 1, -0.45, 0.45)
         x = (x - slant * y + bend * math.sin(0.6 * y + phase)) * wide
         y = y * high
         points[i, 0] = (SIDE - 1) / 2 + right + cosine * x - sine * y
@@ -152,19 +139,19 @@ def _draw_line(canvas: np.ndarray, x0: float, y0: float, x1: float, y1: float, r
 @numba.njit(nogil=True, cache=True)
 def _draw_distractors(key: np.uint64, canvas: np.ndarray) -> None:
     """Up to three specks or short strokes anywhere, which mean nothing."""
-    for number in range(20, 20 + 6 * int(_roll(key, 11, 0.0, 4.0)), 6):
-        x, y = _roll(key, number, 0.0, SIDE), _roll(key, number + 1, 0.0, SIDE)
-        length, angle = _roll(key, number + 2, 0.0, 5.0), _roll(key, number + 3, 0.0, 2 * math.pi)
-        radius, ink = _roll(key, number + 4, 0.3, 1.0), _roll(key, number + 5, 0.3, 0.9)
+    for number in range(20, 20 + 6 * int(roll(key, 11, 0.0, 4.0)), 6):
+        x, y = roll(key, number, 0.0, SIDE), roll(key, number + 1, 0.0, SIDE)
+        length, angle = roll(key, number + 2, 0.0, 5.0), roll(key, number + 3, 0.0, 2 * math.pi)
+        radius, ink = roll(key, number + 4, 0.3, 1.0), roll(key, number + 5, 0.3, 0.9)
         _draw_line(canvas, x, y, x + length * math.cos(angle), y + length * math.sin(angle), radius, ink)
 
 
 @numba.njit(nogil=True, cache=True)
 def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
     """Ink to grey levels, with grain of a strength that differs from image to image."""
-    grain = _roll(key, 12, 0.0, 0.16)
+    grain = roll(key, 12, 0.0, 0.16)
     for row in range(SIDE):
         for column in range(SIDE):
             number = 1000 + row * SIDE + column
-            level = canvas[row, column] + _roll(key, number, -grain, grain)
+            level = canvas[row, column] + roll(key, number, -grain, grain)
             image[row, column] = np.uint8(255.0 * min(max(level, 0.0), 1.0))

@@ -1,6 +1,6 @@
-"""In which order an epoch goes through its images, and which of them make up a batch. Pure.
+"""In which order an epoch goes through its images, which of them make up a batch, and whose it is. Pure.
 
-The order depends on seed and epoch only, never on how many ranks there are.
+The order depends on seed and epoch only, never on how many ranks there are; only skewed shares have owners.
 """
 
 import numpy as np
@@ -9,21 +9,55 @@ from adam_mpi.data.course import Phase
 
 
 class Order:
-    """The batches of one phase over a part of `count` images."""
+    """The batches of one phase over a part of `count` images.
 
-    def __init__(self, phase: Phase, count: int, batch: int, seed: int) -> None:
-        self.count, self.batch = count, batch
+    With `owners` (the replica of each image) a batch has images of one owner; or, when all replicas compute each batch
+    together (`joint`), every owner's images are spread evenly over the batches.
+    """
+
+    def __init__(
+        self, phase: Phase, count: int, batch: int, seed: int, owners: np.ndarray | None = None, joint: bool = False
+    ) -> None:
+        self.count, self.batch, self.owners = count, batch, owners
         self.images = np.arange(count)
         if phase.training:
             np.random.Generator(np.random.Philox(key=[seed, phase.epoch])).shuffle(self.images)
+        self.cuts = np.minimum(np.arange(-(-count // batch) + 1) * batch, count)
+        if owners is not None and joint:
+            self._spread(owners)
+        elif owners is not None:
+            self._gather(owners)
 
     def __len__(self) -> int:
-        return -(-self.count // self.batch)
+        return len(self.cuts) - 1
 
     def __getitem__(self, number: int) -> np.ndarray:
-        return self.images[number * self.batch : (number + 1) * self.batch]
+        return self.images[self.cuts[number] : self.cuts[number + 1]]
+
+    def owner(self, number: int, replicas: int) -> int:
+        """Whose batch it is when each replica has its share of an epoch."""
+        if self.owners is not None:
+            return int(self.owners[self[number][0]])
+        return number * replicas // len(self)
 
     def share(self, number: int, replica: int, replicas: int) -> np.ndarray:
         """One replica's part of a batch that all replicas compute together."""
         images = self[number]
+        if self.owners is not None:
+            return images[self.owners[images] == replica]
         return images[replica * images.size // replicas : (replica + 1) * images.size // replicas]
+
+    def _gather(self, owners: np.ndarray) -> None:
+        self.images = self.images[np.argsort(owners[self.images], kind="stable")]
+        edges = np.cumsum([0, *np.bincount(owners)])
+        starts = [np.arange(first, last, self.batch) for first, last in zip(edges[:-1], edges[1:], strict=True)]
+        self.cuts = np.concatenate([*starts, [self.count]])
+
+    def _spread(self, owners: np.ndarray) -> None:
+        batches = len(self)
+        place = np.empty(self.count, np.int64)
+        for owner in np.unique(owners):
+            own = np.flatnonzero(owners[self.images] == owner)
+            place[own] = np.arange(len(own)) * batches // len(own)
+        self.images = self.images[np.argsort(place, kind="stable")]
+        self.cuts = np.cumsum([0, *np.bincount(place, minlength=batches)])

@@ -1,6 +1,8 @@
 """The data rank: hands out the batches of each phase, prepared ahead of need, and counts those that are done."""
 
+import time
 from collections import deque
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,17 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
-from adam_mpi.data import batch
+from adam_mpi.data import batch, skew
 from adam_mpi.data.course import Phase
+from adam_mpi.data.lines import Line
 from adam_mpi.data.order import Order
+from adam_mpi.data.preparation import Block, Preparation
 from adam_mpi.data.sets import DataSet
+from adam_mpi.data.tally import Tally
+
+# Images prepared by a thread at a time.
+GROUP = 256
+NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 
 
 class DataServer:
@@ -19,50 +28,113 @@ class DataServer:
 
     def __init__(self, world: World, data: DataSet, post: Post) -> None:
         self.world, self.data, self.config, self.post = world, data, world.config, post
-        self.place, self.servers = world.layout.data.index(world.rank), len(world.layout.data)
-        self.ahead = self.config.data.prefetch * len(world.layout.workers)
+        self.replicas = world.layout.replicas
+        self.preparation = Preparation(data, self.config.run.seed)
+        self.preparation.warm()
+        self.owners = self._owners()
         self.phase: Phase | None = Phase(-1, "", 0)
-        self.told = True
         self.served = 0
+        self.news = False
+        """Whether somebody's share is complete and the head does not know it."""
         self.asks: deque[tuple[int, np.ndarray]] = deque()
-        self.upcoming: deque[int] = deque()
-        self.prepared: deque[np.ndarray] = deque()
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
-        self.finished = self.loss = self.correct = self.expected = 0.0
+        self.lines: list[Line] = []
+        self.joint = self.static = False
+        """Whether all replicas compute each batch together, each its share; or each replica has batches of its own."""
+        self.tally: Tally | None = None
 
     def hear(self, message: dict[str, Any]) -> None:
-        self.begin(None if message["phase"] is None else Phase(*message["phase"]))
+        if message.get("close"):
+            self.close()
+        else:
+            self.begin(None if message["phase"] is None else Phase(*message["phase"]))
 
-    def begin(self, phase: Phase | None) -> None:
-        """Start serving a phase; None answers every further ask with a stop."""
-        self.phase, self.told = phase, phase is None
-        self.prepared.clear()
-        self.finished = self.loss = self.correct = 0.0
-        if phase is not None:
-            self.order = Order(phase, self.count(phase.part), self.config.train.batch, self.config.run.seed)
-            self.upcoming = deque(range(self.place, len(self.order), self.servers))
-            self.expected = sum(self.order[number].size for number in self.upcoming)
+    def begin(self, phase: Phase | None, done: np.ndarray | None = None) -> None:
+        """Start serving a phase, without the batches that are `done`; None answers every further ask with a stop."""
+        self.phase = phase
+        if phase is None:
+            return
+        self.joint = phase.training and not self.config.asynchronous
+        self.static = phase.training and self.config.asynchronous and self.config.static
+        owners, count = self.owners if phase.training else None, self.count(phase.part)
+        self.order = Order(phase, count, self.config.train.batch, self.config.run.seed, owners, self.joint)
+        own = range(self.world.layout.data.index(self.world.rank), len(self.order), len(self.world.layout.data))
+        self.tally = Tally(self.order, own, self._owner, self.replicas if self.static else 1, done)
+        numbers = [number for number in own if not self.tally.done[number]]
+        self._line_up(phase, numbers)
+        self.news = self.tally.complete
+
+    def close(self) -> None:
+        """Enough replicas are done: hand out nothing more, and wait only for what is handed out."""
+        assert self.tally is not None
+        for line in self.lines:
+            for number in line.close():
+                self.tally.skip(number)
+        self.news = True
 
     def count(self, part: str) -> int:
         return getattr(self.data.description, part)
 
-    @property
-    def done(self) -> bool:
-        """Whether every image of this rank's share has been reported as done."""
-        return self.finished >= self.expected
+    def position(self) -> np.ndarray:
+        """Which batches of the phase are done, as far as this rank knows; give it to `begin` to go on from here."""
+        assert self.tally is not None
+        return self.tally.done.copy()
 
     def step(self) -> bool:
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._receive()
-        if self.done and not self.told:
-            self.told = True
-            self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
-        # Asks of a phase that this rank has not entered yet stay in the queue.
+        # Asks of a phase that this rank has not entered yet, or of batches not ready yet, stay in the queue.
         for _ in range(len(self.asks)):
             source, ask = self.asks.popleft()
-            if not self._answer(source, ask):
+            if self._answer(source, ask):
+                worked = True
+            else:
                 self.asks.append((source, ask))
-        return self._prepare() or worked
+        if self.news:
+            self.news = False
+            self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
+        return any([line.fill() for line in self.lines]) or worked
+
+    def stats(self) -> dict[str, Any]:
+        tally = self.tally
+        return {
+            "role": "data",
+            "rank": self.world.rank,
+            "cpu": time.process_time(),
+            "phase": -1 if self.phase is None else self.phase.number,
+            "finished": tally.finished if tally else 0,
+            "loss": tally.loss if tally else 0.0,
+            "correct": tally.correct if tally else 0.0,
+            "done": tally.complete if tally else True,
+            "owed": tally.owed.tolist() if tally else [],
+            "skipped": tally.skipped if tally else 0,
+            "bad": self.data.bad(),
+            "served": self.served,
+        }
+
+    def _owners(self) -> np.ndarray | None:
+        wanted = self.config.data.skew
+        if wanted == "none":
+            return None
+        return skew.owners(wanted, self.data.labels("train"), self.replicas, self.config.run.seed)
+
+    def _owner(self, number: int) -> int:
+        """The place of a batch's replica in the tally."""
+        return self.order.owner(number, self.replicas) if self.static else 0
+
+    def _line_up(self, phase: Phase, numbers: list[int]) -> None:
+        """One line for everybody, or one for each replica."""
+
+        def start(numbers: list[int]) -> Future[list[Block]]:
+            return self.preparation.start(phase, [self.order[number] for number in numbers])
+
+        own: list[list[int]] = [[] for _ in range(self.replicas if self.static else 1)]
+        for number in numbers:
+            own[self._owner(number)].append(number)
+        group = max(1, GROUP // self.config.train.batch)
+        ahead = max(self.config.data.prefetch * len(self.world.layout.workers) // len(own), 2 * group)
+        takers = self.replicas if self.joint else 1
+        self.lines = [Line(mine, start, ahead, group, takers) for mine in own]
 
     def _receive(self) -> bool:
         worked, status, comm = False, MPI.Status(), self.world.traffic
@@ -79,66 +151,72 @@ class DataServer:
         return worked
 
     def _count(self, report: np.ndarray) -> None:
-        phase, images, loss, correct, _ = report.tolist()
-        assert self.phase is not None and phase == self.phase.number, "a report of another phase"
-        self.finished += images
-        self.loss += loss
-        self.correct += correct
+        phase, images, loss, correct, number = report.tolist()
+        assert self.phase is not None and phase == self.phase.number and self.tally, "a report of another phase"
+        self.news |= self.tally.report(int(number), int(images), loss, correct)
 
     def _answer(self, source: int, ask: np.ndarray) -> bool:
         """Answer an ask if that is possible now."""
-        kind, slot, known, number, replica, replicas = ask[:6].tolist()
-        phase = self.phase
+        kind, slot, known, number, replica, replicas, first, last = ask.tolist()
+        phase, columns = self.phase, slice(first, last or None)
         if phase is None:
-            self._send(source, slot, batch.pack([batch.STOP], *self._nothing()))
+            self._send(source, slot, batch.pack([batch.STOP], *NOTHING))
         elif kind == batch.NEXT_PHASE:
-            if phase.number <= known:
-                return False
-            header = [batch.PHASE, phase.number, batch.PARTS.index(phase.part), phase.epoch, self.count(phase.part)]
-            self._send(source, slot, batch.pack(header, *self._nothing()))
+            return phase.number > known and self._tell_phase(source, slot, phase)
         elif phase.number < known:
             return False
         elif kind == batch.SHARE:
-            self._send(source, slot, self._pack(number, self.order.share(number, replica, replicas)))
-        elif not self._prepare(1) and not self.prepared:
-            self._send(source, slot, batch.pack([batch.EXHAUSTED, phase.number], *self._nothing()))
+            return self._hand_share(source, slot, number, self.order.share(number, replica, replicas), columns)
         else:
-            self._send(source, slot, self.prepared.popleft())
+            return self._hand_any(source, slot, self.lines[replica if self.static else 0], columns)
         return True
+
+    def _tell_phase(self, source: int, slot: int, phase: Phase) -> bool:
+        assert self.tally is not None
+        part, itemsize = batch.PARTS.index(phase.part), np.dtype(self.data.description.dtype).itemsize
+        first = int(np.argmin(self.tally.done)) if len(self.tally.done) else 0
+        header = [batch.PHASE, phase.number, part, phase.epoch, self.count(phase.part), itemsize, first]
+        self._send(source, slot, batch.pack(header, *NOTHING))
+        return True
+
+    def _hand_any(self, source: int, slot: int, line: Line, columns: slice) -> bool:
+        """The next batch of a line; one that is all bad is passed over."""
+        while len(line):
+            taken = line.take()
+            if taken is None:
+                return False
+            number, _, block = taken
+            self._leave_out_bad(number, block)
+            if block.ids.size:
+                self._hand(source, slot, number, block, columns)
+                return True
+        assert self.phase is not None
+        self._send(source, slot, batch.pack([batch.EXHAUSTED, self.phase.number], *NOTHING))
+        return True
+
+    def _hand_share(self, source: int, slot: int, number: int, images: np.ndarray, columns: slice) -> bool:
+        taken = self.lines[0].take(number)
+        if taken is None:
+            return False
+        _, first, block = taken
+        if first:
+            self._leave_out_bad(number, block)
+        chosen = np.isin(block.ids, images)
+        share = Block(block.ids[chosen], block.labels[chosen], block.pixels[chosen])
+        self._hand(source, slot, number, share, columns)
+        return True
+
+    def _leave_out_bad(self, number: int, block: Block) -> None:
+        assert self.tally is not None
+        self.news |= self.tally.leave_out(number, self.order[number].size - block.ids.size)
+
+    def _hand(self, source: int, slot: int, number: int, block: Block, columns: slice) -> None:
+        phase = self.phase
+        assert phase is not None
+        header = [batch.BATCH, phase.number, batch.PARTS.index(phase.part), phase.epoch, number, block.ids.size]
+        self._send(source, slot, batch.pack(header, block.ids, block.labels, block.pixels[..., columns]))
 
     def _send(self, source: int, slot: int, message: np.ndarray) -> None:
         self.world.injector.at("batch")
         self.served += 1
         self.sending.append((self.world.traffic.Isend(message, source, batch.ANSWER + slot), message))
-
-    def _prepare(self, most: int = 0) -> bool:
-        """Get one more batch ready, as long as fewer than `most` (or the wanted number) are."""
-        shared = self.phase is None or (self.phase.training and not self.config.asynchronous)
-        if shared or len(self.prepared) >= (most or self.ahead) or not self.upcoming:
-            return False
-        number = self.upcoming.popleft()
-        self.prepared.append(self._pack(number, self.order[number]))
-        return True
-
-    def _pack(self, number: int, images: np.ndarray) -> np.ndarray:
-        phase = self.phase
-        assert phase is not None
-        pixels, labels = self.data.read(phase.part, images)
-        header = [batch.BATCH, phase.number, batch.PARTS.index(phase.part), phase.epoch, number, images.size]
-        return batch.pack(header, images, labels, pixels)
-
-    def stats(self) -> dict[str, Any]:
-        return {
-            "role": "data",
-            "rank": self.world.rank,
-            "phase": -1 if self.phase is None else self.phase.number,
-            "finished": self.finished,
-            "loss": self.loss,
-            "correct": self.correct,
-            "done": self.done,
-            "served": self.served,
-        }
-
-    def _nothing(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        empty = np.empty(0, np.int64)
-        return empty, empty, np.empty(0, np.uint8)

@@ -1,5 +1,6 @@
-"""The data sets by name: what they hold, where their files are, and their images by part and index."""
+"""The data sets: by name or by path, what they hold, and their images by part and index."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,16 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi.config import Data
-from adam_mpi.data import glyphs, idx
+from adam_mpi.data import formats, glyphs, transform
+from adam_mpi.data.cache import Cache
+from adam_mpi.data.formats import idx
+from adam_mpi.data.formats.source import BadImages, Source
 from adam_mpi.errors import UserError
 
+log = logging.getLogger(__name__)
 NAMES = ("glyphs", "mnist", "fashion")
-CLASSES = 10
-FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
+FILES = idx.FILES
 SPLIT_KEY = 2014
+TEST_SHARE = 1 / 6  # of a set that has no test part of its own
 SEED = 1  # of the drawing: like a set of files, glyphs are the same in every run
 
 
@@ -30,52 +32,101 @@ class Description:
     train: int
     validation: int
     test: int
+    dtype: str = "uint8"
+    """What a network gets: uint8 pixels, or float32 numbers that are taken as they are."""
 
 
 class DataSet:
-    """A data set in memory; its validation part is split off the training files."""
+    """Images through a cache; the validation part is split off the training images, the test part where it must be."""
 
-    def __init__(self, description: Description, train: tuple[np.ndarray, ...], test: tuple[np.ndarray, ...]) -> None:
-        self.description = description
-        order = _split_order(len(train[1]))
-        held_out = description.validation
-        self._parts = {
-            "train": (*train, order[held_out:]),
-            "validation": (*train, order[:held_out]),
-            "test": (*test, np.arange(len(test[1]))),
+    def __init__(self, data: Data, sources: dict[str, Source]) -> None:
+        self.data, self.sources = data, sources
+        self.classes = sources["train"].classes or int(sources["train"].labels.max()) + 1
+        self.usable = {part: self._usable(source) for part, source in sources.items()}
+        total = sum(len(source) * source.image_bytes for source in sources.values())
+        self._caches = {
+            part: Cache(source, data.cache * len(source) * source.image_bytes // total)
+            for part, source in sources.items()
         }
+        self._parts = self._split()
+        shape, dtype = transform.output(data.transform, sources["train"].shape, sources["train"].dtype)
+        counts = {part: len(chosen) for part, (_, chosen) in self._parts.items()}
+        self.description = Description(data.set, shape, self.classes, **counts, dtype=dtype.name)
 
     def read(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Images [n, channels, height, width] and labels [n] of a part: "train", "validation" or "test"."""
-        images, labels, order = self._parts[part]
+        origin, order = self._parts[part]
         chosen = order[indices]
-        return images[chosen], labels[chosen]
+        return self._caches[origin].read(chosen), self.sources[origin].labels[chosen]
+
+    def read_usable(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(positions, images, labels) of those that are not bad, where `data.on_bad` allows some to be."""
+        origin, order = self._parts[part]
+        return self.read_source(origin, order[indices])
+
+    def read_source(self, origin: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same of the files "train" or "test", before they are split into parts."""
+        usable = self.usable[origin]
+        while True:
+            kept = np.flatnonzero(usable[indices])
+            chosen = indices[kept]
+            try:
+                return kept, self._caches[origin].read(chosen), self.sources[origin].labels[chosen]
+            except BadImages as error:
+                if self.data.on_bad == "stop":
+                    raise
+                log.warning("left out: %s", error)
+                usable[chosen[error.positions]] = False
+
+    def labels(self, part: str) -> np.ndarray:
+        origin, order = self._parts[part]
+        return self.sources[origin].labels[order]
+
+    def bad(self) -> list[str]:
+        """Images found bad so far: "train 17"."""
+        found = ((part, np.flatnonzero(~usable)) for part, usable in self.usable.items())
+        return [f"{part} {index}" for part, indices in found for index in indices]
+
+    def _usable(self, source: Source) -> np.ndarray:
+        """Which images may be read, as far as their labels show."""
+        usable = (source.labels >= 0) & (source.labels < self.classes)
+        if self.data.on_bad == "stop" and not usable.all():
+            first = int(np.argmin(usable))
+            where = f"{source.name(first)}: has the label {source.labels[first]}"
+            raise BadImages([first], f"{where}; allowed are 0 to {self.classes - 1}")
+        return usable
+
+    def _split(self) -> dict[str, tuple[str, np.ndarray]]:
+        """part -> (source, indices in it)"""
+        labelled = {part: np.flatnonzero(usable) for part, usable in self.usable.items()}
+        order = labelled["train"][_split_order(len(labelled["train"]))]
+        if "test" in labelled:
+            test = "test", labelled["test"]
+        else:
+            cut = round(len(order) * TEST_SHARE)
+            test, order = ("train", order[:cut]), order[cut:]
+        held_out = round(len(order) * self.data.validation)
+        train = order[held_out:][: self.data.images or None]
+        return {"train": ("train", train), "validation": ("train", order[:held_out]), "test": test}
 
 
 def describe(data: Data) -> Description:
-    """What a data set holds for us, from the headers of its files only."""
-    if data.set == "glyphs":
-        shape, train, test = (1, glyphs.SIDE, glyphs.SIDE), glyphs.TRAIN, glyphs.TEST
-    else:
-        folder = find(data.set)
-        train, *sides = _image_sizes(_file(folder, FILES["train"][0]))
-        test, *test_sides = _image_sizes(_file(folder, FILES["test"][0]))
-        if sides != test_sides:
-            raise UserError(f"{folder}: training images are {sides}, test images {test_sides}; fetch the set again")
-        shape = (1, sides[0], sides[1])
-    held_out = round(train * data.validation)
-    kept = min(train - held_out, data.images or train)
-    return Description(data.set, shape, CLASSES, kept, held_out, test)
+    """What a data set holds for us; no image is read."""
+    return open_set(data).description
 
 
 def open_set(data: Data) -> DataSet:
-    """Read a data set into memory, or draw it."""
-    description = describe(data)
+    """A data set ready to be read from; images come into memory as they are asked for."""
     if data.set == "glyphs":
-        parts = (("train", glyphs.TRAIN), ("test", glyphs.TEST))
-        return DataSet(description, *(glyphs.draw(SEED, part, np.arange(count)) for part, count in parts))
-    folder = find(data.set)
-    return DataSet(description, _read_part(folder, "train"), _read_part(folder, "test"))
+        return DataSet(data, {"train": _glyphs("train", glyphs.TRAIN), "test": _glyphs("test", glyphs.TEST)})
+    path = find(data.set) if data.set in NAMES else Path(data.set)
+    if data.set not in NAMES and not path.exists():
+        raise UserError(f"data set {data.set!r}: unknown; allowed are {', '.join(NAMES)}, or a path of files")
+    sources = formats.open_parts(path, data.size)
+    shapes = {part: (source.shape, source.dtype) for part, source in sources.items()}
+    if len(set(shapes.values())) > 1:
+        raise UserError(f"{path}: training images are {shapes['train']}, test images {shapes['test']}; they must agree")
+    return DataSet(data, sources)
 
 
 def home() -> Path:
@@ -85,39 +136,23 @@ def home() -> Path:
 
 
 def find(name: str) -> Path:
-    """The folder with the files of a data set: in $ADAM_MPI_DATA, then in `home()`."""
-    if name not in NAMES:
-        raise UserError(f"data set {name!r}: unknown; allowed are {', '.join(NAMES)}")
+    """The folder with the files of a data set that has a name: in $ADAM_MPI_DATA, then in `home()`."""
     given = os.environ.get("ADAM_MPI_DATA")
     places = [Path(given) / name] if given else []
     places.append(home() / name)
     for folder in places:
-        if all(_file(folder, stem).is_file() for stems in FILES.values() for stem in stems):
+        if all(idx.find(folder, stem).is_file() for stems in FILES.values() for stem in stems):
             return folder
     looked = " nor in ".join([str(Path(given) / name) if given else "$ADAM_MPI_DATA (not set)", str(places[-1])])
     raise UserError(f"data set {name!r}: its files are neither in {looked}; get them: python -m adam_mpi fetch {name}")
 
 
-def _file(folder: Path, stem: str) -> Path:
-    plain = folder / stem
-    return plain if plain.is_file() else folder / f"{stem}.gz"
+def _glyphs(part: str, count: int) -> Source:
+    def rows(indices: np.ndarray) -> np.ndarray:
+        return glyphs.draw(SEED, part, indices)[0]
 
-
-def _image_sizes(path: Path) -> tuple[int, ...]:
-    sizes = idx.shape(path)
-    if len(sizes) != 3 or 0 in sizes:
-        raise UserError(f"{path}: holds an array of sizes {sizes}, not images (count, height, width)")
-    return sizes
-
-
-def _read_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    images_path, labels_path = (_file(folder, stem) for stem in FILES[part])
-    images, labels = idx.read(images_path), idx.read(labels_path)
-    if labels.shape != images.shape[:1]:
-        raise UserError(f"{labels_path}: holds labels {labels.shape} for {len(images)} images in {images_path.name}")
-    if labels.max() >= CLASSES:
-        raise UserError(f"{labels_path}: holds the label {labels.max()}; allowed are 0 to {CLASSES - 1}")
-    return images[:, None], labels
+    shape, labels = (1, glyphs.SIDE, glyphs.SIDE), np.arange(count) % glyphs.CLASSES
+    return Source(lambda index: f"glyph {index}", shape, np.dtype(np.uint8), labels, rows, glyphs.CLASSES)
 
 
 def _split_order(count: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -9,7 +10,7 @@ from numpy.typing import DTypeLike
 from adam_mpi.model import buffers, parameters
 from adam_mpi.model.kernels import dropout, loss, pixels
 from adam_mpi.model.layers import Conv, LayerShape
-from adam_mpi.model.steps import Backward, Place, Steps, bind
+from adam_mpi.model.steps import Backward, Place, Steps, Views, bind
 
 
 class Context:
@@ -18,8 +19,10 @@ class Context:
     `weights` is read in place and may be changed by others meanwhile.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike) -> None:
-        self.seed = seed
+    def __init__(
+        self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()
+    ) -> None:
+        self.seed, self.count = seed, 0
         self.tensors = parameters.tensors(shapes)
         self.arrays = buffers.allocate(buffers.plan(shapes, images, dtype))
         self.levels = (np.arange(256) / 255).astype(dtype)
@@ -31,6 +34,10 @@ class Context:
         ]
         self.forward = [step.forward for step in steps]
         self.inference = [step.inference for step in steps]
+        self.captured: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for index, shape in enumerate(shapes):
+            if shape.name in captured:
+                steps[index] = self._capture(shape.name, places[index], steps[index])
         self.backward = _backward(shapes, steps)
 
     def train(
@@ -49,6 +56,7 @@ class Context:
         views, gradients = parameters.views(weights, self.tensors), parameters.views(gradient, self.tensors)
         count = self._load(pixels)
         self.arrays["ids"][:count] = ids
+        self.count = count
         dropout.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
         for forward in self.forward:
             forward(views)
@@ -68,7 +76,30 @@ class Context:
         loss.softmax(self.logits, self.errors, self.arrays["normalisers"])
         return self.errors[:, :count].T.copy()
 
+    def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
+        """Activations and errors of a captured dense layer in the last block trained on, (features, images) each."""
+        activations, errors = self.captured[layer]
+        return activations[:, : self.count], errors[:, : self.count]
+
+    def _capture(self, name: str, place: Place, step: Steps) -> Steps:
+        """Keep what a layer's gradient is the product of: the arrays themselves are used again by other layers."""
+        inputs, errors = (array.reshape(-1, array.shape[-1]) for array in (place.inputs, place.errors))
+        self.captured[name] = kept = (np.zeros_like(inputs), np.zeros_like(errors))
+
+        def backward_weights(weights: Views, gradients: Views) -> None:
+            kept[0][:], kept[1][:] = inputs, errors
+            if step.backward_weights is not None:
+                step.backward_weights(weights, gradients)
+
+        return replace(step, backward_weights=backward_weights)
+
     def _load(self, block: np.ndarray) -> int:
+        """Pixels (uint8) become levels from 0 to 1; float32 numbers are taken as they are."""
+        if block.dtype == np.float32:
+            inputs = self.arrays["input"]
+            inputs[..., : len(block)] = np.moveaxis(block, 0, -1)
+            inputs[..., len(block) :] = 0
+            return len(block)
         # Copied first, so that the kernel sees one type of array whatever the block is a view of.
         self.arrays["pixels"][: len(block)] = block
         pixels.load(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])

@@ -17,8 +17,10 @@ ENGINES = ("generated", "reference")
 class Network:
     """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks.
 
-    The generated engine computes in float32; the reference in any type. `choices` are how the engine computes each
-    convolution: of `tune`, or of another network's `choices`; without, arithmetic decides.
+    The generated engine computes in float32 and from pixels; the reference in any type and from any numbers. Dense
+    layers in `captured` keep their activations and errors for `Context.factors`, which the reference does.
+    `choices` are how the engine computes each convolution: of `tune`, or of another network's `choices`; without
+    any, arithmetic decides.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class Network:
         seed: int,
         dtype: DTypeLike = np.float32,
         engine: str = "reference",
+        captured: Sequence[str] = (),
         choices: dict | None = None,
     ) -> None:
+        self.captured = tuple(captured)
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
         self.program = None
         if engine == "generated" and self.dtype == np.float32:
@@ -52,7 +56,7 @@ class Network:
         if self.program:
             run = library.run(self.program.text, cpu.lanes())
             return EngineContext(self.shapes, self.images, self.seed, self.program, run, cpu.lanes())
-        return Context(self.shapes, self.images, self.seed, self.dtype)
+        return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
 
 def working_set(
@@ -64,10 +68,12 @@ def working_set(
     return sum(buffer.bytes for buffer in buffers.plan(shapes, images, dtype).values())
 
 
-def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference") -> None:
+def warm(
+    shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None
+) -> None:
     """Compile the kernels these layers need, or load them from the cache."""
     if engine == "generated":
-        Network(shapes, images, 0, engine=engine).context()
+        Network(shapes, images, 0, engine=engine, choices=choices).context()
         return
     # numba compiles the reference kernels per type, whatever the shape: run the same stack once in tiny.
     tiny = infer([_tiny(shape.layer) for shape in shapes], (1, 1, 1), classes=2)

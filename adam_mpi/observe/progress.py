@@ -18,7 +18,7 @@ class Progress:
 
     def begin(self, phase: Phase, images: int) -> None:
         if self.terminal:
-            self.bar = tqdm(total=images, desc=self._name(phase), unit=" images", ascii=True, dynamic_ncols=True)
+            self.bar = tqdm(total=images, desc=self._name(phase), unit=" images", ascii=True)
 
     def update(self, phase: Phase, images: int, share: float, figures: dict[str, Any]) -> None:
         text = "  ".join(f"{name} {value}" for name, value in figures.items())

@@ -11,7 +11,7 @@ from adam_mpi.errors import UserError
 
 def choose(config: Config, given: str | None, resume: bool) -> Path:
     """The directory of this run, made if it is not there; one that holds a run is not touched without resume."""
-    name = config.run.name or f"{config.data.set}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = config.run.name or f"{Path(config.data.set).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = Path(given) if given else Path("runs") / name
     if (path / "config.toml").exists() and not resume:
         raise UserError(f"run directory {path} holds a run; add --resume to go on with it, or give another")

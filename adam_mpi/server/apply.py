@@ -1,30 +1,135 @@
-"""The apply kernel: folds what has arrived for a shard and takes one optimiser step, block by block."""
+"""The apply kernels: fold what has arrived for a run of parameters and take one optimiser step, block by block.
+
+Each block of weights and state is read and written once per batch, while it is in the first-level cache. `mail` is
+memory with the gradients as float32; `starts` are their places in it, folded in that order, each times its scale.
+"""
 
 import numpy as np
 from numba import njit
 
-BLOCK = 4096  # parameters whose weights, velocity and sum stay in the first-level cache
+BLOCK = 4096
 
 
-@njit(nogil=True, cache=True, fastmath={"contract", "nsz"})
-def momentum(
-    weights: np.ndarray, velocity: np.ndarray, mail: np.ndarray, starts: np.ndarray,
-    scale: float, rate: float, keep: float, decay: float,
+@njit(nogil=True, cache=True, inline="always")
+def _fold(total, mail, starts, scales, first, size):  # type: ignore[no-untyped-def]
+    """Add a block of each message, four at a time: several streams keep the memory busier than one."""
+    fours = starts.size - starts.size % 4
+    for k in range(0, fours, 4):
+        a, b = mail[starts[k] + first :][:size], mail[starts[k + 1] + first :][:size]
+        c, d = mail[starts[k + 2] + first :][:size], mail[starts[k + 3] + first :][:size]
+        p, q, r, s = scales[k], scales[k + 1], scales[k + 2], scales[k + 3]
+        for i in range(size):
+            total[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i])
+    for k in range(fours, starts.size):
+        source, scale = mail[starts[k] + first :][:size], scales[k]
+        for i in range(size):
+            total[i] += scale * source[i]
+
+
+@njit(nogil=True, cache=True)
+def additive(
+    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rate: float, keep: float, decay: float,
 ) -> None:  # fmt: skip
-    """velocity = keep * velocity + scale * (sum of gradients) + decay * weights;  weights -= rate * velocity.
+    """weights += sum: what Adam's own workers push is the change of their weights."""
+    for first in range(0, weights.size, BLOCK):
+        size = min(BLOCK, weights.size - first)
+        _fold(weights[first : first + size], mail, starts, scales, first, size)
 
-    `mail` is the mailbox as float32; `starts` are the places of the gradients in it, folded in that order.
-    """
+
+@njit(nogil=True, cache=True)
+def momentum(
+    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rate: float, keep: float, decay: float,
+) -> None:  # fmt: skip
+    """velocity = keep * velocity + sum + decay * weights;  weights -= rate * velocity."""
     total = np.empty(BLOCK, weights.dtype)
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
+        total[:size] = 0
+        _fold(total, mail, starts, scales, first, size)
+        block, velocities = weights[first : first + size], state[first : first + size]
         for i in range(size):
-            total[i] = mail[starts[0] + first + i]
-        for k in range(1, starts.size):
-            start = starts[k] + first
-            for i in range(size):
-                total[i] += mail[start + i]
+            velocity = keep * velocities[i] + (total[i] + decay * block[i])
+            velocities[i] = velocity
+            block[i] -= rate * velocity
+
+
+@njit(nogil=True, cache=True)
+def nesterov(
+    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rate: float, keep: float, decay: float,
+) -> None:  # fmt: skip
+    """velocity = keep * velocity + gradient;  weights -= rate * (gradient + keep * velocity)."""
+    total = np.empty(BLOCK, weights.dtype)
+    for first in range(0, weights.size, BLOCK):
+        size = min(BLOCK, weights.size - first)
+        total[:size] = 0
+        _fold(total, mail, starts, scales, first, size)
+        block, velocities = weights[first : first + size], state[first : first + size]
         for i in range(size):
-            step = keep * velocity[first + i] + scale * total[i] + decay * weights[first + i]
-            velocity[first + i] = step
-            weights[first + i] -= rate * step
+            gradient = total[i] + decay * block[i]
+            velocity = keep * velocities[i] + gradient
+            velocities[i] = velocity
+            block[i] -= rate * (gradient + keep * velocity)
+
+
+@njit(nogil=True, cache=True)
+def adagrad(
+    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rate: float, keep: float, decay: float,
+) -> None:  # fmt: skip
+    """squares += gradient^2;  weights -= rate * gradient / (sqrt(squares) + 1e-8)."""
+    total = np.empty(BLOCK, weights.dtype)
+    for first in range(0, weights.size, BLOCK):
+        size = min(BLOCK, weights.size - first)
+        total[:size] = 0
+        _fold(total, mail, starts, scales, first, size)
+        block, squares = weights[first : first + size], state[first : first + size]
+        for i in range(size):
+            gradient = total[i] + decay * block[i]
+            squares[i] += gradient * gradient
+            block[i] -= rate * gradient / (np.sqrt(squares[i]) + np.float32(1e-8))
+
+
+@njit(nogil=True, cache=True)
+def add(total: np.ndarray, values: np.ndarray, scale: float) -> None:
+    for i in range(total.size):
+        total[i] += scale * values[i]
+
+
+@njit(nogil=True, cache=True)
+def average(mean: np.ndarray, weights: np.ndarray, share: float) -> None:
+    """mean += share * (weights - mean): a running average of the weights."""
+    for i in range(mean.size):
+        mean[i] += share * (weights[i] - mean[i])
+
+
+@njit(nogil=True, cache=True)
+def sparse_additive(
+    weights: np.ndarray, state: np.ndarray, indices: np.ndarray, values: np.ndarray, rate: float
+) -> None:
+    for k in range(indices.size):
+        weights[indices[k]] += values[k]
+
+
+@njit(nogil=True, cache=True)
+def sparse_descent(
+    weights: np.ndarray, state: np.ndarray, indices: np.ndarray, values: np.ndarray, rate: float
+) -> None:
+    for k in range(indices.size):
+        weights[indices[k]] -= rate * values[k]
+
+
+@njit(nogil=True, cache=True)
+def sparse_adagrad(
+    weights: np.ndarray, state: np.ndarray, indices: np.ndarray, values: np.ndarray, rate: float
+) -> None:
+    for k in range(indices.size):
+        i = indices[k]
+        state[i] += values[k] * values[k]
+        weights[i] -= rate * values[k] / (np.sqrt(state[i]) + np.float32(1e-8))
+
+
+KERNELS = {"additive": additive, "momentum": momentum, "nesterov": nesterov, "adagrad": adagrad}
+SPARSE_KERNELS = {"additive": sparse_additive, "momentum": sparse_descent, "adagrad": sparse_adagrad}

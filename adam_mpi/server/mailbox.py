@@ -2,8 +2,10 @@
 
 A put completes locally only and may be seen half written, so a message counts as arrived when its header carries
 the expected ring position and its checksum agrees. Words are weighted by their place: a sum would pass a torn message.
+Inside a node a pusher writes into the mailbox itself, the position last and after a memory barrier (`Win.Sync`); such
+a message is whole when its position is there, and carries no checksum.
 
-    message = header (128 bytes) | float32 values, padded to 8 bytes | batch numbers (int64)
+    message = header (128 bytes) | body, padded to 8 bytes | batch numbers (int64)
 """
 
 import numpy as np
@@ -11,76 +13,110 @@ from numba import njit
 
 HEADER = np.dtype(
     {
-        "names": ["position", "checksum", "generation", "pusher", "sequence", "clock", "shard", "kind", "last",
-                  "values", "batches", "images", "seen"],
-        "formats": ["<i8", "<u8", "<i8", "<i8", "<i8", "<i8", "<i4", "<i2", "<i2", "<i8", "<i8", "<i8", "<i8"],
-        "offsets": [0, 8, 16, 24, 32, 40, 48, 52, 54, 56, 64, 72, 80],
+        "names": ["position", "checksum", "generation", "pusher", "sequence", "clock", "words", "batches",
+                  "first", "values", "images", "seen", "shard", "kind", "codec", "last", "finite",
+                  "part", "parts"],
+        "formats": ["<i8", "<u8"] + ["<i8"] * 10 + ["<i4"] * 7,
+        "offsets": [*range(0, 96, 8), *range(96, 124, 4)],
         "itemsize": 128,
     }
 )  # fmt: skip
 """position: place in the ring since the generation began, from 1; sequence: number of the push, for life;
-last: the push has no more messages for this server; seen: version of the shard that the gradients were computed on."""
+words: length of the body; first, values: which parameters of the shard; images: whose gradients are summed;
+seen: version of the shard they were computed on; last: the push has no more messages for this server;
+finite: there is no NaN or infinity among the values; part, parts: a large factor push comes in several messages."""
 
-DELTA = 1
+# Kinds of bodies: values of a run of parameters; (index, value) pairs; activations and errors to be multiplied.
+DELTA, SPARSE, FACTOR = KINDS = 1, 2, 3
+
 HEADER_WORDS = HEADER.itemsize // 4
+EXPONENT = np.uint32(0x7F800000)  # all ones in a NaN and in an infinity
 FIRST_SUMMED = 4  # words 0-3 are the position and the checksum itself
+MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, and large: positions that are near each other give sums that are not
 
 
-def message_words(values: int, batches: int) -> int:
+def message_words(body: int, batches: int) -> int:
     """Length of a message in 32-bit words."""
-    return HEADER_WORDS + values + values % 2 + 2 * batches
+    return HEADER_WORDS + body + body % 2 + 2 * batches
 
 
-def pack(message: np.ndarray, header: np.void | np.ndarray, values: np.ndarray, batches: np.ndarray) -> int:
-    """Write a message into a buffer of 32-bit words; returns its length in words."""
-    words = message_words(values.size, batches.size)
+def body(message: np.ndarray) -> np.ndarray:
+    """Where the body of a message goes."""
+    return message[HEADER_WORDS:]
+
+
+def seal(message: np.ndarray, header: np.ndarray, batches: np.ndarray) -> int:
+    """Put header and batch numbers around a body of `header["words"]` words; returns the message's length in words.
+
+    The position is left out: `post` writes it.
+    """
+    last = HEADER_WORDS + int(header["words"])
+    end = message_words(last - HEADER_WORDS, batches.size)
+    message[last : end - 2 * batches.size] = 0
+    message[end - 2 * batches.size : end] = batches.view(np.uint32)
     message[:HEADER_WORDS].view(HEADER)[0] = header
-    body = HEADER_WORDS + values.size + values.size % 2
-    message[body - 1] = 0
-    message[body:words] = batches.view(np.uint32)
-    total = _copy(message, values.view(np.uint32), HEADER_WORDS) + checksum(message, FIRST_SUMMED, HEADER_WORDS)
-    total += checksum(message, HEADER_WORDS + values.size, words)
-    message[2:4].view(np.uint64)[0] = total
-    return words
+    return end
+
+
+def post(message: np.ndarray, position: int) -> None:
+    message[:2].view(np.int64)[0] = position
+
+
+def sign(message: np.ndarray) -> None:
+    """Write the checksum, for a message that travels."""
+    message[2:4].view(np.uint64)[0] = checksum(message)
 
 
 @njit(nogil=True, cache=True)
-def checksum(words: np.ndarray, first: int, last: int) -> np.uint64:
-    total = np.uint64(0)
-    for i in range(first, last):
-        total += np.uint64(words[i]) * np.uint64(np.uint32(2 * i + 1))
-    return total
-
-
-@njit(nogil=True, cache=True)
-def _copy(message: np.ndarray, values: np.ndarray, start: int) -> np.uint64:
-    """Copy the values into the message and sum them up on the way."""
-    total = np.uint64(0)
+def copy(body: np.ndarray, values: np.ndarray) -> bool:
+    """Copy words into the body of a message; whether none of them is a NaN or an infinity."""
+    peak = np.uint32(0)
     for i in range(values.size):
         word = values[i]
-        message[start + i] = word
-        total += np.uint64(word) * np.uint64(np.uint32(2 * (start + i) + 1))
-    return total
-
-
-@njit(nogil=True, cache=True)
-def arrived(ring: np.ndarray, start: int, slot_words: int, position: int) -> bool:
-    """Whether the message for this position is whole in the slot that starts at word `start`."""
-    header = ring[start : start + HEADER_WORDS].view(np.int64)
-    if header[0] != position:
-        return False
-    values, batches = header[7], header[8]
-    if values < 0 or batches < 0 or HEADER_WORDS + values + 1 + 2 * batches > slot_words:
-        return False
-    words = HEADER_WORDS + values + values % 2 + 2 * batches
-    message = ring[start : start + words]
-    return np.uint64(header[1]) == checksum(message, FIRST_SUMMED, words)
+        body[i] = word
+        peak = max(peak, word & np.uint32(0x7FFFFFFF))
+    return bool(peak < EXPONENT)
 
 
 @njit(nogil=True, cache=True)
 def finite(values: np.ndarray) -> bool:
-    """Whether no word is the bit pattern of a NaN or an infinity."""
-    bad = 0
+    """Whether none of these words is a NaN or an infinity."""
+    peak = np.uint32(0)
     for i in range(values.size):
-        bad += (values[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
-    return bad == 0
+        peak = max(peak, values[i] & np.uint32(0x7FFFFFFF))
+    return bool(peak < EXPONENT)
+
+
+@njit(nogil=True, cache=True)
+def checksum(message: np.ndarray) -> np.uint64:
+    """Sum of the words behind it, weighted, on top of the position.
+
+    With the position in it, neither fresh memory nor the slot's last message passes when only the position has come.
+    """
+    total = np.uint64(message[0]) * MIX + np.uint64(message[1])
+    # Counters without a sign: what may wrap around is not vectorised.
+    summed, weight = message[FIRST_SUMMED:], np.uint32(2 * FIRST_SUMMED + 1)
+    for i in range(summed.size):
+        total += np.uint64(summed[i]) * np.uint64(weight + np.uint32(2) * np.uint32(i))
+    return total
+
+
+# What a slot holds: not the message that is expected next, one that is not whole (yet), or a whole one.
+ABSENT, TORN, WHOLE = 0, 1, 2
+
+
+@njit(nogil=True, cache=True)
+def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bool) -> int:
+    """What the slot that starts at word `start` holds for this position; `near`: its pusher writes here itself."""
+    header = ring[start : start + HEADER_WORDS].view(np.int64)
+    if header[0] != position:
+        return ABSENT
+    words, batches = header[6], header[7]
+    if words < 0 or batches < 0 or words > slot_words or batches > slot_words:
+        return TORN
+    length = HEADER_WORDS + words + words % 2 + 2 * batches
+    if length > slot_words:
+        return TORN
+    if near or np.uint64(header[1]) == checksum(ring[start : start + length]):
+        return WHOLE
+    return TORN

@@ -1,14 +1,21 @@
-"""Shards: runs of consecutive parameters of one layer, and the server that holds each. Pure."""
+"""Shards, buckets and where they lie. Pure.
+
+A shard is a run of consecutive parameters of one layer; a bucket is one or more shards that are placed together, on
+a primary server and on secondaries of other hosts. The map follows from the model and the servers alone.
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from adam_mpi.model.parameters import Tensor
 
-# No server carries more than this share above the average, as far as the sizes of shards allow.
+# No server carries more than this share above the average, as far as the sizes of buckets allow.
 LOAD_BOUND = 1.15
+# As many buckets as shards up to here; beyond, shards share.
+MOST_BUCKETS = 4096
 
 
 @dataclass(frozen=True)
@@ -42,22 +49,51 @@ def cut(tensors: Sequence[Tensor], size: int) -> tuple[Shard, ...]:
     return tuple(shards)
 
 
-def place(shards: Sequence[Shard], servers: Sequence[int]) -> tuple[int, ...]:
-    """The server of each shard, by rendezvous hashing with a bound on the load.
+def buckets(shards: Sequence[Shard]) -> list[list[Shard]]:
+    """The shards of each bucket."""
+    if len(shards) <= MOST_BUCKETS:
+        return [[shard] for shard in shards]
+    grouped: list[list[Shard]] = [[] for _ in range(MOST_BUCKETS)]
+    for shard in shards:
+        grouped[_hash(shard.layer, shard.start) % MOST_BUCKETS].append(shard)
+    return [group for group in grouped if group]
 
-    A shard goes to the server that scores highest for it and still has room, so that a server that
-    comes or goes moves little more than its own share. Large shards choose first: they need the room.
+
+def place(shards: Sequence[Shard], servers: Mapping[int, str], copies: int = 1) -> tuple[tuple[int, ...], ...]:
+    """For each shard the servers that hold it, the primary first; `servers` gives the host of each.
+
+    Rendezvous hashing with a bound on the load: a bucket goes to the servers that score highest for it and still
+    have room, so that a server that comes or goes moves little more than its own share. Large ones choose first.
     """
-    room = dict.fromkeys(servers, LOAD_BOUND * sum(shard.size for shard in shards) / len(servers))
-    owners: dict[int, int] = {}
-    for shard in sorted(shards, key=lambda shard: (-shard.size, shard.index)):
-        ranked = sorted(servers, key=lambda server: _score(shard, server), reverse=True)
-        fitting = [server for server in ranked if room[server] >= shard.size]
-        chosen = fitting[0] if fitting else max(ranked, key=lambda server: room[server])
-        room[chosen] -= shard.size
-        owners[shard.index] = chosen
-    return tuple(owners[shard.index] for shard in shards)
+    total = sum(shard.size for shard in shards)
+    rooms = [dict.fromkeys(servers, LOAD_BOUND * total * held / len(servers)) for held in (1, copies)]
+    holders: dict[int, tuple[int, ...]] = {}
+    sized = [(sum(shard.size for shard in bucket), bucket) for bucket in buckets(shards)]
+    for size, bucket in sorted(sized, key=lambda pair: (-pair[0], pair[1][0].index)):
+        key = bucket[0]
+        ranked = sorted(servers, key=lambda server: _hash(key.layer, key.start, server), reverse=True)
+        chosen: list[int] = []
+        for _ in range(min(copies, len(servers))):
+            room = rooms[1] if chosen else rooms[0]
+            chosen.append(_choose(ranked, chosen, room, size, servers))
+        for server in chosen:
+            rooms[1][server] -= size
+        rooms[0][chosen[0]] -= size
+        holders.update({shard.index: tuple(chosen) for shard in bucket})
+    return tuple(holders[shard.index] for shard in shards)
 
 
-def _score(shard: Shard, server: int) -> bytes:
-    return hashlib.blake2b(f"{shard.layer} {shard.start} {server}".encode(), digest_size=8).digest()
+def _choose(
+    ranked: Sequence[int], chosen: Sequence[int], room: Mapping[int, float], size: int, servers: Mapping[int, str]
+) -> int:
+    """The best server for one more copy: another host if there is one, then room, then the highest score."""
+    free = [server for server in ranked if server not in chosen]
+    hosts = {servers[server] for server in chosen}
+    elsewhere = [server for server in free if servers[server] not in hosts] or free
+    fitting = [server for server in elsewhere if room[server] >= size]
+    return fitting[0] if fitting else max(elsewhere, key=lambda server: room[server])
+
+
+@lru_cache(maxsize=1 << 18)
+def _hash(*key: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")

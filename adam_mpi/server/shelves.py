@@ -2,107 +2,129 @@
 
 Every rank makes the same plan from the same numbers, so a byte offset in another rank's window is never sent.
 
-A server publishes, for others to read:     | clock | a line per pusher | a version per shard | weights |
-and has a mailbox, for others to write:     | pusher 0: slot 0, slot 1, ... | pusher 1: ... |
+A server publishes, for others to read: | clock | a line per pusher | a version per shard | weights | average | short |
+and has a mailbox, for others to write: | pusher 0: slot 0, slot 1, ... | pusher 1: ... |
+(average and short, the weights in bfloat16, only where the configuration asks for them).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from adam_mpi.config import Config
 from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.server.codecs import CODECS
+from adam_mpi.server.mailbox import message_words
 from adam_mpi.server.shards import Shard, cut, place
 
-HEADER_BYTES = 128
 LINE = 64  # a cache line: what one pusher reads is not disturbed by what others do
-MOST_SLOTS = 16
+MOST_SLOTS = 8
+LEAST_SHARD = 64
+# Batches in one push at the most; a message has room for their numbers.
+MOST_BATCHES = 64
+WIDTHS = {"weights": 4, "average": 4, "short": 2}
 
 
 @dataclass(frozen=True)
 class Shelves:
     shards: tuple[Shard, ...]
-    owners: tuple[int, ...]
-    """The rank that serves each shard."""
+    holders: tuple[tuple[int, ...], ...]
+    """The ranks that hold each shard, the one that serves it first."""
     servers: tuple[int, ...]
     pushers: tuple[int, ...]
     """The ranks that push, in the order of their rings."""
     slots: int
     """Slots of one pusher's ring."""
-    batches: int
-    """Batch numbers a message has room for."""
+    slot_bytes: int
+    regions: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
     held: dict[int, tuple[Shard, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        held = {server: tuple(s for s in self.shards if self.owners[s.index] == server) for server in self.servers}
-        object.__setattr__(self, "held", held)
-
-    @cached_property
-    def slot_bytes(self) -> int:
-        return slot_bytes(max(shard.size for shard in self.shards), self.batches)
+        mine: dict[int, list[Shard]] = {server: [] for server in self.servers}
+        for shard in self.shards:
+            mine[self.holders[shard.index][0]].append(shard)
+        object.__setattr__(self, "held", {server: tuple(shards) for server, shards in mine.items()})
 
     @property
     def ring_bytes(self) -> int:
         return self.slots * self.slot_bytes
 
     @property
+    def body_words(self) -> int:
+        """Words of a slot that a message's body may take."""
+        return self.slot_bytes // 4 - message_words(0, MOST_BATCHES) - 1
+
+    @property
     def mailbox_bytes(self) -> int:
         return len(self.pushers) * self.ring_bytes
+
+    @property
+    def parameters(self) -> int:
+        return self.shards[-1].stop
 
     def line_offset(self, ring: int) -> int:
         return LINE * (1 + ring)
 
-    def version_offset(self, server: int) -> int:
+    @property
+    def version_offset(self) -> int:
         return self.line_offset(len(self.pushers))
 
-    def weights_offset(self, server: int) -> int:
-        return _lined(self.version_offset(server) + 8 * len(self.held[server]))
+    def size(self, server: int) -> int:
+        return sum(shard.size for shard in self.held[server])
+
+    def region_offset(self, server: int, region: str) -> int:
+        offset = _lined(self.version_offset + 8 * len(self.held[server]))
+        for name in self.regions[: self.regions.index(region)]:
+            offset += _lined(WIDTHS[name] * self.size(server))
+        return offset
 
     def published_bytes(self, server: int) -> int:
-        return self.weights_offset(server) + 4 * sum(shard.size for shard in self.held[server])
+        last = self.regions[-1]
+        return self.region_offset(server, last) + WIDTHS[last] * self.size(server)
 
-    def offsets(self, server: int) -> dict[int, int]:
-        """shard index -> byte offset of its weights in the server's published memory."""
-        offset, result = self.weights_offset(server), {}
-        for shard in self.held[server]:
-            result[shard.index] = offset
-            offset += 4 * shard.size
-        return result
-
-    def runs(self, server: int) -> list[tuple[int, int, int]]:
-        """(start in the flat vector, parameters, byte offset) of runs that one read can fetch."""
+    def runs(self, server: int, region: str, wanted: frozenset[int] | None = None) -> list[tuple[int, int, int]]:
+        """(start in the flat vector, parameters, byte offset) of runs of wanted shards that one read can fetch."""
         runs: list[tuple[int, int, int]] = []
-        offsets = self.offsets(server)
+        offset, width = self.region_offset(server, region), WIDTHS[region]
         for shard in self.held[server]:
-            if runs and runs[-1][0] + runs[-1][1] == shard.start:
-                start, size, offset = runs.pop()
-                runs.append((start, size + shard.size, offset))
-            else:
-                runs.append((shard.start, shard.size, offsets[shard.index]))
+            if wanted is None or shard.index in wanted:
+                start, size, first = runs[-1] if runs else (0, 0, 0)
+                if start + size == shard.start and first + width * size == offset:
+                    runs[-1] = (start, size + shard.size, first)
+                else:
+                    runs.append((shard.start, shard.size, offset))
+            offset += width * shard.size
         return runs
 
 
-def plan(
-    tensors: Sequence[Tensor], servers: Sequence[int], pushers: Sequence[int],
-    shard: int, mailbox_bytes: int, batches: int,
-) -> Shelves:  # fmt: skip
-    """Shards of at most `shard` parameters, smaller where the mailboxes have no room for two of them per pusher."""
-    while 2 * len(pushers) * slot_bytes(shard, batches) > mailbox_bytes:
-        shard //= 2
-        if shard < 64:
-            least = 2 * len(pushers) * slot_bytes(64, batches)
-            raise UserError(
-                f"server.mailbox_bytes = {mailbox_bytes}: too small for {len(pushers)} pushers, set at least {least}"
-            )
+def plan(tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequence[int], config: Config) -> Shelves:
+    """Shards as configured, smaller where the mailboxes have no room for two of them per pusher."""
+    shard, room = config.server.shard, config.server.mailbox_bytes
+    while 2 * len(pushers) * _slot_bytes(shard, config) > room:
+        if shard == LEAST_SHARD:
+            least = 2 * len(pushers) * _slot_bytes(shard, config)
+            raise UserError(f"server.mailbox_bytes = {room}: too small for {len(pushers)} pushers; at least {least}")
+        shard = max(LEAST_SHARD, shard // 2)
     shards = cut(tensors, shard)
-    longest = max(piece.size for piece in shards)
-    slots = min(MOST_SLOTS, mailbox_bytes // (len(pushers) * slot_bytes(longest, batches)))
-    return Shelves(shards, place(shards, servers), tuple(servers), tuple(pushers), slots, batches)
+    slot = _slot_bytes(max(piece.size for piece in shards), config)
+    slots = min(MOST_SLOTS, room // (len(pushers) * slot))
+    regions = ["weights"]
+    if config.optimiser.average:
+        regions.append("average")
+    if config.pull.codec == "bfloat16":
+        regions.append("short")
+    return Shelves(
+        shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors)
+    )
 
 
-def slot_bytes(parameters: int, batches: int) -> int:
-    return _lined(HEADER_BYTES + 4 * parameters + 8 * (batches + 1))
+def _slot_bytes(parameters: int, config: Config) -> int:
+    body = CODECS[config.push.codec].words(parameters)
+    return _lined(4 * message_words(body, MOST_BATCHES))
 
 
 def _lined(size: int) -> int:
     return -(-size // LINE) * LINE
+
+

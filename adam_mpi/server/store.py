@@ -4,6 +4,7 @@ Shards are named by layer and offset in the flat parameter vector, never by rank
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,35 +19,34 @@ FORMAT = 1
 
 
 def write(
-    path: Path, shards: Sequence[Shard], weights: Mapping[int, np.ndarray], velocity: Mapping[int, np.ndarray],
-    versions: np.ndarray,
-) -> None:  # fmt: skip
+    path: Path, shards: Sequence[Shard], state: Mapping[str, Mapping[int, np.ndarray]], versions: np.ndarray
+) -> None:
     """Write one server's shards; the file appears under its name only when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _new_file(path) as file:
         for shard, version in zip(shards, versions, strict=True):
             group = file.create_group(f"{shard.layer}/{shard.start}")
-            group["weights"], group["velocity"] = weights[shard.index], velocity[shard.index]
+            for name, values in state.items():
+                group[name] = values[shard.index]
             group.attrs["start"], group.attrs["version"] = shard.start, int(version)
 
 
-def read(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(weights, velocity) of a snapshot as flat vectors."""
-    weights, velocity = np.zeros(size, np.float32), np.zeros(size, np.float32)
+def read(directory: Path, size: int) -> dict[str, np.ndarray]:
+    """The state in a snapshot (weights, state of the optimiser, average if it has one), as flat vectors."""
+    state: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size, np.float32))
     found = 0
     for path in sorted(directory.glob("server-*.h5")):
         with _open(path) as file:
-            for layer in file.values():
-                for group in layer.values():
-                    start, count = int(group.attrs["start"]), group["weights"].size
-                    if start + count > size:
-                        raise UserError(f"{path}: {group.name} does not fit this model of {size} parameters")
-                    group["weights"].read_direct(weights[start : start + count])
-                    group["velocity"].read_direct(velocity[start : start + count])
-                    found += count
+            for group in (group for layer in file.values() for group in layer.values()):
+                start, count = int(group.attrs["start"]), group["weights"].size
+                if start + count > size:
+                    raise UserError(f"{path}: {group.name} does not fit this model of {size} parameters")
+                for name, values in group.items():
+                    values.read_direct(state[name][start : start + count])
+                found += count
     if found != size:
         raise UserError(f"{directory}: holds {found} parameters, this model has {size}; resume with the run's config")
-    return weights, velocity
+    return dict(state)
 
 
 def write_weights(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str) -> None:

@@ -1,10 +1,13 @@
 """A contribution: gradients summed over images, on their way from a trainer thread into one push."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import numpy as np
 from numba import njit
+
+from adam_mpi.server.factors import Matrix
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Contribution:
     values: np.ndarray
     """Sum of gradients, over the whole flat parameter vector."""
     done: list[Done] = field(default_factory=list)
+    factors: dict[str, "Factors"] = field(default_factory=dict)
+    """Activations and errors of the layers that push them."""
     sequence: int = 0
     clock: int = 0
     pending: int = 0
@@ -36,18 +41,30 @@ class Contribution:
         return sum(done.images for done in self.done)
 
 
-# Batches in one push at the most; a message has room for their numbers.
-MOST_BATCHES = 64
+class Factors:
+    """Activations and errors of a dense layer, image by image, with room for so many images."""
+
+    def __init__(self, images: int, inputs: int, outputs: int) -> None:
+        self.activations = np.zeros((images, inputs), np.float32)
+        self.errors = np.zeros((images, outputs), np.float32)
+        self.count = 0
+
+    def add(self, activations: np.ndarray, errors: np.ndarray) -> None:
+        """Take in the factors of a block, (features x images) as contexts have them."""
+        part = slice(self.count, self.count + activations.shape[1])
+        self.activations[part], self.errors[part] = activations.T, errors.T
+        self.count = part.stop
 
 
 class Pool:
     """Contributions for the life of the job, so that a push allocates nothing."""
 
-    def __init__(self, count: int, size: int) -> None:
+    def __init__(self, count: int, size: int, matrices: Mapping[str, Matrix], images: int) -> None:
         self.values = np.zeros((count, size), np.float32)
         self.free: SimpleQueue[Contribution] = SimpleQueue()
         for row, values in enumerate(self.values):
-            self.free.put(Contribution(row, values))
+            factors = {layer: Factors(images, m.inputs, m.outputs) for layer, m in matrices.items()}
+            self.free.put(Contribution(row, values, factors=factors))
 
     def take(self, wait: bool = False) -> Contribution | None:
         try:
@@ -58,17 +75,19 @@ class Pool:
     def give(self, contribution: Contribution) -> None:
         contribution.values[:] = 0
         contribution.done.clear()
+        for factors in contribution.factors.values():
+            factors.count = 0
         self.free.put(contribution)
 
 
 @njit(nogil=True, cache=True)
-def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float) -> None:
-    """Add a gradient to the contribution, and the step it predicts to the local weights; leave it zero.
+def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float, unit: float) -> None:
+    """Add `unit` times a gradient to the contribution, and the step it predicts to the local weights; leave it zero.
 
     Other threads do the same to `local` at the same time, without locks: a lost addition is a little noise.
     """
     for i in range(gradient.size):
-        total[i] += gradient[i]
+        total[i] += unit * gradient[i]
         local[i] -= factor * gradient[i]
         gradient[i] = 0
 

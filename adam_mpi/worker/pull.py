@@ -7,49 +7,60 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
+from adam_mpi.server.codecs import bfloat16
 from adam_mpi.server.shelves import LINE, Shelves
 
 
 class PullClient:
-    """`start`, then `step` until `arrived` has the weights; with a least clock, not before all servers reached it."""
+    """`start`, then `step` until it says that the weights have arrived, in `arrived`.
 
-    def __init__(self, world: World, shelves: Shelves, published: Window, size: int) -> None:
+    With a least clock: the clocks first, again and again until every server has reached it, then all weights (one
+    read over both might bring a new clock with old weights). Without: versions first, then the shards that changed.
+    """
+
+    def __init__(self, world: World, shelves: Shelves, published: Window) -> None:
         self.world, self.shelves, self.published = world, shelves, published
-        self.servers = [server for server in shelves.servers if shelves.held[server]]
-        self.arrived = np.zeros(size, np.float32)
-        self.versions = {server: np.zeros(len(shelves.held[server]), np.int64) for server in self.servers}
-        self.clocks, self.lines = np.zeros((2, len(self.servers), LINE // 8), np.int64)
         self.ring = shelves.pushers.index(world.rank)
+        self.servers = [server for server in shelves.servers if shelves.held[server]]
+        self.latest = np.zeros(shelves.parameters, np.float32)
+        """The weights as last read."""
+        self.arrived = np.zeros(shelves.parameters, np.float32)
+        """A copy of them that the caller may change."""
+        self.halves = np.zeros(shelves.parameters if "short" in shelves.regions else 0, np.uint16)
+        self.versions = {server: np.zeros(len(shelves.held[server]), np.int64) for server in self.servers}
+        self.known = {server: np.full(len(shelves.held[server]), -1, np.int64) for server in self.servers}
+        self.clocks, self.lines = np.zeros((2, len(self.servers), LINE // 8), np.int64)
         self.requests: list[MPI.Request] = []
-        self.active = self.reading_clocks = False
+        self.active, self.reading = False, ""
         self.least: int | None = None
-        self.began = 0.0
+        self.region = "weights"
+        self.runs: list[tuple[int, int]] = []
+        self.began = self.waited = 0.0
         self.count = self.bytes = 0
-        self.waited = 0.0
 
-    def start(self, least: int | None = None) -> None:
+    def start(self, least: int | None = None, average: bool = False) -> None:
         assert not self.active, "one pull at a time"
         self.world.injector.at("pull")
+        region = "average" if average and "average" in self.shelves.regions else self._training_region()
+        if region != self.region:
+            self.region = region
+            for known in self.known.values():
+                known[:] = -1
         self.active, self.least, self.began = True, least, time.perf_counter()
-        # The clock first, then the weights: one read over both might bring a new clock with old weights.
-        if least is None:
-            self._read_weights()
-        else:
-            self._read_clocks()
+        self._read_heads()
 
     def step(self) -> bool:
         """Go on with the pull; True when it has just been completed."""
         if not self.active or not MPI.Request.Testall(self.requests):
             return False
-        if not self.reading_clocks:
-            self.active = False
-            self.count += 1
+        if self.reading == "weights":
+            self._finish()
             return True
-        if self.least is not None and self.clocks[:, 0].min() >= self.least:
-            self.waited += time.perf_counter() - self.began
-            self._read_weights()
+        if self.least is not None and self.clocks[:, 0].min() < self.least:
+            self._read_heads()
         else:
-            self._read_clocks()
+            self.waited += time.perf_counter() - self.began if self.least is not None else 0.0
+            self._read_weights()
         return False
 
     @property
@@ -67,21 +78,43 @@ class PullClient:
         for server in self.servers:
             versions[[shard.index for shard in self.shelves.held[server]]] = self.versions[server]
 
-    def _read_clocks(self) -> None:
-        self.reading_clocks = True
-        self.requests = [
-            self.published.get(line, server, 0) for line, server in zip(self.clocks, self.servers, strict=True)
-        ]
+    def _training_region(self) -> str:
+        return "short" if "short" in self.shelves.regions else "weights"
+
+    def _get(self, into: np.ndarray, server: int, offset: int) -> None:
+        self.requests.append(self.published.get(into, server, offset))
+        self.bytes += into.nbytes
+
+    def _read_heads(self) -> None:
+        self.reading, self.requests = "heads", []
+        for server, clock in zip(self.servers, self.clocks, strict=True):
+            self._get(clock, server, 0)
+            self._get(self.versions[server], server, self.shelves.version_offset)
 
     def _read_weights(self) -> None:
-        self.reading_clocks = False
-        self.requests = []
-        get = self.published.get
-        for server, clock, line in zip(self.servers, self.clocks, self.lines, strict=True):
-            self.requests.append(get(clock, server, 0))
-            self.requests.append(get(self.versions[server], server, self.shelves.version_offset(server)))
-            for start, size, offset in self.shelves.runs(server):
-                self.requests.append(get(self.arrived[start : start + size], server, offset))
+        self.reading, self.requests, self.runs = "weights", [], []
+        into = self.halves if self.region == "short" else self.latest
+        for server, line in zip(self.servers, self.lines, strict=True):
+            for start, size, offset in self.shelves.runs(server, self.region, self._wanted(server)):
+                self._get(into[start : start + size], server, offset)
+                self.runs.append((start, size))
             # After the weights: an own push taken for applied too early is only late, one too late counts twice.
-            self.requests.append(get(line, server, self.shelves.line_offset(self.ring)))
-        self.bytes += self.arrived.nbytes + sum(versions.nbytes for versions in self.versions.values())
+            self._get(line, server, self.shelves.line_offset(self.ring))
+
+    def _wanted(self, server: int) -> frozenset[int] | None:
+        """Shards that have changed since we read them; with clocks all of them, whose versions may be on the way."""
+        if self.least is not None:
+            return None
+        changed = self.versions[server] != self.known[server]
+        held = self.shelves.held[server]
+        return frozenset(held[place].index for place in np.flatnonzero(changed))
+
+    def _finish(self) -> None:
+        for start, size in self.runs if self.region == "short" else ():
+            part = slice(start, start + size)
+            bfloat16.lengthen(self.halves[part], self.latest[part].view(np.uint32))
+        for server in self.servers:
+            self.known[server][:] = self.versions[server]
+        self.arrived[:] = self.latest
+        self.active = False
+        self.count += 1

@@ -1,121 +1,184 @@
-"""The push client: cuts contributions into messages, one per shard, and puts them into the servers' mailboxes."""
+"""The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
-from mpi4py import MPI
 
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.server import mailbox
+from adam_mpi.server.codecs import CODECS, NUMBERS
+from adam_mpi.server.factors import FactorPlan
+from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shards import Shard
-from adam_mpi.server.shelves import LINE, Shelves
+from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.lane import Lane
 
 
-class Lane:
-    """Our ring in one server's mailbox: what waits for a slot, what is under way, what is acknowledged."""
+@dataclass(frozen=True)
+class ShardLetter:
+    """The part of a contribution that one shard takes."""
 
-    def __init__(self, client: "PushClient", server: int) -> None:
-        shelves = client.shelves
-        self.client, self.server = client, server
-        self.waiting: deque[tuple[Contribution, Shard]] = deque()
-        self.sent: deque[tuple[Contribution, Shard]] = deque()
-        self.position = self.applied = 0
-        self.buffers = np.zeros((shelves.slots, shelves.slot_bytes // 4), np.uint32)
-        self.requests: list[MPI.Request | None] = [None] * shelves.slots
-        self.line = np.zeros(LINE // 8, np.int64)
-        self.reading: MPI.Request | None = None
+    client: "PushClient"
+    contribution: Contribution
+    shard: Shard
+    last: bool
 
-    def step(self) -> bool:
-        worked = self._acknowledge()
-        while self.waiting and self.position - self.applied < self.client.shelves.slots and self._free():
-            self._put(*self.waiting.popleft())
-            worked = True
-        if self.reading is None and self.position > self.applied:
-            self.reading = self.client.published.get(
-                self.line, self.server, self.client.shelves.line_offset(self.client.ring)
-            )
-        return worked
+    @property
+    def part(self) -> slice:
+        return slice(self.shard.start, self.shard.stop)
 
-    def missing(self, applied: int) -> Iterator[tuple[Contribution, Shard]]:
-        """What is pushed and not in weights read when the server had applied so much of our ring."""
-        yield from islice(self.sent, max(0, applied - self.applied), None)
-        yield from self.waiting
+    def write(self, body: np.ndarray) -> np.ndarray:
+        client, contribution = self.client, self.contribution
+        header = client.header(contribution, self.shard)
+        values = contribution.values[self.part]
+        if client.codec is CODECS["none"]:
+            header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
+        elif mailbox.finite(values.view(np.uint32)):
+            header["words"], header["finite"] = client.codec.encode(values, client.residual[self.part], body), 1
+        else:
+            # It is refused: nothing of it may stay in the residual.
+            header["words"] = client.codec.words(values.size)
+            body[: header["words"]] = 0
+        header["codec"] = NUMBERS[client.world.config.push.codec]
+        header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
+        return header
 
-    def _free(self) -> bool:
-        request = self.requests[self.position % len(self.requests)]
-        return request is None or request.Test()
+    def batches(self) -> np.ndarray:
+        return _batches(self.contribution)
 
-    def _put(self, contribution: Contribution, shard: Shard) -> None:
-        client, slot = self.client, self.position % len(self.requests)
-        self.position += 1
-        header = client.header(contribution, shard, self.position, shard is client.shelves.held[self.server][-1])
-        batches = np.array([done.number for done in contribution.done], np.int64)
-        words = mailbox.pack(self.buffers[slot], header, contribution.values[shard.start : shard.stop], batches)
-        message = self.buffers[slot, :words]
-        offset = client.ring * client.shelves.ring_bytes + slot * client.shelves.slot_bytes
-        self.requests[slot] = client.mailbox.put(message, self.server, offset)
-        self.sent.append((contribution, shard))
-        client.bytes += message.nbytes
+    def settled(self) -> None:
+        self.client.settle(self.contribution)
 
-    def _acknowledge(self) -> bool:
-        """Take note of what the server has published as applied; that also frees its slots."""
-        if self.reading is None or not self.reading.Test():
-            return False
-        self.reading = None
-        news = int(self.line[0]) - self.applied
-        for _ in range(news):
-            self.client.settled(self.sent.popleft()[0])
-        self.applied += news
-        return news > 0
+    def missing(self) -> list[slice]:
+        return [self.part]
+
+
+@dataclass(frozen=True)
+class FactorLetter:
+    """Activations and errors of some images of a contribution, for the rows of a layer that one server holds."""
+
+    client: "PushClient"
+    contribution: Contribution
+    layer: str
+    plan: FactorPlan
+    images: slice
+    part: int
+    parts: int
+    last: bool
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        contribution, header = self.contribution, self.client.header(self.contribution, self.plan.shards[0])
+        factors = contribution.factors[self.layer]
+        activations, errors = factors.activations[self.images], factors.errors[self.images]
+        # The gradient of the biases is of all images: it goes with the first part.
+        gradient = contribution.values if self.part == 0 else np.zeros_like(contribution.values)
+        header["words"] = self.plan.write(body, activations, errors, gradient)
+        header["finite"] = np.isfinite(body[: header["words"]].view(np.float32)).all()
+        header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
+        header["part"], header["parts"] = self.part, self.parts
+        return header
+
+    def batches(self) -> np.ndarray:
+        return _batches(self.contribution)
+
+    def settled(self) -> None:
+        self.client.settle(self.contribution)
+
+    def missing(self) -> list[slice]:
+        """The whole layer counts as missing until the last part of its factors is in."""
+        return [slice(s.start, s.stop) for s in self.plan.shards] if self.part == self.parts - 1 else []
 
 
 class PushClient:
-    def __init__(self, world: World, shelves: Shelves, mail: Window, published: Window) -> None:
+    def __init__(
+        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window
+    ) -> None:
+        self.choices = choices
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
         self.pusher = self.ring
         """Unique for the life of the job; in the first generation the same as the ring."""
-        self.lanes = [Lane(self, server) for server in shelves.servers if shelves.held[server]]
+        self.lanes: list[Lane[ShardLetter | FactorLetter]] = [
+            Lane(shelves, server, self.ring, mail, published) for server in shelves.servers if shelves.held[server]
+        ]
         self.seen = np.zeros(len(shelves.shards), np.int64)
         """Versions of the shards that the last pull brought."""
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
-        self.sent = self.settled_count = self.bytes = 0
+        self.codec = CODECS[world.config.push.codec]
+        self.residual = np.zeros(shelves.parameters if self.codec.feedback else 0, np.float32)
+        """What error feedback carries into later pushes."""
+        self.sent = self.settled = 0
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
         contribution.clock = self.sent
         self.sent += 1
-        contribution.sequence, contribution.pending = self.sent, len(self.shelves.shards)
+        contribution.sequence, contribution.pending = self.sent, 0
         self.unacknowledged.append(contribution)
         for lane in self.lanes:
-            lane.waiting.extend((contribution, shard) for shard in self.shelves.held[lane.server])
+            letters = self._letters(contribution, lane.server)
+            letters[-1] = replace(letters[-1], last=True)
+            contribution.pending += len(letters)
+            lane.waiting.extend(letters)
 
-    def step(self) -> bool:
-        return any([lane.step() for lane in self.lanes])
+    def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
+        """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
+        letters: list[ShardLetter | FactorLetter] = []
+        for layer, group in groupby(self.shelves.held[server], key=lambda shard: shard.layer):
+            factors = self.choices[layer].factors
+            if factors is None:
+                letters += [ShardLetter(self, contribution, shard, False) for shard in group]
+            else:
+                letters += self._factor_letters(contribution, layer, factors[server])
+        return letters
 
-    def header(self, contribution: Contribution, shard: Shard, position: int, last: bool) -> np.ndarray:
+    def _factor_letters(self, contribution: Contribution, layer: str, plan: FactorPlan) -> list[FactorLetter]:
+        """As many images in a letter as a slot has room for; one without images keeps the clock going."""
+        count, room = contribution.factors[layer].count, plan.images(self.shelves.body_words)
+        cuts = [slice(first, min(first + room, count)) for first in range(0, max(count, 1), room)]
+        return [
+            FactorLetter(self, contribution, layer, plan, images, part, len(cuts), False)
+            for part, images in enumerate(cuts)
+        ]
+
+    def header(self, contribution: Contribution, shard: Shard) -> np.ndarray:
+        """What all messages of a push have in common."""
         header = np.zeros((), mailbox.HEADER)
-        header["position"], header["generation"] = position, self.world.generation
-        header["pusher"], header["sequence"], header["clock"] = self.pusher, contribution.sequence, contribution.clock
-        header["shard"], header["kind"], header["last"] = shard.index, mailbox.DELTA, last
-        header["values"], header["images"] = shard.size, contribution.images
-        header["batches"] = len(contribution.done)
-        header["seen"] = self.seen[shard.index]
+        header["generation"], header["pusher"] = self.world.generation, self.pusher
+        header["sequence"], header["clock"] = contribution.sequence, contribution.clock
+        header["shard"], header["seen"], header["images"] = shard.index, self.seen[shard.index], contribution.images
+        header["parts"] = 1
         return header
 
-    def settled(self, contribution: Contribution) -> None:
-        """One message of a push is acknowledged; with the last one the push is."""
+    def step(self) -> bool:
+        self.mailbox.sync()
+        self.published.sync()
+        worked = [lane.step() for lane in self.lanes]
+        return any(worked)
+
+    def settle(self, contribution: Contribution) -> None:
+        """A message of a push has been dealt with; with the last one the push is acknowledged."""
         contribution.pending -= 1
-        if contribution.pending == 0:
-            self.unacknowledged.remove(contribution)
-            self.acknowledged.append(contribution)
-            self.settled_count += 1
+        if contribution.pending:
+            return
+        self.unacknowledged.remove(contribution)
+        self.acknowledged.append(contribution)
+        self.settled += 1
 
     @property
     def idle(self) -> bool:
         return not self.unacknowledged
+
+    @property
+    def bytes(self) -> int:
+        return sum(lane.bytes for lane in self.lanes)
+
+
+def _batches(contribution: Contribution) -> np.ndarray:
+    return np.array([done.number for done in contribution.done], np.int64)

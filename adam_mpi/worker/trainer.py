@@ -10,8 +10,10 @@ import numpy as np
 
 from adam_mpi.cluster.inject import Injector
 from adam_mpi.data.batch import Batch
+from adam_mpi.model.context import Context
 from adam_mpi.model.network import Network
-from adam_mpi.worker.contribution import MOST_BATCHES, Contribution, Done, Pool, settle
+from adam_mpi.server.shelves import MOST_BATCHES
+from adam_mpi.worker.contribution import Contribution, Done, Pool, settle
 
 
 @dataclass
@@ -46,6 +48,12 @@ class Trainer(threading.Thread):
         self.waiting += 1
         self.tasks.put(task)
 
+    def capture(self, contribution: Contribution) -> None:
+        """Add the activations and errors of the block just computed, of the layers that push them."""
+        for layer, factors in contribution.factors.items():
+            assert isinstance(self.context, Context), "only the reference captures"
+            factors.add(*self.context.factors(layer))
+
     def run(self) -> None:
         while (task := self.tasks.get()) is not None:
             start = time.perf_counter()
@@ -57,20 +65,25 @@ class Trainer(threading.Thread):
             self.results.put(result)
 
 
-def train(batch: Batch, token: object, factor: float, images: int) -> Task:
+def train(batch: Batch, token: object, factor: float, unit: float, images: int) -> Task:
     """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images."""
 
     def task(trainer: Trainer) -> Result:
         done = _compute(trainer, batch)
         if trainer.contribution is None:
-            trainer.contribution = trainer.pool.take()
+            # Quicker threads may have taken all there are.
+            trainer.contribution = trainer.pool.take(wait=True)
         assert trainer.contribution is not None, "the pool has a contribution per thread and some for pushes"
-        settle(trainer.local, trainer.contribution.values, trainer.gradient, np.float32(factor))
+        values = trainer.contribution.values
+        settle(trainer.local, values, trainer.gradient, np.float32(factor), np.float32(unit))
         trainer.contribution.done.append(done)
+        trainer.capture(trainer.contribution)
         result = Result(trainer.index, done, token)
         if trainer.contribution.images >= images:
             # When every other contribution is still under way, go on adding to this one: a full ring stops no thread.
-            fresh = trainer.pool.take(wait=len(trainer.contribution.done) == MOST_BATCHES)
+            # Not beyond the room for batch numbers, nor where factors are kept: those would have to be kept of all.
+            full = len(trainer.contribution.done) == MOST_BATCHES or bool(trainer.contribution.factors)
+            fresh = trainer.pool.take(wait=full)
             if fresh is not None:
                 result.contribution, trainer.contribution = trainer.contribution, fresh
         return result

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from queue import Empty, SimpleQueue
@@ -14,13 +15,12 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
-from adam_mpi.model import parameters
-from adam_mpi.model.engine.tuner import tune
-from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
+from adam_mpi.server.factors import matrices
+from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
-from adam_mpi.worker.contribution import Done, Pool, predict, renew
+from adam_mpi.worker.contribution import Contribution, Done, Pool, predict, renew
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
@@ -31,30 +31,30 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, world: World, shapes: tuple[LayerShape, ...], shelves: Shelves, mail: Window, published: Window,
-        post: Post, threads: int,
+        self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
+        published: Window, post: Post, threads: int,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
-        size = parameters.total(shapes)
-        self.local = np.zeros(size, np.float32)
-        self.data = DataClient(world, shapes[0].input)
-        self.pushes = PushClient(world, shelves, mail, published)
-        self.pulls = PullClient(world, shelves, published, size)
-        self.pool = Pool(2 * threads + 2, size)
+        self.local = np.zeros(shelves.parameters, np.float32)
+        self.data = DataClient(world, network.shapes[0].input)
+        self.pushes = PushClient(world, shelves, choices, mail, published)
+        self.pulls = PullClient(world, shelves, published)
+        dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
+        self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
         self.results: SimpleQueue[Result] = SimpleQueue()
-        kernels = self.config.kernels
-        choices = tune(shapes) if kernels.tune and kernels.engine == "generated" else None
-        network = Network(shapes, self.config.train.batch, self.config.run.seed, engine=kernels.engine, choices=choices)
         self.trainers = [
             Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
         ]
         for thread in self.trainers:
             thread.start()
         self.factor = 0.0
+        """Learning rate per image: the step that a gradient is predicted to lead to."""
         self.fresh = self.flushed = False
         self.since_pull = 0
         self.clocked: deque[Result] = deque()
         self.slot: Slot | None = None
+        self.share: Contribution | None = None
+        """Where the gradients of the clock under way go."""
         self.ended = False
         self.images = 0
         self.starved = 0.0
@@ -72,6 +72,16 @@ class Worker:
             worked |= self._drain()
         return worked
 
+    @property
+    def unit(self) -> float:
+        """What one gradient is in a push: itself, or the change of weights it makes."""
+        return -self.factor if self.config.optimiser.where == "worker" else 1.0
+
+    @property
+    def _prediction(self) -> float:
+        """What a push will take off the weights, times its values."""
+        return -1.0 if self.config.optimiser.where == "worker" else self.factor
+
     def _feed(self) -> bool:
         """Give arrived batches to the threads, once this phase's first weights are there."""
         if not self.fresh:
@@ -83,7 +93,7 @@ class Worker:
             while thread.waiting < TASKS_AHEAD and (taken := self.data.take()) is not None:
                 slot, batch = taken
                 if self.data.phase.training:
-                    thread.give(trainer.train(batch, slot, self.factor, self.config.push.images))
+                    thread.give(trainer.train(batch, slot, self.factor, self.unit, self.config.push.images))
                 else:
                     thread.give(trainer.evaluate(batch, slot))
                 worked = True
@@ -91,9 +101,12 @@ class Worker:
 
     def _feed_share(self) -> bool:
         """Cut our share of the next clock's batch over the threads."""
-        if self.slot is not None or (taken := self.data.take()) is None:
+        if self.slot is not None or not self.data.arrived:
             return False
-        self.slot, batch = taken
+        # All contributions are under way while a replica is far ahead: then it waits for one to come back.
+        if (contribution := self.pool.take()) is None or (taken := self.data.take()) is None:
+            return False
+        (self.slot, batch), self.share = taken, contribution
         for thread, part in zip(self.trainers, _cut(batch, len(self.trainers)), strict=True):
             thread.give(trainer.compute(part))
         return True
@@ -124,13 +137,15 @@ class Worker:
         self.clocked.append(result)
         if len(self.clocked) < len(self.trainers):
             return
-        contribution = self.pool.take()
+        contribution, self.share = self.share, None
         assert contribution is not None and self.slot is not None
         parts = sorted(self.clocked, key=lambda part: part.thread)
         for part in parts:
             assert part.done is not None
-            contribution.values += self.trainers[part.thread].gradient
+            predict(contribution.values, self.trainers[part.thread].gradient, np.float32(-self.unit))
             contribution.done.append(part.done)
+            if part.done.images:
+                self.trainers[part.thread].capture(contribution)
         self.clocked.clear()
         self.data.release(self.slot)
         self.slot, self.fresh = None, False
@@ -163,7 +178,7 @@ class Worker:
             return True
         if not self.pulls.active and self._pull_due():
             self.since_pull = 0
-            self.pulls.start(self._least_clock())
+            self.pulls.start(self._least_clock(), average=not self.data.phase.training)
             return True
         return False
 
@@ -182,10 +197,11 @@ class Worker:
         """local = pulled + own updates that are not in it yet."""
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
-        arrived, factor = self.pulls.arrived, np.float32(self.factor)
+        arrived, factor = self.pulls.arrived, np.float32(self._prediction)
         for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
-            for contribution, shard in lane.missing(applied):
-                predict(arrived[shard.start : shard.stop], contribution.values[shard.start : shard.stop], factor)
+            for letter in lane.missing(applied):
+                for part in letter.missing():
+                    predict(arrived[part], letter.contribution.values[part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
         renew(self.local, arrived, self.pool.values, np.array(rows, np.int64), factor)
         self.fresh = True
@@ -215,10 +231,10 @@ class Worker:
         self.ended = True
 
     def _count_starved(self) -> None:
-        """Time in which some thread had nothing to do although a phase was going on."""
+        """Time in which some thread had nothing to do for want of data."""
         now = time.perf_counter()
         idle = sum(thread.waiting == 0 for thread in self.trainers)
-        if self.data.phase.training and not self.data.drained:
+        if self.data.phase.training and self.fresh and not self.data.arrived and not self.data.drained:
             self.starved += (now - self.last) * idle / len(self.trainers)
         self.last = now
 
@@ -226,11 +242,12 @@ class Worker:
         return {
             "role": "worker",
             "rank": self.world.rank,
+            "cpu": time.process_time(),
             "images": self.images,
             "busy": sum(thread.busy for thread in self.trainers) / len(self.trainers),
             "starved": self.starved,
             "clock_wait": self.pulls.waited,
-            "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled_count, "bytes": self.pushes.bytes},
+            "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled, "bytes": self.pushes.bytes},
             "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
         }
 

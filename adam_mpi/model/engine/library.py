@@ -62,7 +62,7 @@ def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
     if not path.exists():
         write(path, source)
     # Ranks of one node compile once: the others wait here, then find it in numba's cache.
-    with _lock(path.with_suffix(".lock")):
+    with lock(path.with_suffix(".lock")):
         made = getattr(_module(name, path), function)
         made.compile(signature)
     return made
@@ -95,7 +95,9 @@ def write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
+    """Hold a file's lock; other processes of this node wait for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -8,9 +8,58 @@ from typing import BinaryIO
 
 import numpy as np
 
+from adam_mpi.data.formats.rows import Rows, rows_at
+from adam_mpi.data.formats.source import MOST_COMPRESSION, Source
 from adam_mpi.errors import UserError
 
 UNSIGNED_BYTE = 0x08
+FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+NAMES = [name + ending for part in FILES.values() for name in part for ending in ("", ".gz")]
+
+
+def open_parts(folder: Path) -> dict[str, Source]:
+    return {part: _open_part(folder, part) for part in FILES}
+
+
+def find(folder: Path, stem: str) -> Path:
+    plain = folder / stem
+    return plain if plain.is_file() else folder / f"{stem}.gz"
+
+
+def _open_part(folder: Path, part: str) -> Source:
+    images_path, labels_path = (find(folder, stem) for stem in FILES[part])
+    sizes, labels = shape(images_path), read(labels_path)
+    if len(sizes) != 3 or 0 in sizes:
+        raise UserError(f"{images_path}: holds an array of sizes {sizes}, not images (count, height, width)")
+    if labels.shape != sizes[:1]:
+        raise UserError(f"{labels_path}: holds labels {labels.shape} for {sizes[0]} images in {images_path.name}")
+    packed = images_path.suffix == ".gz"
+    rows = _read_rows(images_path) if packed else _rows_of(images_path)
+    one = (1, sizes[1], sizes[2])
+    return Source(
+        lambda index: f"{labels_path}, image {index}", one, np.dtype(np.uint8), labels.astype(np.int64),
+        lambda indices: rows(indices)[:, None], in_memory=packed,
+    )  # fmt: skip
+
+
+def _rows_of(path: Path) -> Rows:
+    sizes = _checked_shape(path)
+    return rows_at(path, np.dtype(np.uint8), sizes, 4 + 4 * len(sizes))
+
+
+def _read_rows(path: Path) -> Rows:
+    """A packed file cannot be read from its middle: all of it, when first asked for."""
+    array: list[np.ndarray] = []
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        if not array:
+            array.append(read(path))
+        return array[0][indices]
+
+    return rows
 
 
 def shape(path: Path) -> tuple[int, ...]:
@@ -24,12 +73,9 @@ def shape(path: Path) -> tuple[int, ...]:
 
 def read(path: Path) -> np.ndarray:
     """The array of bytes in the file, after its header has been checked against its size."""
-    sizes = shape(path)
+    sizes = _checked_shape(path)
     header_bytes = 4 + 4 * len(sizes)
-    announced, held = header_bytes + math.prod(sizes), _uncompressed_bytes(path)
-    if announced != held:
-        raise UserError(f"{path}: cut short or damaged: its header announces {announced} bytes, not {held}")
-
+    announced = header_bytes + math.prod(sizes)
     try:
         with _open(path) as file:
             # One byte more than is wanted: gzip checks its checksum only at the end.
@@ -39,6 +85,14 @@ def read(path: Path) -> np.ndarray:
     if len(content) != announced:
         raise UserError(f"{path}: damaged: its header announces {announced} bytes, it holds others; fetch it again")
     return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(sizes)
+
+
+def _checked_shape(path: Path) -> tuple[int, ...]:
+    sizes = shape(path)
+    announced, held = 4 + 4 * len(sizes) + math.prod(sizes), _uncompressed_bytes(path)
+    if announced != held or announced > MOST_COMPRESSION * path.stat().st_size:
+        raise UserError(f"{path}: cut short or damaged: its header announces {announced} bytes, not {held}")
+    return sizes
 
 
 def _open(path: Path) -> BinaryIO:

@@ -1,0 +1,45 @@
+"""The cache: images of a source in memory, up to a number of bytes; the rest is read whenever it is asked for."""
+
+import numpy as np
+
+from adam_mpi.data.formats.source import BadImages, Source
+
+
+class Cache:
+    """Keeps the first images it reads, for good: each epoch wants each image once, in a new random order, and then
+    throwing some out for others never pays. One thread at a time may read.
+    """
+
+    def __init__(self, source: Source, limit: int) -> None:
+        self.source = source
+        room = 0 if source.in_memory else min(len(source), limit // source.image_bytes)
+        # Memory that is not written to is not taken.
+        self.kept = np.empty((room, *source.shape), source.dtype)
+        self.place = np.full(len(source), -1, np.int64)
+        self.used = 0
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        place = self.place[indices]
+        hits = place >= 0
+        if hits.all():
+            return self.kept[place]
+        images = np.empty((len(indices), *self.source.shape), self.source.dtype)
+        images[hits] = self.kept[place[hits]]
+        positions = np.flatnonzero(~hits)
+        positions = positions[np.argsort(indices[positions])]
+        images[positions] = fresh = self._fetch(indices, positions)
+        self._keep(indices[positions], fresh)
+        return images
+
+    def _fetch(self, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        try:
+            return self.source.read(indices[positions])[0]
+        except BadImages as error:
+            error.positions = positions[error.positions].tolist()
+            raise
+
+    def _keep(self, indices: np.ndarray, images: np.ndarray) -> None:
+        count = min(len(indices), len(self.kept) - self.used)
+        self.kept[self.used : self.used + count] = images[:count]
+        self.place[indices[:count]] = np.arange(self.used, self.used + count)
+        self.used += count

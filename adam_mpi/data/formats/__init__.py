@@ -1,0 +1,52 @@
+"""The formats of data sets, one file each: what is in a file or folder, as sources of images by index.
+
+A format has `open_parts(path)`: the sources of "train" and, where there is one, of "test".
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from adam_mpi.data.formats import arrays, cifar, folder, hdf5, idx
+from adam_mpi.data.formats.source import Source
+from adam_mpi.errors import UserError
+
+KNOWN = "a folder of idx, CIFAR binary or npy files, or of images class/name.png|jpg; an npz or HDF5 file"
+
+
+def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
+    """The parts of the data set at a path; its format shows in its content. `size`: see `data.size`."""
+    if not path.exists():
+        raise UserError(f"data set {path}: not there; give {KNOWN}")
+    try:
+        return _format(path, size)(path)
+    except OSError as error:
+        raise UserError(f"data set {path}: cannot be read ({error})") from None
+
+
+def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
+    if not path.is_dir():
+        return _file_format(path)
+    names = {file.name for file in path.iterdir()}
+    if names & set(idx.NAMES):
+        return idx.open_parts
+    if names & set(cifar.NAMES):
+        return cifar.open_parts
+    if any(name.endswith(".npy") for name in names):
+        return arrays.open_folder
+    if names & set(cifar.PICKLED):
+        raise UserError(f"data set {path}: pickled CIFAR batches are never read; get the binary version (*.bin)")
+    return partial(folder.open_parts, size=size)
+
+
+def _file_format(path: Path) -> Callable[[Path], dict[str, Source]]:
+    with open(path, "rb") as file:
+        start = file.read(8)
+    for magic, opener in (
+        (b"\x89HDF\r\n\x1a\n", hdf5.open_parts),
+        (b"PK\x03\x04", arrays.open_npz),
+        (b"\x93NUMPY", lambda path: arrays.open_folder(path.parent)),
+    ):
+        if start.startswith(magic):
+            return opener
+    raise UserError(f"data set {path}: begins with {start.hex() or 'nothing'}, no format known here; give {KNOWN}")

@@ -1,0 +1,103 @@
+"""NumPy's files: an npz, or a folder of npy. What is compressed is held in memory; nothing is unpickled."""
+
+import math
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from adam_mpi.data.formats.rows import Rows, rows_at
+from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source, name_parts
+from adam_mpi.errors import UserError
+
+LOCAL_HEADER = 30  # bytes of a zip member's own header, before its name
+
+
+@dataclass(frozen=True)
+class Held:
+    """An array in a file: what its header says, and its rows."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: np.dtype
+    rows: Rows
+    in_memory: bool = False
+
+    def all(self) -> np.ndarray:
+        return self.rows(np.arange(self.sizes[0] if self.sizes else 0))
+
+
+def open_folder(path: Path) -> dict[str, Source]:
+    files = {file.stem: file for file in path.glob("*.npy")}
+    return _parts(path, {stem: _open_npy(file) for stem, file in files.items()})
+
+
+def open_npz(path: Path) -> dict[str, Source]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {Path(member.filename).stem: member for member in archive.infolist()}
+            return _parts(path, {stem: _open_member(path, archive, member) for stem, member in members.items()})
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: cut short or damaged ({error})") from None
+
+
+def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
+    return {
+        part: array_source(
+            held[images].name, held[images].sizes, held[images].dtype, held[labels].all(), held[images].rows,
+            in_memory=held[images].in_memory,
+        )
+        for part, (images, labels) in name_parts(path, held).items()
+    }  # fmt: skip
+
+
+def _open_npy(path: Path) -> Held:
+    with open(path, "rb") as file:
+        sizes, dtype, start = _header(str(path), file)
+    return Held(str(path), sizes, dtype, rows_at(path, dtype, sizes, start))
+
+
+def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Held:
+    name = f"{path}:{member.filename}"
+    with archive.open(member) as file:
+        sizes, dtype, start = _header(name, file)
+    announced = start + math.prod(sizes) * dtype.itemsize
+    possible = member.compress_size * (1 if member.compress_type == zipfile.ZIP_STORED else MOST_COMPRESSION)
+    if announced != member.file_size or announced > possible:
+        raise UserError(f"{name}: cut short or damaged: its header announces {announced} bytes, not {member.file_size}")
+    if member.compress_type == zipfile.ZIP_STORED:
+        return Held(name, sizes, dtype, rows_at(path, dtype, sizes, _data_offset(path, member) + start))
+    array: list[np.ndarray] = []
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        if not array:
+            with zipfile.ZipFile(path) as again, again.open(member) as file:
+                array.append(np.frombuffer(file.read(), dtype, math.prod(sizes), start).reshape(sizes))
+        return array[0][indices]
+
+    return Held(name, sizes, dtype, rows, in_memory=True)
+
+
+def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Sizes and type of an npy file, and where its elements begin."""
+    try:
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        sizes, by_columns, dtype = read[np.lib.format.read_magic(file)](file)
+    except (ValueError, KeyError, OSError) as error:
+        raise UserError(f"{name}: not an npy array ({error})") from None
+    if dtype.hasobject:
+        raise UserError(f"{name}: holds Python objects, which are never unpickled; save numbers")
+    if by_columns and len(sizes) > 1:
+        raise UserError(f"{name}: saved in Fortran order; save np.ascontiguousarray of it")
+    return sizes or (1,), dtype, file.tell()
+
+
+def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        header = file.read(LOCAL_HEADER)
+    name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    return member.header_offset + LOCAL_HEADER + name + extra

@@ -1,0 +1,100 @@
+"""Folders of images, class/name.png or .jpg, with or without train/ and test/ above; decoded in parallel."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.data.formats.source import BadImages, Shape, Source
+from adam_mpi.errors import UserError
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+MOST_PIXELS = 100_000_000
+
+
+def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
+    parts = {part: path / part for part in ("train", "test") if (path / part).is_dir()}
+    folders = parts if "train" in parts else {"train": path}
+    classes = sorted(entry.name for entry in os.scandir(folders["train"]) if entry.is_dir())
+    listed = {part: list(_files(folder, classes)) for part, folder in folders.items()}
+    if not listed["train"]:
+        raise UserError(f"data set {path}: no format known here; a folder of images has class/name.png or .jpg")
+    shape = _first_shape(path, listed["train"], size)
+    return {part: _source(files, shape, len(classes), size > 0) for part, files in listed.items() if files}
+
+
+def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
+    for label, name in enumerate(classes):
+        if (folder / name).is_dir():
+            found = (file for file in (folder / name).iterdir() if file.suffix.lower() in ENDINGS)
+            yield from ((file, label) for file in sorted(found))
+
+
+def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
+    """All images are like the first that can be read: grey or coloured, and of its size where none is given."""
+    for file, _ in files:
+        try:
+            with _pillow().open(file) as image:
+                channels = 1 if image.mode in ("1", "L", "LA", "I", "I;16") else 3
+                width, height = (size, size) if size else image.size
+                return channels, height, width
+        except Exception:  # named when it is read
+            continue
+    raise UserError(f"data set {path}: none of its {len(files)} images can be read")
+
+
+def _source(files: list[tuple[Path, int]], shape: Shape, classes: int, fit: bool) -> Source:
+    paths, labels = [file for file, _ in files], np.array([label for _, label in files], np.int64)
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        results = list(_threads().map(lambda index: _decode(paths[index], shape, fit), indices))
+        bad = [position for position, result in enumerate(results) if isinstance(result, str)]
+        if bad:
+            raise BadImages(bad, f"{paths[indices[bad[0]]]}, image {indices[bad[0]]}: {results[bad[0]]}")
+        return np.stack(results) if results else np.empty((0, *shape), np.uint8)
+
+    return Source(lambda index: f"{paths[index]}, image {index}", shape, np.dtype(np.uint8), labels, rows, classes)
+
+
+def _decode(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
+    """The image, or what is wrong with it."""
+    channels, height, width = shape
+    try:
+        with _pillow().open(path) as image:
+            if image.size[0] * image.size[1] > MOST_PIXELS:
+                return f"announces {image.size[0]} x {image.size[1]} pixels, more than {MOST_PIXELS}"
+            plain = image.convert("L" if channels == 1 else "RGB")
+    except Exception as error:  # at damaged files Pillow raises almost anything
+        return f"cannot be read ({error})"
+    if plain.size != (width, height):
+        if not fit:
+            return f"is {plain.size[0]} x {plain.size[1]}, the first one {width} x {height}; set data.size = SIDE"
+        plain = _fit(plain, height)
+    pixels = np.asarray(plain, np.uint8)
+    return np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1))
+
+
+def _fit(image: Any, side: int) -> Any:
+    """Scaled until its shorter side fits, and the middle cut out."""
+    scale = side / min(image.size)
+    wide, high = (max(side, round(length * scale)) for length in image.size)
+    left, top = (wide - side) // 2, (high - side) // 2
+    return image.resize((wide, high)).crop((left, top, left + side, top + side))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(32, os.cpu_count() or 1), "decode")
+
+
+@cache
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("folders of images need Pillow; install it: pip install 'adam-mpi[images]'") from None
+    return Image

@@ -1,0 +1,74 @@
+"""HDF5 files with images and labels per part, read chunk by chunk; `adam_mpi pack` writes such files."""
+
+import math
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from adam_mpi.data.formats.rows import Rows, rows_at, rows_in_chunks
+from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source, name_parts
+from adam_mpi.errors import UserError
+
+
+def open_parts(path: Path) -> dict[str, Source]:
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise UserError(f"{path}: cut short or damaged ({error})") from None
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    classes = int(file.attrs["classes"]) if "classes" in file.attrs else None
+    return {
+        part: _source(path, file[images], file[labels], classes)
+        for part, (images, labels) in name_parts(path, names).items()
+    }
+
+
+def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int | None) -> Source:
+    for dataset in (images, labels):
+        _check_size(path, dataset)
+
+    rows = _placed(path, images) or _selected(images)
+    return array_source(f"{path}:{images.name}", images.shape, images.dtype, labels[:], rows, classes)
+
+
+def _placed(path: Path, images: h5py.Dataset) -> Rows | None:
+    """Where images lie in the file as they are, they are read past the library, which takes long for single rows."""
+    if images.compression or images.shuffle or images.fletcher32 or images.scaleoffset or images.file.userblock_size:
+        return None
+    if images.chunks is None and images.id.get_offset() is not None:
+        return rows_at(path, images.dtype, images.shape, images.id.get_offset())
+    if images.chunks is None or images.chunks[1:] != images.shape[1:] or not hasattr(images.id, "chunk_iter"):
+        return None
+    starts = np.empty(images.id.get_num_chunks(), np.int64)
+
+    def note(chunk: h5py.h5d.StoreInfo) -> None:
+        starts[chunk.chunk_offset[0] // images.chunks[0]] = chunk.byte_offset
+
+    images.id.chunk_iter(note)
+    return rows_in_chunks(path, images.dtype, images.shape, starts, images.chunks[0])
+
+
+def _selected(images: h5py.Dataset) -> Rows:
+    step = images.chunks[0] if images.chunks else 1
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        taken = np.empty((len(indices), *images.shape[1:]), images.dtype)
+        # One read for all that lies in one chunk; h5py's own selection of single rows is many times slower.
+        for group in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(indices // step)) + 1):
+            first, last = indices[group[[0, -1]]] if group.size else (0, -1)
+            taken[group] = images[first : last + 1][indices[group] - first]
+        return taken
+
+    return rows
+
+
+def _check_size(path: Path, dataset: h5py.Dataset) -> None:
+    """Before any memory is taken: what is announced must be able to come out of what is stored."""
+    if dataset.dtype.kind not in "iuf":
+        raise UserError(f"{path}:{dataset.name}: holds {dataset.dtype}; wanted are numbers")
+    announced, stored = math.prod(dataset.shape) * dataset.dtype.itemsize, dataset.id.get_storage_size()
+    most = stored * (MOST_COMPRESSION if dataset.compression else 1)
+    if announced > most or stored > path.stat().st_size:
+        raise UserError(f"{path}:{dataset.name}: incomplete: {announced} bytes announced, {stored} are in the file")

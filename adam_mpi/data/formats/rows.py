@@ -1,0 +1,66 @@
+"""Rows of an array, read from where they lie in a file; the file itself stays out of memory.
+
+Read by position, not mapped: mapped pages count as this process's memory, and a file cut short under a map kills it.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from adam_mpi.errors import UserError
+
+Rows = Callable[[np.ndarray], np.ndarray]
+
+
+def rows_at(path: Path, dtype: np.dtype, sizes: tuple[int, ...], offset: int) -> Rows:
+    """A function from indices to rows of an array at an offset, after the file has been found long enough."""
+    return rows_in_chunks(path, dtype, sizes, np.array([offset]), sizes[0])
+
+
+def rows_in_chunks(path: Path, dtype: np.dtype, sizes: tuple[int, ...], starts: np.ndarray, length: int) -> Rows:
+    """The same for an array in chunks of `length` rows that begin at `starts` in the file."""
+    row_bytes = math.prod(sizes[1:]) * dtype.itemsize
+    wanted, held = int(starts.max(initial=0)) + length * row_bytes, path.stat().st_size
+    if held < wanted:
+        raise UserError(f"{path}: cut short or damaged: its header announces {wanted} bytes, not {held}")
+    file = open(path, "rb", buffering=0)
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        taken = np.empty((len(indices), row_bytes), np.uint8)
+        places = starts[indices // max(length, 1)] + indices % max(length, 1) * row_bytes
+        # Rows that lie next to each other are read together.
+        edges = [0, *(np.flatnonzero(np.diff(places) != row_bytes) + 1).tolist(), len(indices)]
+        for first, last in itertools.pairwise(edges):
+            _fill(path, file.fileno(), taken[first:last].reshape(-1), int(places[first]) if last else 0)
+        return taken.view(dtype).reshape(len(indices), *sizes[1:])
+
+    return rows
+
+
+def _fill(path: Path, file: int, memory: np.ndarray, offset: int) -> None:
+    done = 0
+    while done < memory.size:
+        more = os.preadv(file, [memory[done:].data], offset + done)
+        if not more:
+            raise UserError(f"{path}: cut short while it was read; do not change a data set that is in use")
+        done += more
+
+
+def join(pieces: list[tuple[int, Rows]]) -> Rows:
+    """The rows of several files as if they were one; given are their lengths and functions."""
+    edges = np.cumsum([0] + [length for length, _ in pieces])
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        cuts = np.searchsorted(indices, edges)
+        return np.concatenate(
+            [
+                take(indices[a:b] - edge)
+                for (_, take), edge, a, b in zip(pieces, edges[:-1], cuts[:-1], cuts[1:], strict=True)
+            ]
+        )
+
+    return rows

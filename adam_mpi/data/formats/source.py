@@ -1,0 +1,114 @@
+"""A source: the images and labels of one part of a data set, read by index."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from adam_mpi.errors import UserError
+
+Shape = tuple[int, int, int]
+
+# Deflate makes nothing more than this many times smaller: a header that promises more is not believed.
+MOST_COMPRESSION = 1032
+
+
+class BadImages(UserError):
+    """Some of the images asked for cannot be used; the message names the first, `positions` has all of them."""
+
+    def __init__(self, positions: Iterable[int], message: str) -> None:
+        super().__init__(f'{message}; mend it, or leave such images out with data.on_bad = "skip"')
+        self.positions = list(positions)
+
+
+@dataclass(frozen=True)
+class Source:
+    name: Callable[[int], str]
+    """Where an image is, for people: path and index."""
+    shape: Shape
+    """(channels, height, width); features are channels of one pixel."""
+    dtype: np.dtype
+    """uint8, or float32 where numbers are taken as they are."""
+    labels: np.ndarray
+    rows: Callable[[np.ndarray], np.ndarray]
+    """Images of ascending indices."""
+    classes: int | None = None
+    """Where the format knows it."""
+    in_memory: bool = False
+    """Whether the images are in memory anyhow."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def image_bytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Images [n, channels, height, width] and labels [n] of ascending indices."""
+        images = self.rows(indices)
+        if self.dtype.kind == "f":
+            bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
+            if bad.size:
+                raise BadImages(bad.tolist(), f"{self.name(indices[bad[0]])}: holds NaN or infinity")
+        return images, self.labels[indices]
+
+
+def array_source(
+    name: str, sizes: tuple[int, ...], dtype: np.dtype, labels: np.ndarray, rows: Callable[[np.ndarray], np.ndarray],
+    classes: int | None = None, in_memory: bool = False,
+) -> Source:  # fmt: skip
+    """The source of an array of images or features, whatever the order of its axes."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise UserError(f"{name}: labels are {labels.dtype} of sizes {labels.shape}; wanted is one whole number each")
+    if len(labels) != sizes[0]:
+        raise UserError(f"{name}: {len(labels)} labels for {sizes[0]} images")
+    if dtype != np.uint8 and dtype.kind != "f":
+        raise UserError(f"{name}: images are {dtype}; wanted are uint8, or floats that are taken as they are")
+    shape, axes = _axes(name, sizes)
+    kind = np.dtype(np.uint8 if dtype == np.uint8 else np.float32)
+
+    def images(indices: np.ndarray) -> np.ndarray:
+        taken = rows(indices)
+        taken = taken.transpose(axes) if axes else taken.reshape(len(indices), *shape)
+        return np.ascontiguousarray(taken, kind)
+
+    return Source(lambda index: f"{name}, image {index}", shape, kind, labels, images, classes, in_memory)
+
+
+def _axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | None]:
+    """The shape of an image, and the order of axes that leads to it where it is not theirs."""
+    if 0 in sizes:
+        raise UserError(f"{name}: holds nothing, its sizes are {sizes}")
+    match sizes:
+        case (_, features):
+            return (features, 1, 1), None
+        case (_, height, width):
+            return (1, height, width), None
+        case (_, channels, height, width) if channels in (1, 3) or width not in (1, 3):
+            return (channels, height, width), None
+        case (_, height, width, channels):
+            return (channels, height, width), (0, 3, 1, 2)
+    raise UserError(f"{name}: an array of sizes {sizes}; wanted is (images, features), (images, height, width) or 4-d")
+
+
+IMAGES, LABELS = ("images", "features", "x"), ("labels", "y")
+
+
+def name_parts(path: Path, names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Which arrays are the images and labels of each part, by their names: train_images, x_test, train/labels ..."""
+    plain = {name.lower().replace("/", "_"): name for name in names}
+    found = {}
+    for part in ("train", "test"):
+        images, labels = ([n for word in words for n in (f"{part}_{word}", f"{word}_{part}") if n in plain]
+                          for words in (IMAGES, LABELS))  # fmt: skip
+        if images and labels:
+            found[part] = plain[images[0]], plain[labels[0]]
+    images, labels = ([word for word in words if word in plain] for words in (IMAGES, LABELS))
+    if not found and images and labels:
+        found["train"] = plain[images[0]], plain[labels[0]]
+    if "train" not in found:
+        held = ", ".join(sorted(plain.values())[:8]) or "nothing"
+        raise UserError(f"{path}: no train_images and train_labels (or images and labels) in it; it holds {held}")
+    return found

@@ -1,0 +1,56 @@
+"""Lines of batches: those that wait, those that threads are preparing ahead of need, and who may take them."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from adam_mpi.data.preparation import Block
+
+Start = Callable[[list[int]], Future[list[Block]]]
+
+
+class Line:
+    """Batches in a fixed order, each for `takers` takers; prepared in groups until `ahead` of them are on their way."""
+
+    def __init__(self, numbers: Iterable[int], start: Start, ahead: int, group: int, takers: int = 1) -> None:
+        self.upcoming, self.start, self.ahead, self.group, self.takers = deque(numbers), start, ahead, group, takers
+        self.started: dict[int, tuple[Future[list[Block]], int]] = {}
+        """Number -> the group it is prepared in, and its place there."""
+        self.taken: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.upcoming) + len(self.started)
+
+    def fill(self) -> bool:
+        """Have the next batches prepared."""
+        worked = False
+        while self.upcoming and len(self.started) < self.ahead:
+            self._begin()
+            worked = True
+        return worked
+
+    def take(self, number: int | None = None) -> tuple[int, bool, Block] | None:
+        """(number, whether this is its first taker, batch) of the next batch or of the named one, if it is ready."""
+        while self.upcoming and (number not in self.started if number is not None else not self.started):
+            self._begin()
+        number = next(iter(self.started)) if number is None else number
+        future, place = self.started[number]
+        if not future.done():
+            return None
+        self.taken[number] = self.taken.get(number, 0) + 1
+        first = self.taken[number] == 1
+        if self.taken[number] == self.takers:
+            del self.started[number], self.taken[number]
+        return number, first, future.result()[place]
+
+    def close(self) -> list[int]:
+        """Hand out no more; returns the batches that nobody has taken."""
+        left = [*self.started, *self.upcoming]
+        self.started.clear()
+        self.upcoming.clear()
+        return left
+
+    def _begin(self) -> None:
+        numbers = [self.upcoming.popleft() for _ in range(min(self.group, len(self.upcoming)))]
+        future = self.start(numbers)
+        self.started |= {number: (future, place) for place, number in enumerate(numbers)}

@@ -1,0 +1,56 @@
+"""The tally of a phase: which of a data rank's batches are handed out, done, left out. Pure."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from adam_mpi.data.order import Order
+
+
+class Tally:
+    """Counts the images of the batches `numbers` of an order; `done` marks batches that an earlier run has done."""
+
+    def __init__(
+        self, order: Order, numbers: Iterable[int], owner: Callable[[int], int], owners: int, done: np.ndarray | None
+    ) -> None:
+        self.owner = owner
+        self.done = np.zeros(len(order), bool) if done is None else done.copy()
+        self.left = np.zeros(len(order), np.int64)
+        """Images of each batch that are to be reported."""
+        self.owed = np.zeros(owners, np.int64)
+        """The same for each replica's share."""
+        self.finished = self.skipped = 0
+        self.loss = self.correct = 0.0
+        for number in numbers:
+            if not self.done[number]:
+                self.left[number] = order[number].size
+                self.owed[owner(number)] += order[number].size
+
+    @property
+    def complete(self) -> bool:
+        return not self.owed.any()
+
+    def report(self, number: int, images: int, loss: float, correct: float) -> bool:
+        """Images of a batch are done; True when that completes somebody's share."""
+        self.finished += images
+        self.loss += loss
+        self.correct += correct
+        return self._take(number, images)
+
+    def leave_out(self, number: int, images: int) -> bool:
+        """Some of a batch's images are bad: nobody will report them."""
+        return self._take(number, images)
+
+    def skip(self, number: int) -> None:
+        """A batch that nobody will compute in this epoch: its replica was too slow."""
+        self.skipped += int(self.left[number])
+        self.owed[self.owner(number)] -= self.left[number]
+        self.left[number] = 0
+
+    def _take(self, number: int, images: int) -> bool:
+        assert images <= self.left[number], f"batch {number}: {images} images reported, {self.left[number]} are out"
+        owner = self.owner(number)
+        self.left[number] -= images
+        self.owed[owner] -= images
+        self.done[number] |= self.left[number] == 0
+        return images > 0 and self.owed[owner] == 0

@@ -1,0 +1,199 @@
+"""Warp images at random: one affine map, a smooth elastic field and a change of light, in one pass over the pixels.
+
+Coordinates have 8 binary places. The four pixels around a source position lie in one 32-bit word of a table made per
+image, so that one load per output pixel is enough; all else in the loops over a row is plain vector arithmetic.
+"""
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from adam_mpi.data.chance import mix, roll
+
+UNIT = 256
+# Random numbers 0-9 of an image are its map and its light, from 100 on its elastic field.
+FIELD = 100
+
+
+class Limits(NamedTuple):
+    """How far each random number may go; 0 leaves the image as it is."""
+
+    shift: float
+    rotation: float
+    scale: float
+    shear: float
+    elastic: float
+    reflect: float
+    brightness: float
+    contrast: float
+
+
+class Row(NamedTuple):
+    """Memory for one row of output: per column the source position, its bend, the four pixels there, their weights."""
+
+    offset: np.ndarray
+    source: np.ndarray
+    quad: np.ndarray
+    right: np.ndarray
+    down: np.ndarray
+    bend: np.ndarray
+
+
+def splines(size: int, spacing: int) -> np.ndarray:
+    """[controls, size]: how much each control point of a cubic B-spline moves each pixel."""
+    controls = -(-(size - 1) // spacing) + 3
+    distance = np.abs(np.arange(size)[None, :] / spacing - (np.arange(controls)[:, None] - 1))
+    near, far = 2 / 3 - distance**2 + distance**3 / 2, np.maximum(2 - distance, 0) ** 3 / 6
+    return np.where(distance < 1, near, far).astype(np.float32)
+
+
+@numba.njit(nogil=True, cache=True)
+def warp(
+    images: np.ndarray, ids: np.ndarray, key: np.uint64, limits: Limits,
+    across: np.ndarray, along: np.ndarray, outputs: np.ndarray,
+) -> None:  # fmt: skip
+    """Fill `outputs` [n, channels, rows, columns]; what happens to an image depends on the key and its id only.
+
+    `across` and `along` are the splines of the output's rows and columns.
+    """
+    channels, height, width = images.shape[1:]
+    table = np.empty((channels, height * width), np.uint32)
+    field = np.zeros((2, across.shape[0], along.shape[0]), np.float32)
+    row = _row(outputs.shape[3])
+    for i in range(len(images)):
+        image_key = mix(key + np.uint64(ids[i]))
+        for channel in range(channels):
+            _tabulate(images[i, channel], table[channel])
+        if limits.elastic > 0:
+            _draw_field(image_key, limits.elastic, field)
+        _warp_image(table, height, width, image_key, limits, field, across, along, row, outputs[i])
+
+
+@numba.njit(nogil=True, cache=True)
+def _row(columns: int) -> Row:
+    offset = (np.arange(columns) - (columns - 1) / 2).astype(np.float32)
+    source, quad = np.empty(columns, np.int32), np.empty(columns, np.uint32)
+    right, down = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    return Row(offset, source, quad, right, down, np.zeros((2, columns), np.float32))
+
+
+@numba.njit(nogil=True, cache=True)
+def _tabulate(image: np.ndarray, table: np.ndarray) -> None:
+    """Each pixel with its right, lower and lower right neighbour in one word; beyond the edge the edge goes on."""
+    height, width = image.shape
+    for r in range(height):
+        below = min(r + 1, height - 1)
+        for c in range(width - 1):
+            upper = np.uint32(image[r, c]) | np.uint32(image[r, c + 1]) << 8
+            table[r * width + c] = upper | np.uint32(image[below, c]) << 16 | np.uint32(image[below, c + 1]) << 24
+        last = np.uint32(image[r, width - 1]) | np.uint32(image[below, width - 1]) << 16
+        table[r * width + width - 1] = last | last << 8
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_field(key: np.uint64, strength: float, field: np.ndarray) -> None:
+    """Control points whose spline moves pixels by `strength` in the quadratic mean."""
+    # A uniform number has a third of its limit squared; a spline surface keeps (151 / 315) ** 2 of its controls'.
+    limit = UNIT * strength * math.sqrt(3.0) * 315 / 151
+    flat = field.reshape(-1)
+    for n in range(flat.size):
+        flat[n] = roll(key, FIELD + n, -limit, limit)
+
+
+@numba.njit(nogil=True, cache=True)
+def _warp_image(
+    table: np.ndarray, height: int, width: int, key: np.uint64, limits: Limits, field: np.ndarray,
+    across: np.ndarray, along: np.ndarray, row: Row, output: np.ndarray,
+) -> None:  # fmt: skip
+    channels, rows, columns = output.shape
+    a, b, c, d, x, y = _draw_map(key, limits, height, width, rows, columns)
+    gain, add = _draw_light(key, limits)
+    for r in range(rows):
+        if limits.elastic > 0:
+            _bend(field, across[:, r], along, row.bend)
+        off = np.float32(r - (rows - 1) / 2)
+        _place(a, b * off + x, c, d * off + y, height, width, row)
+        for channel in range(channels):
+            _load(table[channel], row.source, row.quad)
+            _blend(row, gain, add, output[channel, r])
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_map(
+    key: np.uint64, limits: Limits, height: int, width: int, rows: int, columns: int
+) -> tuple[np.float32, np.float32, np.float32, np.float32, np.float32, np.float32]:
+    """Source position of an output pixel, both from the centre: x' = a x + b y + x0, y' = c x + d y + y0."""
+    turn = roll(key, 0, -limits.rotation, limits.rotation)
+    size = UNIT / (1 + roll(key, 1, -limits.scale, limits.scale))
+    shear = roll(key, 2, -limits.shear, limits.shear)
+    mirror = -1.0 if roll(key, 3, 0.0, 1.0) < limits.reflect / 2 else 1.0
+    # A crop lies at whole pixels anywhere inside the image; a shift moves it further.
+    x = _start(key, 4, width - columns) + roll(key, 6, -limits.shift, limits.shift)
+    y = _start(key, 5, height - rows) + roll(key, 7, -limits.shift, limits.shift)
+    centre_x, centre_y = UNIT * (x + (columns - 1) / 2) + 0.5, UNIT * (y + (rows - 1) / 2) + 0.5
+    cosine, sine, f = size * math.cos(turn), size * math.sin(turn), np.float32
+    a, b, c, d = mirror * cosine, cosine * shear - sine, mirror * sine, sine * shear + cosine
+    return f(a), f(b), f(c), f(d), f(centre_x), f(centre_y)
+
+
+@numba.njit(nogil=True, cache=True)
+def _start(key: np.uint64, number: int, free: int) -> float:
+    return math.floor(roll(key, number, 0.0, free + 1.0))
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_light(key: np.uint64, limits: Limits) -> tuple[np.float32, np.float32]:
+    """A pixel p becomes gain * p + add; contrast is about middle grey."""
+    gain = 1 + roll(key, 8, -limits.contrast, limits.contrast)
+    add = 255 * roll(key, 9, -limits.brightness, limits.brightness) + 127.5 * (1 - gain)
+    return np.float32(gain), np.float32(add + 0.5)
+
+
+@numba.njit(nogil=True, cache=True)
+def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.ndarray) -> None:
+    """The elastic field along one row: control points summed down the rows first, then spread over the columns."""
+    for axis in range(2):
+        bend[axis, :] = 0
+        for k in range(along.shape[0]):
+            control = np.float32(0)
+            for j in range(across.size):
+                control += across[j] * field[axis, j, k]
+            for column in range(along.shape[1]):
+                bend[axis, column] += control * along[k, column]
+
+
+@numba.njit(nogil=True, cache=True)
+def _place(a: np.float32, x: np.float32, c: np.float32, y: np.float32, height: int, width: int, row: Row) -> None:
+    """Where each pixel of a row comes from: the word in the table, and the weights of its right and lower pixels."""
+    last_x, last_y, none = np.int32((width - 1) * UNIT), np.int32((height - 1) * UNIT), np.int32(0)
+    offset, source, right, down, bend = row.offset, row.source, row.right, row.down, row.bend
+    for j in range(source.size):
+        from_x = min(max(np.int32(a * offset[j] + x + bend[0, j]), none), last_x)
+        from_y = min(max(np.int32(c * offset[j] + y + bend[1, j]), none), last_y)
+        source[j] = np.int32(from_y >> 8) * np.int32(width) + np.int32(from_x >> 8)
+        right[j] = np.float32(np.int32(from_x & 255)) * np.float32(1 / UNIT)
+        down[j] = np.float32(np.int32(from_y & 255)) * np.float32(1 / UNIT)
+
+
+@numba.njit(nogil=True, cache=True)
+def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
+    # Alone in its loop: next to arithmetic it would keep that from being vectorised.
+    for j in range(source.size):
+        quad[j] = table[np.uint32(source[j])]
+
+
+@numba.njit(nogil=True, cache=True)
+def _blend(row: Row, gain: np.float32, add: np.float32, output: np.ndarray) -> None:
+    byte, quads, right, down = np.uint32(255), row.quad, row.right, row.down
+    for j in range(output.size):
+        quad = quads[j]
+        upper_left = np.float32(np.int32(quad & byte))
+        upper_right = np.float32(np.int32(quad >> np.uint32(8) & byte))
+        lower_left = np.float32(np.int32(quad >> np.uint32(16) & byte))
+        lower_right = np.float32(np.int32(quad >> np.uint32(24)))
+        upper = upper_left + right[j] * (upper_right - upper_left)
+        lower = lower_left + right[j] * (lower_right - lower_left)
+        level = np.int32(gain * (upper + down[j] * (lower - upper)) + add)
+        output[j] = np.uint8(min(max(level, np.int32(0)), np.int32(255)))

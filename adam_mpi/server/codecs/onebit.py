@@ -1,0 +1,60 @@
+"""One bit per value with error feedback (Seide et al., 2014).
+
+In each group of values the positive ones are replaced by their mean, the others by theirs; what that leaves out goes
+into the next push. A group of 1024 values takes 34 words instead of 1024.
+"""
+
+import numpy as np
+from numba import njit
+
+GROUP = 1024
+GROUP_WORDS = 2 + GROUP // 32
+
+
+class Codec:
+    feedback = True
+
+    def words(self, values: int) -> int:
+        return 2 * -(-values // GROUP) + -(-values // 32)
+
+    def encode(self, values: np.ndarray, residual: np.ndarray, out: np.ndarray) -> int:
+        words = self.words(values.size)
+        _encode(values, residual, out[:words], out[:words].view(np.float32))
+        return words
+
+    def decode(self, words: np.ndarray, out: np.ndarray) -> None:
+        _decode(words, words.view(np.float32), out)
+
+
+@njit(nogil=True, cache=True)
+def _encode(values: np.ndarray, residual: np.ndarray, bits: np.ndarray, means: np.ndarray) -> None:
+    for group in range(-(-values.size // GROUP)):
+        first, place = group * GROUP, group * GROUP_WORDS
+        last = min(first + GROUP, values.size)
+        above = below = np.float32(0)
+        positive = 0
+        for i in range(first, last):
+            residual[i] += values[i]
+            if residual[i] > 0:
+                above += residual[i]
+                positive += 1
+            else:
+                below += residual[i]
+        above = above / np.float32(max(positive, 1))
+        below = below / np.float32(max(last - first - positive, 1))
+        means[place], means[place + 1] = above, below
+        bits[place + 2 : place + GROUP_WORDS] = 0
+        for i in range(first, last):
+            if residual[i] > 0:
+                bits[place + 2 + (i - first) // 32] |= np.uint32(1) << np.uint32((i - first) % 32)
+                residual[i] -= above
+            else:
+                residual[i] -= below
+
+
+@njit(nogil=True, cache=True)
+def _decode(bits: np.ndarray, means: np.ndarray, out: np.ndarray) -> None:
+    for i in range(out.size):
+        place, bit = i // GROUP * GROUP_WORDS, i % GROUP
+        one = (bits[place + 2 + bit // 32] >> np.uint32(bit % 32)) & np.uint32(1)
+        out[i] = means[place] if one else means[place + 1]

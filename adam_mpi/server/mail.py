@@ -1,0 +1,183 @@
+"""The mailbox of a server, read: messages in order, those in trouble refused, slots freed without gaps."""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from adam_mpi.cluster.world import World
+from adam_mpi.errors import UserError
+from adam_mpi.server import mailbox
+from adam_mpi.server.codecs import BY_NUMBER, NUMBERS
+from adam_mpi.server.factors import matrices, plans
+from adam_mpi.server.published import Published
+from adam_mpi.server.shelves import Shelves
+
+MOST_PARTS = 1 << 12
+SENT_AGAIN = "it has come before"
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Mail:
+    """A message that has arrived: its place, and the fields of its header."""
+
+    ring: int
+    start: int
+    """Place of its body in the mailbox, in 32-bit words."""
+    position: int
+    checksum: int
+    generation: int
+    pusher: int
+    sequence: int
+    clock: int
+    words: int
+    batches: int
+    first: int
+    values: int
+    images: int
+    seen: int
+    shard: int
+    kind: int
+    codec: int
+    last: int
+    finite: int
+    part: int
+    parts: int
+    shards: int = 1
+    """Shards that have still to be stepped on by it."""
+
+    @property
+    def number(self) -> int:
+        """Grows with every message of a pusher to a shard."""
+        return self.sequence * MOST_PARTS + self.part
+
+
+class Inbox:
+    def __init__(self, world: World, shelves: Shelves, memory: np.ndarray, published: Published) -> None:
+        self.world, self.shelves, self.published = world, shelves, published
+        self.words = memory.view(np.uint32)
+        dense = matrices(shelves.tensors)
+        planned = {layer: plans(matrix, layer, shelves.held) for layer, matrix in dense.items()}
+        self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
+        """How factors of a layer are multiplied into the shards held here."""
+        self.held = {shard.index: shard for shard in shelves.held[world.rank]}
+        host, shared = world.place.host, world.config.cluster.transport == "shared"
+        self.near = [shared and world.layout.places[rank].host == host for rank in shelves.pushers]
+        """Whether a ring's pusher writes into this memory itself."""
+        self.collected = np.zeros(len(shelves.pushers), np.int64)
+        self.sequences: dict[tuple[int, int], int] = {}
+        """(shard, ring) -> the highest number taken."""
+        self.freed: list[set[int]] = [set() for _ in shelves.pushers]
+        self.torn_since: dict[int, float] = {}
+        self.counts: Counter[str] = Counter()
+
+    def collect(self) -> list[Mail]:
+        """Everything that has arrived whole, ring by ring, in order."""
+        arrived: list[Mail] = []
+        slots, slot_words = self.shelves.slots, self.shelves.slot_bytes // 4
+        for ring in range(len(self.shelves.pushers)):
+            while self.collected[ring] - self.published.applied[ring] < slots:
+                position = int(self.collected[ring]) + 1
+                start = (ring * slots + (position - 1) % slots) * slot_words
+                state = mailbox.state(self.words, start, slot_words, position, self.near[ring])
+                if state in (mailbox.ABSENT, mailbox.TORN):
+                    self._watch_torn(ring, position, state == mailbox.TORN)
+                    break
+                self.torn_since.pop(ring, None)
+                self.collected[ring] = position
+                mail = self._read(ring, position, start)
+                if mail is not None:
+                    arrived.append(mail)
+        return arrived
+
+    def settle(self, mail: Mail) -> None:
+        """A message has been dealt with: its slot may be used again."""
+        self.freed[mail.ring].add(mail.position)
+
+    def acknowledge(self) -> None:
+        """Publish what has been dealt with, ring by ring and without gaps."""
+        for ring, freed in enumerate(self.freed):
+            while (position := int(self.published.applied[ring]) + 1) in freed:
+                freed.remove(position)
+                self.published.applied[ring] = position
+
+    @property
+    def news(self) -> bool:
+        return any(self.freed)
+
+    def pusher(self, ring: int) -> str:
+        return str(self.world.layout.places[self.shelves.pushers[ring]])
+
+    def _watch_torn(self, ring: int, position: int, torn: bool) -> None:
+        """Ask for a message again that has been there in part for too long."""
+        if not torn:
+            self.torn_since.pop(ring, None)
+            return
+        since = self.torn_since.setdefault(ring, time.monotonic())
+        if time.monotonic() - since > self.world.config.server.torn_seconds:
+            self.torn_since[ring] = time.monotonic()
+            self.counts["torn"] += 1
+            self.published.torn[ring] = position
+            self.published.asked[ring] += 1
+            log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
+
+    def _read(self, ring: int, position: int, start: int) -> Mail | None:
+        """The message in a slot; None, with the slot freed, if it is not for us to apply."""
+        header = self.words[start : start + mailbox.HEADER_WORDS].view(mailbox.HEADER)[0]
+        mail = Mail(ring, start + mailbox.HEADER_WORDS, *header.item())
+        trouble = self._trouble(mail)
+        if trouble:
+            self._refuse(mail, trouble)
+            self.freed[ring].add(position)
+            return None
+        self.sequences[mail.shard, ring] = mail.number
+        if not mail.finite:
+            self.refuse_values(mail)
+        return mail
+
+    def _trouble(self, mail: Mail) -> str:
+        if mail.generation != self.world.generation:
+            return f"it is of generation {mail.generation}, now is {self.world.generation}"
+        if mail.shard not in self.held:
+            return f"shard {mail.shard} is not held here"
+        size = self.held[mail.shard].size
+        if mail.kind not in mailbox.KINDS or not 0 <= mail.codec < len(BY_NUMBER):
+            return f"kind {mail.kind}, codec {mail.codec} are unknown"
+        if mail.values < 1 or not 0 <= mail.first <= size - mail.values or mail.words != self._words(mail):
+            return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
+        indices, limit = self._indices(mail, size)
+        if indices.size and indices.max() >= limit:
+            return f"an index beyond the {limit} parameters of shard {mail.shard}"
+        if mail.number <= self.sequences.get((mail.shard, mail.ring), 0):
+            return SENT_AGAIN
+        return ""
+
+    def _words(self, mail: Mail) -> int:
+        """How long the body of such a message must be."""
+        if mail.kind == mailbox.SPARSE:
+            return 2 * mail.values
+        if mail.kind == mailbox.DELTA:
+            return BY_NUMBER[mail.codec].words(mail.values)
+        plan = self.factors.get(self.held[mail.shard].layer)
+        return plan.words(mail.values) if plan is not None else -1
+
+    def _indices(self, mail: Mail, size: int) -> tuple[np.ndarray, int]:
+        """The indices that a body names, and what they must stay below."""
+        if mail.kind == mailbox.SPARSE:
+            return self.words[mail.start : mail.start + mail.values], size
+        count = mail.words // 2 if mail.codec == NUMBERS["topk"] else 0
+        return self.words[mail.start : mail.start + count], mail.values
+
+    def refuse_values(self, mail: Mail) -> None:
+        """A NaN or an infinity: counted as refused, named with its sender; the weights stay as they are."""
+        trouble = f"NaN or infinity for shard {mail.shard} ({self.held[mail.shard].layer})"
+        self._refuse(mail, trouble)
+        if self.world.config.server.on_nan == "stop":
+            raise UserError(f"push {mail.sequence} of {self.pusher(mail.ring)}: {trouble}; server.on_nan = stop")
+
+    def _refuse(self, mail: Mail, trouble: str) -> None:
+        self.counts["duplicates" if trouble == SENT_AGAIN else "refused"] += 1
+        log.error("push %d of %s not applied: %s", mail.sequence, self.pusher(mail.ring), trouble)

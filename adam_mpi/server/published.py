@@ -1,0 +1,30 @@
+"""The memory a server lets others read: its clock and rate, a line per pusher, versions and weights of its shards."""
+
+import numpy as np
+
+from adam_mpi.server.shelves import LINE, WIDTHS, Shelves
+
+DTYPES = {"weights": np.float32, "average": np.float32, "short": np.uint16}
+
+
+class Published:
+    def __init__(self, shelves: Shelves, server: int, memory: np.ndarray) -> None:
+        self.memory = memory
+        lines = self.memory[: shelves.version_offset].view(np.int64).reshape(-1, LINE // 8)
+        self.clock, self.rate = lines[0, :1], lines[0, 1:2].view(np.float64)
+        self.applied, self.torn, self.asked = lines[1:, 0], lines[1:, 1], lines[1:, 2]
+        """Per ring: the last position dealt with; the one that stayed torn; how often we have asked for such a one."""
+        start, shards = shelves.version_offset, shelves.held[server]
+        self.versions = self.memory[start : start + 8 * len(shards)].view(np.int64)
+        self.regions: dict[str, dict[int, np.ndarray]] = {}
+        for region in shelves.regions:
+            offset = shelves.region_offset(server, region)
+            self.regions[region] = views = {}
+            for shard in shards:
+                size = WIDTHS[region] * shard.size
+                views[shard.index] = self.memory[offset : offset + size].view(DTYPES[region])
+                offset += size
+
+    @property
+    def weights(self) -> dict[int, np.ndarray]:
+        return self.regions["weights"]

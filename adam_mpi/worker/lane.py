@@ -1,0 +1,109 @@
+"""A lane: our ring in one server's mailbox. What waits for a slot, what is under way, what is acknowledged."""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from adam_mpi.cluster.windows import Window
+from adam_mpi.server import mailbox
+from adam_mpi.server.shelves import LINE, Shelves
+
+
+class Letter(Protocol):
+    """What is to be sent as one message."""
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        """Write the body; return the header, without the position in the ring."""
+
+    def batches(self) -> np.ndarray: ...
+
+    def settled(self) -> None:
+        """The server has dealt with it."""
+
+
+L = TypeVar("L", bound=Letter)
+
+
+class Lane(Generic[L]):
+    def __init__(
+        self, shelves: Shelves, server: int, ring: int, mail: Window, published: Window
+    ) -> None:
+        self.server, self.mailbox, self.published = server, mail, published
+        self.line_offset, self.ring_offset = shelves.line_offset(ring), ring * shelves.ring_bytes
+        self.slots, self.slot_bytes = shelves.slots, shelves.slot_bytes
+        self.waiting: deque[L] = deque()
+        self.sent: deque[L] = deque()
+        self.position = self.applied = self.asked = 0
+        near = mail.direct(server, self.ring_offset, shelves.ring_bytes)
+        self.near = near is not None
+        """Whether messages are written where the server reads them, and nothing needs to be put."""
+        memory = np.zeros(shelves.ring_bytes, np.uint8) if near is None else near
+        self.buffers = memory.view(np.uint32).reshape(self.slots, -1)
+        self.lengths = [0] * self.slots
+        self.requests: list[MPI.Request | None] = [None] * self.slots
+        self.line = np.zeros(LINE // 8, np.int64)
+        self.reading: MPI.Request | None = None
+        self.bytes = self.resent = 0
+
+    def step(self) -> bool:
+        worked = self._acknowledge()
+        while self.waiting and self.position - self.applied < self.slots and self._free():
+            self._put(self.waiting.popleft())
+            worked = True
+        if self.reading is None and self.position > self.applied:
+            self.reading = self.published.get(self.line, self.server, self.line_offset)
+        return worked
+
+    def missing(self, applied: int) -> Iterator[L]:
+        """What is pushed and not in weights read when the server had applied so much of our ring."""
+        yield from islice(self.sent, max(0, applied - self.applied), None)
+        yield from self.waiting
+
+    def _free(self) -> bool:
+        request = self.requests[self.position % self.slots]
+        return request is None or request.Test()
+
+    def _put(self, letter: L) -> None:
+        slot = self.position % self.slots
+        self.position += 1
+        header = letter.write(mailbox.body(self.buffers[slot]))
+        batches = letter.batches()
+        header["batches"] = batches.size
+        self.lengths[slot] = mailbox.seal(self.buffers[slot], header, batches)
+        self._send(slot, self.position)
+        self.sent.append(letter)
+
+    def _send(self, slot: int, position: int) -> None:
+        message = self.buffers[slot, : self.lengths[slot]]
+        if self.near:
+            self.mailbox.sync()
+            mailbox.post(message, position)
+        else:
+            mailbox.post(message, position)
+            mailbox.sign(message)
+            self.requests[slot] = self.mailbox.put(message, self.server, self.ring_offset + slot * self.slot_bytes)
+        self.bytes += message.nbytes
+
+    def _acknowledge(self) -> bool:
+        """Take note of what the server has published as applied; that also frees its slots."""
+        if self.reading is None or not self.reading.Test():
+            return False
+        self.reading = None
+        news = int(self.line[0]) - self.applied
+        self.applied += news
+        for _ in range(news):
+            self.sent.popleft().settled()
+        if self.line[2] != self.asked:
+            self.asked = int(self.line[2])
+            self._send_again(int(self.line[1]))
+        return news > 0
+
+    def _send_again(self, position: int) -> None:
+        """The server has had this message in part for too long."""
+        if position > self.applied:
+            self.resent += 1
+            self._send((position - 1) % self.slots, position)

@@ -1,0 +1,65 @@
+"""A parameter server: pushes through its mailbox and its apply kernels against `a += b`, pulls, and its idle CPU."""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from _jobs import LAUNCH, ROOT
+from _timing import interleaved
+
+from adam_mpi.server import apply
+from adam_mpi.server.mailbox import message_words
+from adam_mpi.server.shelves import MOST_BATCHES
+
+SIZE, MESSAGES, SECONDS = 32 * 262_144, 8, 6.0
+PROGRAM = Path(__file__).with_name("_server_mail.py")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[dict]:
+    mail = _mailbox()
+    yield line("mailbox_apply_vs_add", mail["apply"] / mail["add"], 0.6)
+    yield line("pull_vs_copy", mail["pull"] / mail["copy"], 0.5)
+    yield from _kernels()
+    yield line("idle_server", mail["idle"], 0.05, "of a core") | {"most": True}
+
+
+def line(name: str, value: float, target: float, unit: str = "x") -> dict:
+    return {"name": name, "value": round(value, 3), "unit": unit, "target": target}
+
+
+def _mailbox() -> dict[str, float]:
+    """GB/s of one pusher and one server as two ranks of a job, and the server's rest."""
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert mpirun, "no mpirun beside this Python or on PATH"
+    command = ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpirun, "2", sys.executable, PROGRAM]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=300)
+    return json.loads(done.stdout)
+
+
+def _kernels() -> Iterator[dict]:
+    """Pushed bytes per second of the kernel on one message and on eight at once, against `a += b`."""
+    weights, state, plain = np.zeros(SIZE, np.float32), np.zeros(1, np.float32), np.zeros(SIZE, np.float32)
+    # As in a ring: messages are a little more than their values apart.
+    apart, one = SIZE + message_words(0, MOST_BATCHES), np.float32(1)
+    mail, starts = np.ones(MESSAGES * apart, np.float32), apart * np.arange(MESSAGES)
+    scales = np.full(MESSAGES, 1e-3, np.float32)
+
+    def fold(count: int) -> None:
+        apply.additive(weights, state, mail, starts[:count], scales[:count], one, one, one)
+
+    times = interleaved(
+        {
+            "add": lambda: np.add(plain, mail[:SIZE], out=plain),
+            "single": lambda: fold(1),
+            "eight": lambda: fold(MESSAGES),
+        },
+        SECONDS,
+    )
+    yield line("apply_kernel_vs_add", times["add"].wall / times["single"].wall, 0.8)
+    yield line("fold_of_8_vs_1", MESSAGES * times["single"].wall / times["eight"].wall, 1.8)

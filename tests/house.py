@@ -1,0 +1,85 @@
+"""A server and a pusher in one process: the real windows, mailbox and clients, on a world of one rank."""
+
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.windows import WINDOWS
+from adam_mpi.cluster.world import World
+from adam_mpi.config import Config
+from adam_mpi.model.parameters import Tensor
+from adam_mpi.server import shelves
+from adam_mpi.server.protocol import choose
+from adam_mpi.server.published import Published
+from adam_mpi.server.serving import Server
+from adam_mpi.worker.contribution import Contribution, Done
+from adam_mpi.worker.pull import PullClient
+from adam_mpi.worker.push import PushClient
+
+
+def additive(shard=128, transport="rma", codec="none"):
+    """Pushes are added as they are."""
+    config = Config()
+    config.optimiser.where, config.push.codec = "worker", codec
+    config.server.shard, config.cluster.transport, config.server.torn_seconds = shard, transport, 0.1
+    return config
+
+
+class House:
+    def __init__(self, config, size):
+        self.world = world = World(MPI.COMM_SELF, config, lambda hosts, _: _alone(hosts[0]))
+        layer = Tensor("dense1/weight", "dense1", (size,), 0, size)
+        self.shelves = shelves.plan([layer], {0: world.hosts[0]}, (0,), config)
+        kind = WINDOWS[config.cluster.transport]
+        self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes)
+        self.window = kind.to_read(world.comm, world.node, self.shelves.published_bytes(0))
+        published = Published(self.shelves, 0, self.window.memory)
+        self.server = Server(
+            world, self.shelves, published, self.mail, self.window, Post(world.control), Path(), 1000, 0
+        )
+        self.server.start({"weights": np.zeros(size, np.float32)})
+        self.pushes = PushClient(world, self.shelves, choose(self.shelves, config, 1, 1), self.mail, self.window)
+        self.pulls = PullClient(world, self.shelves, self.window)
+        self.lane = self.pushes.lanes[0]
+        self.size = size
+
+    @property
+    def weights(self):
+        return np.concatenate([self.server.published.weights[shard.index] for shard in self.shelves.shards])
+
+    @property
+    def counts(self):
+        return self.server.counts + self.server.inbox.counts
+
+    def contribution(self, values, images=1):
+        done = [Done(0, 0, 0, images, 0.0, 0)]
+        return Contribution(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
+
+    def push(self, values):
+        self.pushes.push(self.contribution(values))
+        self.settle()
+
+    def settle(self):
+        """Until everything pushed has been dealt with."""
+        self.world.wait(self._moved, "pushes to be applied", 20)
+
+    def pull(self):
+        self.pulls.start()
+        self.world.wait(lambda: bool(self.server.step() or True) and self.pulls.step(), "a pull", 20)
+        return self.pulls.arrived
+
+    def free(self):
+        self.mail.free()
+        self.window.free()
+
+    def _moved(self):
+        self.server.step()
+        self.pushes.step()
+        return not (self.lane.waiting or self.lane.sent)
+
+
+def _alone(host):
+    return Layout((Place(0, host, ("data", "worker", "server"), 0, 0),), 1)

@@ -1,0 +1,117 @@
+"""Apply kernels against the textbook rules in float64."""
+
+import numpy as np
+import pytest
+
+from adam_mpi.server import apply
+
+SIZES = [1, 7, 2049, apply.BLOCK - 1, apply.BLOCK, apply.BLOCK + 1, 10_001]
+RATE, KEEP, DECAY = np.float32(0.1), np.float32(0.9), np.float32(0.01)
+
+
+def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP), decay=float(DECAY)):
+    """(weights, state) after one step of a rule on a gradient."""
+    if kind == "additive":
+        return weights + gradient, state
+    gradient = gradient + decay * weights
+    if kind == "adagrad":
+        state = state + gradient**2
+        return weights - rate * gradient / (np.sqrt(state) + 1e-8), state
+    state = keep * state + gradient
+    if kind == "nesterov":
+        return weights - rate * (gradient + keep * state), state
+    return weights - rate * state, state
+
+
+def messages(count, size, seed=0):
+    """Gradients, in memory with gaps between them and in no order, and the place of each."""
+    random = np.random.default_rng(seed)
+    mail = np.full(count * (size + 5), np.nan, np.float32)
+    starts = random.permutation(count) * (size + 5) + 2
+    for start in starts:
+        mail[start : start + size] = random.standard_normal(size)
+    return mail, starts
+
+
+def begin(size, seed=9):
+    random = np.random.default_rng(seed)
+    return random.standard_normal(size).astype(np.float32), random.random(size).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("kind", apply.KERNELS)
+def test_kernels_follow_the_rule(kind, count, size):
+    weights, state = begin(size)
+    wanted = weights.astype(float), state.astype(float)
+    scales = np.linspace(0.25, 1, count).astype(np.float32)
+    for step in range(3):
+        mail, starts = messages(count, size, step)
+        total = sum(
+            float(scale) * mail[start : start + size].astype(float) for start, scale in zip(starts, scales, strict=True)
+        )
+        wanted = textbook(kind, *wanted, total)
+        apply.KERNELS[kind](weights, state, mail, starts, scales, RATE, KEEP, DECAY)
+    assert np.allclose(weights, wanted[0], rtol=1e-5, atol=1e-5)
+    assert np.allclose(state, wanted[1], rtol=1e-5, atol=1e-5)
+
+
+def test_momentum_zero_is_plain_descent():
+    weights, state = begin(100)
+    mail, starts = messages(1, 100)
+    wanted = weights - RATE * mail[starts[0] : starts[0] + 100]
+    apply.momentum(weights, state, mail, starts, np.ones(1, np.float32), RATE, np.float32(0), np.float32(0))
+    assert np.allclose(weights, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", apply.KERNELS)
+def test_eight_folded_are_one_step_on_their_sum(kind):
+    size, ones = 5000, np.ones(8, np.float32)
+    mail, starts = messages(8, size)
+    total = sum(mail[start : start + size].astype(float) for start in starts).astype(np.float32)
+    folded, single = begin(size), begin(size)
+    apply.KERNELS[kind](*folded, mail, starts, ones, RATE, KEEP, DECAY)
+    apply.KERNELS[kind](*single, total, np.zeros(1, np.int64), ones[:1], RATE, KEEP, DECAY)
+    assert np.allclose(folded[0], single[0], atol=1e-5) and np.allclose(folded[1], single[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_order_of_messages_is_the_order_of_the_sum():
+    """Synchronous training rests on it: equal orders give equal bits."""
+    mail, starts = messages(3, 3000)
+    results = []
+    for _ in range(2):
+        weights, state = begin(3000)
+        apply.momentum(weights, state, mail, starts, np.ones(3, np.float32), RATE, KEEP, DECAY)
+        results.append(weights)
+    assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("kind", apply.SPARSE_KERNELS)
+def test_sparse_kernels_touch_what_is_named_and_nothing_else(kind):
+    weights, state = begin(1000)
+    indices, values = np.array([3, 999, 0, 500]), np.array([1, -2, 0.5, 3], np.float32)
+    before = weights.copy(), state.copy()
+    wanted = textbook(kind, *(a[indices].astype(float) for a in before), values.astype(float), keep=0.0, decay=0.0)
+    apply.SPARSE_KERNELS[kind](weights, state, indices, values, RATE)
+    assert np.allclose(weights[indices], wanted[0], atol=1e-6)
+    if kind == "adagrad":
+        assert np.allclose(state[indices], wanted[1], atol=1e-6)
+    others = np.delete(np.arange(1000), indices)
+    assert np.array_equal(weights[others], before[0][others]) and np.array_equal(state[others], before[1][others])
+
+
+def test_an_index_named_twice_is_added_twice():
+    weights = np.zeros(4, np.float32)
+    apply.sparse_additive(weights, weights, np.array([2, 2]), np.array([1, 3], np.float32), RATE)
+    assert weights.tolist() == [0, 0, 4, 0]
+
+
+def test_add_and_average():
+    total, values = begin(777)
+    wanted = total + 0.5 * values
+    apply.add(total, values, np.float32(0.5))
+    assert np.allclose(total, wanted, atol=1e-6)
+    mean, weights = begin(777)
+    wanted = 0.9 * mean + 0.1 * weights
+    apply.average(mean, weights, np.float32(0.1))
+    assert np.allclose(mean, wanted, atol=1e-6)

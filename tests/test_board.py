@@ -1,0 +1,61 @@
+"""The board: figures of the whole job from the last word of every rank."""
+
+from adam_mpi.data.course import Phase
+from adam_mpi.observe.board import Board
+
+
+def worker(sent=0, waited=0.0, **more):
+    pushes = {"sent": sent, "acknowledged": sent, "bytes": 100 * sent}
+    return {"role": "worker", "pushes": pushes, "pulls": {"count": 1, "bytes": 8}, "clock_wait": waited} | more
+
+
+def server(applied=0, shards=1, leads=None, **more):
+    word = {"role": "server", "applied": applied, "duplicates": 0, "refused": 0, "shards": shards, "leads": leads or {}}
+    return word | more
+
+
+def data(phase, finished, loss=0.0, correct=0, done=False):
+    word = {"role": "data", "phase": phase, "finished": finished, "loss": loss, "correct": correct, "done": done}
+    return word | {"skipped": 0}
+
+
+def test_a_last_word_stays_the_last_when_a_periodic_one_follows():
+    board = Board()
+    board.hear(2, worker(sent=5, final=True))
+    board.hear(2, worker(sent=6))
+    board.hear(3, worker(sent=1))
+    assert board.finals("worker") == 1 and board.pushes()["sent"] == 7
+
+
+def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
+    board = Board()
+    for rank, word in enumerate([server(applied=9), server(applied=7), server(applied=0, shards=0)]):
+        board.hear(rank, word)
+    board.hear(3, worker(sent=9, waited=0.5))
+    board.hear(4, worker(sent=1, waited=0.25))
+    assert board.pushes() == {
+        "sent": 10, "acknowledged": 10, "applied": 7, "duplicates": 0, "refused": 0, "bytes": 1000,
+    }  # fmt: skip
+    assert board.pulls() == {"count": 2, "bytes": 16} and board.clock_wait() == 0.75
+
+
+def test_figures_count_only_the_phase_they_are_of():
+    board = Board()
+    board.hear(0, data(phase=3, finished=30, loss=15.0, correct=20, done=True))
+    board.hear(1, data(phase=2, finished=99, loss=99.0, correct=99, done=True))
+    figures = board.figures(Phase(3, "train", 2), seconds=2.0)
+    assert (figures["images"], figures["images_per_second"]) == (30, 15.0)
+    assert (figures["loss"], figures["accuracy"]) == (0.5, 20 / 30)
+
+
+def test_histograms_of_all_servers_are_one():
+    board = Board()
+    board.hear(0, server(leads={"0": 3, "10": 1}))
+    board.hear(1, server(leads={"0": 1, "2": 1}))
+    assert board.distribution("leads") == {"max": 10, "mean": 2.0, "histogram": {"0": 4, "2": 1, "10": 1}}
+
+
+def test_a_board_that_has_heard_nothing_has_figures_too():
+    board = Board()
+    assert board.figures(Phase(0, "train", 1), 0.0)["loss"] == 0 and board.pushes()["applied"] == 0
+    assert board.distribution("leads") == {"max": 0, "mean": 0.0, "histogram": {}}

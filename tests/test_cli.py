@@ -1,0 +1,113 @@
+"""The command line: mistakes are one line and exit code 2, whoever notices them; what needs no MPI works without."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launch import ROOT, given
+
+from adam_mpi import config
+from adam_mpi.cli import main
+
+
+def refused(job):
+    """The one line that an mpirun with a mistake said."""
+    told = re.findall(r"^adam_mpi: .*", job.stderr, re.M)
+    assert job.returncode == 2 and len(told) == 1 and "Traceback" not in job.stderr + job.stdout, job.said()
+    assert job.seconds < 20 and job.left_over() == []
+    return told[0].removeprefix("adam_mpi: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (given("train.epoch=3"), "--set: unknown key train.epoch; did you mean train.epochs?"),
+        (given("train.epochs=many"), "--set: train.epochs = 'many': expected a whole number"),
+        (given("layout.servers=3"), "layout.data = 1 and layout.servers = 3 leave no worker"),
+        (given("data.set=mnits"), "data set 'mnits': unknown; allowed are glyphs, mnist, fashion"),
+        (given('model.layers=["relv"]'), "model.layers[0]"),
+        (given('inject.faults=["explode rank=1"]'), "inject.faults[0] = 'explode rank=1': unknown fault"),
+        (["missing.toml"], "config missing.toml: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line_from_one_rank(arguments, said, launch):
+    job = launch(3, "train", *arguments)
+    assert refused(job).startswith(said)
+    assert not job.run.exists()
+
+
+def test_a_run_directory_is_never_overwritten(launch, tmp_path):
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "config.toml").write_text("")
+    said = refused(launch(3, "train", "--run", run))
+    assert said == f"run directory {run} holds a run; add --resume to go on with it, or give another"
+    assert [path.name for path in run.iterdir()] == ["config.toml"]
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+def test_a_mistake_that_only_one_rank_can_see_ends_all(launch, tmp_path):
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for part, count in (("train", 60), ("t10k", 20)):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx(np.zeros((count, 28, 28), np.uint8)))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.zeros(count, np.uint8)))
+    # The header is good, which is all that the first look sees.
+    images = folder / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
+    job = launch(3, "train", *given("data.set=mnist"), environment={"ADAM_MPI_DATA": str(tmp_path / "data")})
+    assert re.match(rf"rank 0, data on \S+: {images}: ", refused(job))
+    assert job.summary["status"] == "failed"
+
+
+def without_mpi(*arguments):
+    """Runs a command in a Python that has no mpi4py."""
+    program = "import sys; sys.modules['mpi4py'] = None; from adam_mpi.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def test_plan_needs_no_mpi():
+    done = without_mpi("plan", "-n", 32, "--hosts", "4x8", *given("layout.servers=4"))
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("32 ranks: 4 data, 24 worker in 24 replicas of 1, 4 server")
+    servers = re.findall(r"rank \d+, server on (host\d)", done.stdout)
+    assert len(servers) == len(set(servers)) == 4
+
+
+def test_plan_says_what_cannot_work():
+    done = without_mpi("plan", "-n", 2, *given("layout.partitions=3"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "adam_mpi: layout.partitions = 3: only 2 ranks; start more or set at most 2\n"
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_help_lists_every_key_with_its_sentence(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    said = capsys.readouterr().out
+    assert all(f"  {key} = " in said and sentence in said for key, _, sentence in config.documentation())
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^    {command} ", said, re.M) for command in ("train", "eval", "plan", "fetch"))
+
+
+def test_fetch_names_what_it_does_not_know(capsys):
+    assert main(["fetch", "imagenet"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("adam_mpi: ") and "imagenet" in said and "mnist" in said and said.count("\n") == 1
+
+
+def test_eval_wants_a_finished_run(tmp_path, capsys):
+    assert main(["eval", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"adam_mpi: {tmp_path}: no weights.h5; give the directory of a finished run\n"

@@ -1,0 +1,110 @@
+"""The configuration: defaults, the file, --set; every mistake is one line that names its key."""
+
+import dataclasses
+import math
+import tomllib
+
+import pytest
+
+from adam_mpi import config
+from adam_mpi.errors import UserError
+
+
+def complaint(path=None, *overrides):
+    with pytest.raises(UserError) as error:
+        config.load(path, overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_defaults_stand():
+    assert config.load() == config.Config() and config.load().asynchronous
+
+
+def test_the_file_goes_over_the_defaults_and_set_over_the_file(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text('[train]\nepochs = 7\nbatch = 16\n[data]\nset = "mnist"\n')
+    loaded = config.load(file, ["train.epochs=9", "optimiser.rate=1"])
+    assert (loaded.train.epochs, loaded.train.batch, loaded.data.set) == (9, 16, "mnist")
+    assert loaded.optimiser.rate == 1.0 and isinstance(loaded.optimiser.rate, float)
+
+
+def test_set_takes_toml_values_and_bare_words():
+    loaded = config.load(
+        None,
+        ["data.set=fashion", 'run.name="a b"', "consistency.staleness=inf", 'layout.place.server=["big-*"]',
+         'inject.faults=["kill rank=1 at=push", "slow rank=2 factor=3"]', "consistency.staleness=2"],
+    )  # fmt: skip
+    assert (loaded.data.set, loaded.run.name, loaded.consistency.staleness) == ("fashion", "a b", 2.0)
+    assert loaded.layout.place == {"server": ["big-*"]} and len(loaded.inject.faults) == 2
+    assert not loaded.asynchronous
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.epoch=3", "--set: unknown key train.epoch; did you mean train.epochs?"),
+        ("trian.epochs=3", "--set: unknown key trian; did you mean train?"),
+        ("train.zzz=3", "--set: unknown key train.zzz; allowed: batch, epochs, patience, target"),
+        ("train.epochs=many", "--set: train.epochs = 'many': expected a whole number"),
+        ("train.epochs=2.5", "--set: train.epochs = 2.5: expected a whole number"),
+        ("train.epochs=true", "--set: train.epochs = True: expected a whole number"),
+        ("optimiser.rate=fast", "--set: optimiser.rate = 'fast': expected a number"),
+        ("data.set=3", "--set: data.set = 3: expected a string"),
+        ("inject.faults=kill", "--set: inject.faults = 'kill': expected a list"),
+        ("inject.faults=[1]", "--set: inject.faults = [1]: expected a list"),
+        ("layout.place=here", "--set: layout.place = 'here': expected a table"),
+        ("train.batch=0", "--set: train.batch = 0: must be at least 1"),
+        ("optimiser.rate=nan", "--set: optimiser.rate = nan: must be at least 0"),
+        ("data.validation=0.9", "--set: data.validation = 0.9: must be between 0 and 0.5"),
+        ("optimiser.schedule=linear", "--set: optimiser.schedule = 'linear': must be one of constant, step, cosine"),
+        ("consistency.staleness=1.5", "consistency.staleness = 1.5: must be a whole number or inf"),
+        ("layout.place.cook=['h']", "layout.place.cook: unknown role; allowed: data, worker, server"),
+        ("layout.place.server=h", "layout.place.server = 'h': expected a list of host patterns"),
+        ("train.epochs", "--set train.epochs: expected section.key=value, e.g. --set train.epochs=3"),
+        ("epochs=3", "--set epochs=3: expected section.key=value, e.g. --set train.epochs=3"),
+        ("train.batch.size=3", "--set: train.batch = {'size': 3}: expected a whole number"),
+    ],
+)
+def test_mistakes_are_named(override, said):
+    assert complaint(None, override) == said
+
+
+def test_a_section_given_as_a_value_is_named(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text("train = 3\n")
+    assert complaint(file).startswith(f"{file}: train = 3: a section")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    missing, broken, binary = tmp_path / "missing.toml", tmp_path / "broken.toml", tmp_path / "binary.toml"
+    broken.write_text("[train\n")
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert complaint(missing) == f"config {missing}: No such file or directory; give the path of a TOML file"
+    assert complaint(broken).startswith(f"config {broken}: not TOML: ")
+    assert complaint(binary).startswith(f"config {binary}: not TOML: ")
+    assert complaint(tmp_path).startswith(f"config {tmp_path}: Is a directory")
+
+
+def _keys(prefix, section):
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _keys(f"{prefix}{field.name}.", value)
+        else:
+            yield prefix + field.name
+
+
+def test_every_field_has_a_sentence():
+    documented = {key: sentence for key, _, sentence in config.documentation()}
+    assert list(documented) == list(_keys("", config.Config()))
+    assert all(sentence.endswith(".") and "\n" not in sentence for sentence in documented.values())
+
+
+def test_what_is_written_reads_back_the_same(tmp_path):
+    overrides = ["consistency.staleness=3", "run.name=x", "layout.place.data=['a', 'b']", "data.validation=0.1"]
+    for given in ([], overrides):
+        file = tmp_path / "config.toml"
+        file.write_text(config.to_toml(config.load(None, given)))
+        assert config.load(file) == config.load(None, given)
+    assert math.isinf(tomllib.loads(config.to_toml(config.Config()))["consistency"]["staleness"])

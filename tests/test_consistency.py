@@ -1,0 +1,129 @@
+"""Whole jobs: codecs, the three kinds of consistency, layouts and transports, with every push counted.
+
+The MPIs take turns, so that both see some of it and nothing is run twice.
+"""
+
+from itertools import cycle, product
+
+import numpy as np
+import pytest
+from launch import available, start
+
+from adam_mpi.config import LAYERS
+from adam_mpi.data.glyphs import SIDE
+from adam_mpi.model import layers, parameters
+from adam_mpi.server import store
+
+TENSORS = parameters.tensors(layers.infer(layers.parse(LAYERS), (1, SIDE, SIDE), 10))
+TURNS = cycle(range(2))
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Runs a training job with so many replicas and servers and some settings to its end."""
+    jobs = []
+
+    def call(replicas, servers, *settings, timeout=250):
+        mpi = available()[next(TURNS) % len(available())]
+        wanted = [f"layout.servers={servers}", "layout.data=1", "worker.threads=1", *settings]
+        words = [word for setting in wanted for word in ("--set", setting)]
+        folder = tmp_path_factory.mktemp("job")
+        jobs.append(start(mpi, 1 + replicas + servers, "train", *words, folder=folder))
+        job = jobs[-1].wait(timeout)
+        assert job.returncode == 0 and job.summary["status"] == "done", job.said()
+        return job
+
+    yield call
+    for job in jobs:
+        job.end()
+
+
+def weights(job):
+    return store.read_weights(job.run / "weights.h5", TENSORS)
+
+
+def check_counts(job):
+    """Every push was dealt with once by every server."""
+    pushes = job.summary["pushes"]
+    assert pushes["sent"] == pushes["acknowledged"] == pushes["applied"] > 0
+    assert pushes["duplicates"] == pushes["refused"] == 0
+
+
+# Few images, and shards so small that three servers have at least eight each.
+SMALL = ["data.images=640", "data.validation=0.0", "train.epochs=1", "server.shard=8192"]
+
+
+def small(train, replicas, servers, staleness, *settings):
+    job = train(replicas, servers, *SMALL, f"consistency.staleness={staleness}", *settings)
+    check_counts(job)
+    return job
+
+
+CODECS = {"float16": 1.9, "bfloat16": 1.9, "onebit": 25, "topk": 25}
+# Synchronous: nothing is left to chance, so a comparison of accuracies means something.
+WHOLE = ["push.protocol=delta", "train.epochs=2", "train.batch=64", "optimiser.rate=0.06", "consistency.staleness=0"]
+
+
+@pytest.fixture(scope="module")
+def uncompressed(train):
+    return train(2, 1, *WHOLE)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("codec", CODECS)
+def test_codecs_train_as_well_with_fewer_bytes(codec, train, uncompressed):
+    job = train(2, 1, *WHOLE, f"push.codec={codec}")
+    check_counts(job)
+    assert uncompressed.summary["test_accuracy"] > 0.98
+    assert job.summary["test_accuracy"] >= uncompressed.summary["test_accuracy"] - 0.005
+    assert CODECS[codec] * job.summary["pushes"]["bytes"] <= uncompressed.summary["pushes"]["bytes"]
+
+
+COMBINATIONS = list(product((1, 2, 3), (1, 2, 3), ("0", "2", "inf")))
+QUICK = [(1, 1, "inf"), (2, 3, "2"), (3, 2, "0"), (3, 3, "inf")]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "servers", "staleness"),
+    [c if c in QUICK else pytest.param(*c, marks=pytest.mark.full) for c in COMBINATIONS],
+)
+def test_every_layout_keeps_its_promise(replicas, servers, staleness, train):
+    job = small(train, replicas, servers, staleness)
+    assert job.summary["staleness"]["max"] <= float(staleness)
+    if staleness != "inf":
+        assert job.summary["pushes"]["sent"] == 20 * replicas
+
+
+def test_synchronous_training_gives_equal_bits_and_the_numbers_of_one_replica(train):
+    first, again, single = (small(train, *layout, "0") for layout in ((2, 2), (2, 2), (1, 1)))
+    assert np.array_equal(weights(first), weights(again))
+    assert np.abs(weights(first) - weights(single)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("staleness", "least", "most"),
+    [pytest.param("0", 0, 0, marks=pytest.mark.full), ("2", 2, 2), ("inf", 5, 1000)],
+)
+def test_a_slow_replica_holds_the_others_back_as_far_as_wanted(staleness, least, most, train):
+    job = small(train, 2, 1, staleness, 'inject.faults=["slow rank=3 factor=5"]', "data.images=1600")
+    assert least <= job.summary["staleness"]["max"] <= most
+    assert (job.summary["staleness"]["clock_wait"] > 0.05) == (staleness != "inf")
+
+
+@pytest.mark.parametrize(
+    ("transport", "staleness"),
+    [
+        ("rma", "inf"),
+        ("send", "1"),
+        pytest.param("rma", "1", marks=pytest.mark.full),
+        pytest.param("send", "inf", marks=pytest.mark.full),
+    ],
+)
+def test_other_transports_train_too(transport, staleness, train):
+    small(train, 2, 2, staleness, f"cluster.transport={transport}")
+
+
+def test_weights_pulled_in_half_the_bytes(train):
+    whole, half = (small(train, 1, 2, "0", f"pull.codec={codec}") for codec in ("none", "bfloat16"))
+    assert half.summary["pulls"]["bytes"] < 0.6 * whole.summary["pulls"]["bytes"]
+    assert np.abs(weights(whole) - weights(half)).max() < 0.02

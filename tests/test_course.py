@@ -1,0 +1,52 @@
+"""The phases of a job: train, validate, again or stop, test once."""
+
+from adam_mpi.config import Train
+from adam_mpi.data.course import Course
+
+
+def walk(train, validates=True, accuracies=(), epochs_done=0):
+    """Part and epoch of every phase, with these validation accuracies in turn, and why training stopped."""
+    course, given, seen = Course(train, validates, epochs_done), iter(accuracies), []
+    while (phase := course.phase) is not None:
+        assert phase.number == len(seen)
+        seen.append(f"{phase.part} {phase.epoch}")
+        course.advance(next(given, 0.5) if phase.part == "validation" else 0.99)
+    return seen, course.reason
+
+
+def test_each_epoch_is_validated_and_the_end_is_tested_once():
+    phases = ["train 1", "validation 1", "train 2", "validation 2", "test 2"]
+    assert walk(Train(epochs=2)) == (phases, "epochs")
+
+
+def test_without_a_validation_part():
+    assert walk(Train(epochs=2), validates=False) == (["train 1", "train 2", "test 2"], "epochs")
+
+
+def test_without_epochs_it_only_tests():
+    assert walk(Train(epochs=0)) == (["test 0"], "epochs")
+
+
+def test_a_target_stops():
+    phases, reason = walk(Train(epochs=9, target=0.9), accuracies=(0.8, 0.9, 0.95))
+    assert (phases[-2:], reason) == (["validation 2", "test 2"], "target")
+
+
+def test_patience_counts_from_the_best_epoch():
+    phases, reason = walk(Train(epochs=9, patience=2), accuracies=(0.8, 0.7, 0.85, 0.85, 0.84, 0.99))
+    assert (phases[-1], reason) == ("test 5", "patience")
+
+
+def test_without_patience_and_target_nothing_stops_early():
+    assert walk(Train(epochs=5), accuracies=(0.9, 0.1, 0.1, 0.1, 1.0))[0][-1] == "test 5"
+
+
+def test_a_resumed_job_goes_on_after_the_epochs_done():
+    assert walk(Train(epochs=3), epochs_done=2)[0] == ["train 3", "validation 3", "test 3"]
+    assert walk(Train(epochs=3), epochs_done=3)[0] == ["test 3"]
+    assert walk(Train(epochs=3), epochs_done=5)[0] == ["test 5"]
+
+
+def test_patience_of_a_resumed_job_counts_from_where_it_goes_on():
+    phases, reason = walk(Train(epochs=9, patience=1), accuracies=(0.5, 0.5), epochs_done=4)
+    assert (phases[-1], reason) == ("test 6", "patience")

@@ -1,0 +1,212 @@
+"""What a server refuses, asks for again, and never allocates: one server and one pusher in one process."""
+
+import tracemalloc
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from house import House, additive
+
+from adam_mpi.errors import UserError
+from adam_mpi.server import mailbox
+from adam_mpi.server.codecs import CODECS, NUMBERS
+
+SIZE = 500  # four shards, the last one smaller
+
+
+@pytest.fixture
+def build():
+    """Makes houses and frees their windows in the end."""
+    made = []
+
+    def call(size=SIZE, **settings):
+        made.append(House(additive(**settings), size))
+        return made[-1]
+
+    yield call
+    for house in made:
+        house.free()
+
+
+@dataclass
+class Forged:
+    """A letter of 100 ones for the first parameters of shard 1, with any field of its header changed."""
+
+    fields: dict
+    words: np.ndarray = field(default_factory=lambda: np.ones(100, np.float32).view(np.uint32))
+    answered: bool = False
+
+    def write(self, body):
+        header = np.zeros((), mailbox.HEADER)
+        body[: self.words.size] = self.words
+        plain = {"shard": 1, "kind": mailbox.DELTA, "values": 100, "words": self.words.size, "finite": 1, "last": 1}
+        for name, value in (plain | self.fields).items():
+            header[name] = value
+        return header
+
+    def batches(self):
+        return np.zeros(0, np.int64)
+
+    def settled(self):
+        self.answered = True
+
+
+def pairs(indices):
+    return np.concatenate([np.array(indices, np.uint32), np.ones(len(indices), np.float32).view(np.uint32)])
+
+
+WRONG = {
+    "generation": (Forged({"generation": 3}), "generation 3, now is 0"),
+    "unknown shard": (Forged({"shard": 99}), "shard 99 is not held here"),
+    "negative shard": (Forged({"shard": -1}), "shard -1 is not held here"),
+    "more values than the shard": (Forged({"values": 129, "words": 129}), "129 values from 0 of shard 1 with 128"),
+    "beyond the end": (Forged({"first": 29}), "100 values from 29 of shard 1"),
+    "before the start": (Forged({"first": -1}), "values from -1"),
+    "no values": (Forged({"values": 0, "words": 0}), "0 values"),
+    "words for other values": (Forged({"values": 99}), "100 words for 99 values"),
+    "kind": (Forged({"kind": 77}), "kind 77"),
+    "codec": (Forged({"codec": 50}), "codec 50"),
+    "negative codec": (Forged({"codec": -1}), "codec -1"),
+    "index": (Forged({"kind": mailbox.SPARSE, "values": 2}, pairs([1, 128])), "an index beyond the 128 parameters"),
+    "top index": (
+        Forged({"codec": NUMBERS["topk"], "values": 100}, pairs([7, 100])), "an index beyond the 100 parameters",
+    ),
+    "NaN": (Forged({"finite": 0}), "NaN or infinity for shard 1 (dense1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_push_is_refused_and_named(name, build, caplog):
+    house, (letter, words) = build(), WRONG[name]
+    house.push(2.0)
+    # More often than there are slots: each must be freed.
+    for number in range(house.shelves.slots + 1):
+        letter.answered, letter.fields["sequence"] = False, 10 + number
+        house.lane.waiting.append(letter)
+        house.settle()
+        assert letter.answered
+    assert np.array_equal(house.weights, np.full(SIZE, 2.0))
+    assert house.counts["refused"] == house.shelves.slots + 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == house.shelves.slots + 1
+    assert said[0].startswith("push 10 of rank 0, data+worker+server") and words in said[0]
+
+
+def test_a_good_push_after_a_wrong_one_is_applied(build):
+    house = build()
+    house.lane.waiting.append(Forged({"shard": 99}))
+    house.push(1.0)
+    house.push(1.0)
+    assert np.array_equal(house.weights, np.full(SIZE, 2.0))
+
+
+def test_a_push_sent_again_is_dropped(build, caplog):
+    house = build()
+    for sequence in (1, 2, 2, 1, 3):
+        house.lane.waiting.append(Forged({"sequence": sequence}))
+    house.settle()
+    assert house.weights[128:228].tolist() == [3.0] * 100 and house.weights.sum() == 300
+    assert house.counts["duplicates"] == 2 and house.counts["refused"] == 0
+    assert "it has come before" in caplog.text
+
+
+def test_a_nan_ends_the_job_where_that_is_wanted(build):
+    house = build()
+    house.world.config.server.on_nan = "stop"
+    values = np.ones(SIZE, np.float32)
+    values[200] = np.nan
+    with pytest.raises(UserError, match=r"push 1 of rank 0.*NaN or infinity for shard 1 \(dense1\).*on_nan = stop"):
+        house.push(values)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_nan_costs_its_own_shard_of_one_push_only(codec, build):
+    """With error feedback it must not live on in the residual either."""
+    house = build(codec=codec)
+    values = np.ones(SIZE, np.float32)
+    values[200] = np.nan
+    house.push(values)
+    assert house.counts["refused"] == 1
+    assert not house.weights[128:256].any() and house.weights[:128].any()
+    house.push(1.0)
+    assert house.counts["refused"] == 1 and np.isfinite(house.weights).all()
+    assert house.weights[128:256].any()
+
+
+@pytest.mark.parametrize("word", [8, mailbox.HEADER_WORDS, mailbox.HEADER_WORDS + 50])
+def test_a_torn_message_is_asked_for_again_and_applied_once(word, build, caplog):
+    house = build()
+    house.pushes.push(house.contribution(1.0))
+    house.pushes.step()
+    house.world.wait(lambda: all(request is None or request.Test() for request in house.lane.requests), "puts", 20)
+    house.mail.sync()
+    # The first message of the ring loses a word on its way.
+    house.mail.memory.view(np.uint32)[word] ^= np.uint32(0x10)
+    house.settle()
+    assert np.array_equal(house.weights, np.ones(SIZE))
+    assert house.counts["torn"] == 1 and house.lane.resent == 1
+    assert house.counts["duplicates"] == house.counts["refused"] == 0
+    assert "message 1 of rank 0" in caplog.text and "stays torn; asked for it again" in caplog.text
+
+
+def test_a_message_that_is_torn_again_is_asked_for_again(build):
+    house = build()
+    house.pushes.push(house.contribution(1.0))
+    house.pushes.step()
+    for times in (1, 2, 3):
+        house.world.wait(lambda: all(request is None or request.Test() for request in house.lane.requests), "puts", 20)
+        house.mail.sync()
+        house.mail.memory.view(np.uint32)[60] ^= np.uint32(0x10)
+        house.world.wait(lambda times=times: sent_again(house, times), "it to be sent again", 20)
+    house.settle()
+    assert np.array_equal(house.weights, np.ones(SIZE)) and house.counts["torn"] == 3
+
+
+def sent_again(house, times):
+    """One step at a time, so that the server does not take the message before the test has torn it."""
+    if house.counts["torn"] < times:
+        house.server.step()
+    house.pushes.step()
+    return house.lane.resent == times
+
+
+@pytest.mark.parametrize("transport", ["shared", "rma", "send"])
+@pytest.mark.parametrize("codec", ["none", "onebit"])
+def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
+    """Neither at the pusher nor at the server: shards of 1 MB, less than 64 KB of Python's own."""
+    house = build(size=2 * 262_144, shard=262_144, codec=codec, transport=transport)
+    contribution = house.contribution(1.0)
+
+    def push():
+        house.pushes.push(contribution)
+        house.settle()
+
+    for _ in range(3):
+        push()
+    buffers, grown = house.server.stepper.pool.allocated, []
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            push()
+            grown.append(tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    assert max(grown) < 64 << 10
+    assert house.server.stepper.pool.allocated == buffers == (2 if codec == "onebit" else 0)
+
+
+def test_a_pull_allocates_nothing_after_warm_up(build):
+    house = build(size=2 * 262_144, shard=262_144)
+    house.push(1.0)
+    house.pull()
+    tracemalloc.start()
+    try:
+        house.push(1.0)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        assert house.pull()[0] == 2
+        assert tracemalloc.get_traced_memory()[1] - before < 64 << 10
+    finally:
+        tracemalloc.stop()

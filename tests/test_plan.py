@@ -1,0 +1,56 @@
+"""The plan: who does what, and how much, for any number of ranks and without MPI."""
+
+import re
+
+import pytest
+
+from adam_mpi import config
+from adam_mpi.errors import UserError
+from adam_mpi.plan import amount, plan
+
+
+def planned(ranks, hosts=None, *overrides):
+    return plan(config.load(None, overrides), ranks, hosts)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 64, 1000])
+def test_it_says_all_for_any_number_of_ranks(ranks):
+    text = planned(ranks)
+    head = re.match(r"(\d+) ranks: (\d+) data, (\d+) worker in (\d+) replicas of 1, (\d+) server\n", text)
+    total, data, workers, replicas, servers = map(int, head.groups())
+    assert total == ranks and workers == replicas >= 1 and data >= 1 and servers >= 1
+    assert len(re.findall(r"^  rank \d+, .* on localhost$", text, re.M)) == min(ranks, 40)
+    assert "lost servers survived" in text and "memory per rank:" in text
+    assert re.search(r"^a push: [\d.]+ \w?B;  a pull: [\d.]+ \w?B$", text, re.M)
+
+
+def test_layers_and_parameters_add_up():
+    text = planned(4)
+    rows = dict(re.findall(r"^(\w+) +(?:\S+x\S+ +|\d+ +)?([\d,]+) +[\d,]+$", text, re.M))
+    numbers = {name: int(count.replace(",", "")) for name, count in rows.items()}
+    assert numbers.pop("total") == sum(numbers.values()) == 298_090
+    assert numbers["conv1"] == 10 * (5 * 5 + 1) and numbers["dense1"] == 400 * (20 * 4 * 4 + 1)
+    held = re.findall(r"server rank \d+: \d+ shards, ([\d,]+) parameters", text)
+    assert sum(int(count.replace(",", "")) for count in held) == 298_090
+
+
+def test_roles_are_spread_over_hosts():
+    text = planned(12, "3x4", "layout.servers=3", "layout.data=3")
+    for role in ("data", "server"):
+        assert len(set(re.findall(rf"rank \d+, {role} on (host\d)", text))) == 3
+
+
+@pytest.mark.parametrize("hosts", ["4", "x4", "2x", "axb", "2x3", "-1x9"])
+def test_hosts_that_make_no_sense_are_named(hosts):
+    with pytest.raises(UserError, match=rf"^--hosts {hosts}: expected HOSTSxRANKS with room for 8 ranks"):
+        planned(8, hosts)
+
+
+def test_no_ranks_is_named():
+    with pytest.raises(UserError, match="^-n 0: at least one rank"):
+        planned(0)
+
+
+def test_amounts():
+    said = [amount(size) for size in (0, 999, 1023, 1536 << 10, 3 << 30)]
+    assert said == ["0 B", "999 B", "0.999 KB", "1.5 MB", "3 GB"]

@@ -1,0 +1,58 @@
+"""Control messages, on every rank of a real MPI job of any size."""
+
+import pytest
+from mpi4py import MPI
+
+from adam_mpi import config
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.world import World
+
+pytestmark = pytest.mark.mpi
+SECONDS = 30
+
+
+@pytest.fixture
+def world():
+    world = World(MPI.COMM_WORLD, config.load())
+    yield world
+    world.finish()
+
+
+def test_many_messages_from_everybody_to_everybody_keep_their_order(world):
+    post, count = Post(world.control), 200
+    everybody = range(world.comm.size)
+    for number in range(count):
+        for rank in everybody:
+            post.send({"number": number, "from": world.rank, "to": rank}, rank)
+    heard = {rank: [] for rank in everybody}
+
+    def all_heard():
+        for source, message in post.receive():
+            assert (message["from"], message["to"]) == (source, world.rank)
+            heard[source].append(message["number"])
+        return all(len(numbers) >= count for numbers in heard.values())
+
+    world.wait(all_heard, f"{count} messages of each rank", SECONDS)
+    world.wait(lambda: post.idle, "the own messages to leave", SECONDS)
+    assert all(numbers == list(range(count)) for numbers in heard.values())
+
+
+def test_sizes_mix_and_words_survive(world):
+    post, to = Post(world.control), (world.rank + 1) % world.comm.size
+    messages = [{"text": "ü" * length, "half": 0.5, "none": None} for length in (0, 70_000, 3, 300_000, 1)]
+    for message in messages:
+        post.send(message, to)
+    heard = []
+
+    def all_heard():
+        heard.extend(message for _, message in post.receive())
+        return len(heard) == len(messages)
+
+    world.wait(all_heard, "five messages of the rank before", SECONDS)
+    assert heard == messages
+    world.wait(lambda: post.idle, "the own messages to leave", SECONDS)
+
+
+def test_without_messages_nothing_is_received(world):
+    post = Post(world.control)
+    assert list(post.receive()) == [] and post.idle

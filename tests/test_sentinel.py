@@ -1,0 +1,150 @@
+"""The sentinel: names the rank that died first, is silent about those that said bye, and ends with its ranks."""
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from adam_mpi.cluster import sentinel
+
+
+@pytest.fixture
+def failure_file(tmp_path):
+    (tmp_path / "log").mkdir()
+    return tmp_path / "log" / "failure.txt"
+
+
+class Watched:
+    """A sentinel with ranks whose deaths are the ends of their connections."""
+
+    def __init__(self, failure_file, ranks):
+        self.path = sentinel.start(failure_file, ranks)
+        [self.process] = [child for child in psutil.Process().children() if self.path in child.cmdline()]
+        self.wires = [sentinel.Wire(self.path, f"rank {rank}, worker on h") for rank in range(ranks)]
+
+    def settle(self, seconds=10):
+        """Until it has taken every connection and waits for what happens on them."""
+        limit = time.monotonic() + seconds
+        while self.process.num_fds() < len(self.wires) + 5 or self.process.status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < limit, f"the sentinel did not take its connections in {seconds} s"
+            time.sleep(0.002)
+
+    def die(self, rank):
+        self.wires[rank].socket.close()
+
+    def leave(self, rank):
+        self.wires[rank].bye()
+
+    def ended(self, seconds=10):
+        psutil.wait_procs([self.process], seconds)
+        return not self.process.is_running()
+
+
+@pytest.fixture
+def watch(failure_file):
+    started = []
+
+    def start(ranks):
+        started.append(Watched(failure_file, ranks))
+        return started[-1]
+
+    yield start
+    for watched in started:
+        for rank in range(len(watched.wires)):
+            watched.die(rank)
+        assert watched.ended(), "the sentinel goes on without ranks"
+
+
+def test_it_names_the_first_of_several_deaths(watch, failure_file, capfd):
+    watched = watch(4)
+    watched.settle()
+    for rank in (2, 0, 3, 1):
+        watched.die(rank)
+    assert watched.ended()
+    assert failure_file.read_text() == "rank 2, worker on h died; the job ends\n"
+    assert capfd.readouterr().err == "adam_mpi: rank 2, worker on h died; the job ends\n"
+
+
+def test_it_is_silent_about_ranks_that_said_bye(watch, failure_file, capfd):
+    watched = watch(3)
+    for rank in range(3):
+        watched.leave(rank)
+    assert watched.ended()
+    assert not failure_file.exists() and capfd.readouterr().err == ""
+
+
+def test_an_interruption_is_told_unless_a_death_came_first(watch, failure_file):
+    watched = watch(3)
+    watched.settle()
+    watched.wires[1].bye("interrupted by SIGINT")
+    for rank in (0, 2):
+        watched.die(rank)
+    assert watched.ended()
+    assert failure_file.read_text() == "interrupted by SIGINT\n"
+    assert json.loads((failure_file.parent.parent / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_an_interruption_after_a_death_is_no_news(watch, failure_file):
+    watched = watch(2)
+    watched.settle()
+    watched.die(0)
+    watched.wires[1].bye("interrupted by SIGTERM")
+    assert watched.ended()
+    assert failure_file.read_text().startswith("rank 0,")
+
+
+def test_who_waits_for_the_word_gets_it_when_it_is_whole(failure_file):
+    assert not sentinel.told(failure_file, 0.0)
+    failure_file.touch()
+    assert not sentinel.told(failure_file, 0.02)
+    failure_file.write_text("the cause")
+    assert sentinel.told(failure_file, 0.0)
+
+
+def test_a_death_after_others_left_is_told(watch, failure_file):
+    watched = watch(3)
+    watched.leave(0)
+    watched.die(1)
+    watched.leave(2)
+    assert watched.ended()
+    assert failure_file.read_text().startswith("rank 1,")
+
+
+def test_it_tells_while_other_ranks_go_on(watch, failure_file):
+    watched = watch(2)
+    watched.die(1)
+    limit = time.monotonic() + 10
+    while not failure_file.exists() and time.monotonic() < limit:
+        time.sleep(0.005)
+    assert failure_file.exists(), "the sentinel said nothing in 10 s"
+    assert watched.process.is_running()
+
+
+def test_it_leaves_no_file_behind(watch):
+    watched = watch(1)
+    watched.leave(0)
+    assert watched.ended()
+    assert not Path(watched.path).parent.exists()
+
+
+def test_only_the_first_report_counts(failure_file, capsys):
+    sentinel.report(failure_file, "the cause")
+    sentinel.report(failure_file, "a consequence", "interrupted")
+    assert failure_file.read_text() == "the cause\n"
+    assert capsys.readouterr().err == "adam_mpi: the cause\n"
+
+
+@pytest.mark.parametrize("before", [None, {"status": "running", "epochs": 3}])
+def test_a_report_is_noted_in_the_summary(failure_file, before):
+    summary = failure_file.parent.parent / "summary.json"
+    if before:
+        summary.write_text(json.dumps(before))
+    sentinel.report(failure_file, "by hand", "interrupted")
+    assert json.loads(summary.read_text()) == (before or {}) | {"status": "interrupted", "failure": "by hand"}
+
+
+def test_a_run_directory_that_is_gone_does_not_silence_a_report(tmp_path, capsys):
+    sentinel.report(tmp_path / "gone" / "log" / "failure.txt", "the cause")
+    assert capsys.readouterr().err == "adam_mpi: the cause\n"

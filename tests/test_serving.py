@@ -1,0 +1,242 @@
+"""Data ranks and clients under mpirun, without training: who gets which images, and how often."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from adam_mpi.config import load
+from adam_mpi.data.course import Phase
+
+COUNT, BATCH, SHAPE = 203, 8, (1, 2, 6)
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def path(tmp_path_factory):
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    path = comm.bcast(str(tmp_path_factory.mktemp("set") / "set.npz") if comm.rank == 0 else None)
+    if comm.rank == 0:
+        images = np.arange(COUNT)[:, None, None] + np.arange(12).reshape(2, 6)
+        labels = np.arange(COUNT) % 10
+        train = {"train_images": images.astype(np.uint8), "train_labels": labels}
+        np.savez(path, **train, test_images=images[:20].astype(np.uint8), test_labels=labels[:20])
+    comm.Barrier()
+    return path
+
+
+class Floor:
+    """The first `data` ranks serve, the last `replicas` ranks ask; a rank may do both."""
+
+    def __init__(self, path, data, replicas, *settings, columns=None):
+        from mpi4py import MPI
+
+        from adam_mpi.cluster.layout import Layout, Place
+        from adam_mpi.cluster.post import Post
+        from adam_mpi.cluster.world import World
+        from adam_mpi.data.client import DataClient
+        from adam_mpi.data.serving import DataServer
+        from adam_mpi.data.sets import open_set
+
+        given = [f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", *settings]
+        self.world = world = World(MPI.COMM_WORLD, load(None, given))
+        size = world.comm.size
+        places = []
+        for rank in range(size):
+            replica = rank - (size - replicas)
+            roles = ("data",) * (rank < data) + ("worker",) * (replica >= 0)
+            places.append(Place(rank, "here", roles, *((replica, 0) if replica >= 0 else ())))
+        world.layout = Layout(tuple(places), 1)
+        world.place = places[world.rank]
+        self.post = Post(world.control)
+        roles = world.place.roles
+        self.server = DataServer(world, open_set(world.config.data), self.post) if "data" in roles else None
+        self.client = DataClient(world, SHAPE, columns) if "worker" in roles else None
+        self.taken: list[tuple[int, np.ndarray, np.ndarray]] = []
+
+    def begin(self, phase, done=None):
+        if self.server:
+            self.server.begin(phase, done)
+        if self.client:
+            self.client.next_phase()
+        self.run(lambda: self.client is None or self.client.phase == phase)
+
+    def run(self, ready):
+        """Steps on every rank until all are ready."""
+        finished = self.world.comm.Ibarrier() if ready() else None
+        while finished is None or not finished.Test():
+            if self.server:
+                self.server.step()
+            if self.client:
+                self.client.step()
+            for _ in self.post.receive():
+                pass
+            if finished is None and ready():
+                finished = self.world.comm.Ibarrier()
+
+    def take(self, most=10**9, report=True):
+        """Take and report what arrives; True when nothing more will come."""
+        while self.client and len(self.taken) < most and (found := self.client.take()) is not None:
+            slot, batch = found
+            self.taken.append((batch.number, batch.ids.copy(), batch.pixels.copy()))
+            self.client.release(slot)
+            if report:
+                self.client.report(batch.source, batch.phase, batch.number, batch.ids.size, 1.0, 1)
+        return self.client is None or self.client.drained or len(self.taken) >= most
+
+    def all_done(self):
+        return self.take() and (self.server is None or self.server.tally.complete)
+
+    def gather(self):
+        """Images taken, by replica, on every rank."""
+        mine = np.concatenate([ids for _, ids, _ in self.taken] or [np.empty(0, int)]).tolist()
+        taken = self.world.comm.allgather(mine if self.client else None)
+        return [ids for ids in taken if ids is not None]
+
+    def tallies(self):
+        words = self.world.comm.allgather(self.server.stats() if self.server else None)
+        return [word for word in words if word is not None]
+
+
+def size():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.size
+
+
+def layouts():
+    """Those that need all ranks: together, mpiruns of 1 to 4 ranks see 1-3 data ranks with 1-4 replicas."""
+    return [(data, replicas) for data in (1, 2, 3) for replicas in (1, 2, 3, 4) if max(data, replicas) == size()]
+
+
+def settings_of(mode):
+    return {
+        "dynamic": [],
+        "static": ["epoch.assignment=static"],
+        "skewed": ["data.skew=dirichlet:0.3"],
+        "joint": ["consistency.staleness=0"],
+        "joint and skewed": ["consistency.staleness=1", "data.skew=by_class"],
+    }[mode]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static", "skewed", "joint", "joint and skewed"])
+def test_each_image_exactly_once(path, mode):
+    for data, replicas in layouts():
+        floor = Floor(path, data, replicas, *settings_of(mode))
+        for number, phase in enumerate((Phase(0, "train", 1), Phase(1, "test", 1), Phase(2, "train", 2))):
+            floor.taken.clear()
+            floor.begin(phase)
+            floor.run(floor.all_done)
+            wanted = 20 if phase.part == "test" else COUNT
+            counts = Counter(image for ids in floor.gather() for image in ids)
+            assert counts == dict.fromkeys(range(wanted), 1), (mode, data, replicas, number)
+            assert sum(word["finished"] for word in floor.tallies()) == wanted
+            assert all(word["done"] and not word["skipped"] for word in floor.tallies())
+
+
+def test_shares_do_not_depend_on_the_number_of_data_ranks(path):
+    """Static shares, joint batches and the pixels in them are the same however many data ranks there are."""
+    for mode in ("static", "joint", "joint and skewed"):
+        found = []
+        for data in range(1, min(size(), 3) + 1):
+            floor = Floor(path, data, min(size(), 2), *settings_of(mode), "data.transform.shift=2")
+            floor.begin(Phase(0, "train", 3))
+            floor.run(floor.all_done)
+            mine = sorted((number, ids.tolist(), pixels.tolist()) for number, ids, pixels in floor.taken)
+            found.append(floor.world.comm.allgather(mine)[-1])
+        assert all(one == found[0] for one in found)
+
+
+def test_quorum_ends_an_epoch_early_and_nothing_comes_twice(path):
+    """The last replica stops after its first batches; the others finish; what is left is skipped and counted."""
+    if size() < 2:
+        pytest.skip("needs a slow replica and another")
+    for data in range(1, min(size(), 3) + 1):
+        floor = Floor(path, data, min(size(), 4), "epoch.assignment=static", "epoch.quorum=0.5", "data.prefetch=2")
+        floor.begin(Phase(0, "train", 1))
+        slow = floor.client is not None and floor.world.rank == size() - 1
+        floor.run(lambda floor=floor, slow=slow: floor.take(1 if slow else 10**9))
+        if floor.server:
+            floor.server.close()
+        floor.run(floor.all_done)
+        counts = Counter(image for ids in floor.gather() for image in ids)
+        skipped = sum(word["skipped"] for word in floor.tallies())
+        assert max(counts.values()) == 1 and skipped > 0
+        assert len(counts) + skipped == COUNT
+        assert sum(word["finished"] for word in floor.tallies()) == len(counts)
+        assert all(word["done"] for word in floor.tallies())
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static", "skewed"])
+def test_a_resumed_epoch_serves_what_is_not_acknowledged(path, mode):
+    for data, replicas in layouts():
+        first = Floor(path, data, replicas, *settings_of(mode))
+        first.begin(Phase(0, "train", 2))
+        first.run(lambda floor=first: floor.take(2))
+        # What was handed out and not reported is lost with the first floor.
+        reported = [image for ids in first.gather() for image in ids]
+        while sum(word["finished"] for word in first.tallies()) < len(reported):
+            first.run(lambda: True)
+        positions = first.world.comm.allgather(first.server.position() if first.server else None)
+        done = np.logical_or.reduce([position for position in positions if position is not None])
+        assert 0 < done.sum() < len(done)
+
+        other = data if mode == "skewed" else max(1, data - 1)
+        second = Floor(path, other, replicas, *settings_of(mode))
+        second.begin(Phase(0, "train", 2), done)
+        second.run(second.all_done)
+        counts = Counter(image for ids in second.gather() for image in ids)
+        assert counts + Counter(reported) == dict.fromkeys(range(COUNT), 1)
+        positions = second.world.comm.allgather(second.server.position() if second.server else None)
+        assert np.logical_or.reduce([position for position in positions if position is not None]).all()
+
+
+def test_a_resumed_joint_epoch_goes_on_with_the_next_clock(path):
+    floor = Floor(path, 1, size(), "consistency.staleness=0")
+    done = np.zeros(-(-COUNT // BATCH), bool)
+    done[:20] = True
+    floor.begin(Phase(0, "train", 1), done)
+    floor.run(floor.all_done)
+    numbers = sorted({number for number, _, _ in floor.taken})
+    assert numbers == list(range(20, len(done)))
+    assert sum(word["finished"] for word in floor.tallies()) == COUNT - 20 * BATCH
+
+
+def test_only_the_columns_asked_for_are_sent(path):
+    for columns in ((0, 2), (1, 5), (5, 6)):
+        for mode in ("dynamic", "joint"):
+            floor = Floor(path, 1, size(), *settings_of(mode), columns=columns)
+            floor.begin(Phase(0, "train", 1))
+            floor.run(floor.all_done)
+            source = floor.server.data if floor.server else None
+            everything = floor.world.comm.bcast(source and source.read("train", np.arange(COUNT))[0])
+            for _, ids, pixels in floor.taken:
+                assert pixels.shape == (len(ids), 1, 2, columns[1] - columns[0])
+                np.testing.assert_array_equal(pixels, everything[ids][..., columns[0] : columns[1]])
+
+
+def test_bad_images_are_left_out_of_their_batches(path):
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    if comm.rank == 0:
+        features = np.ones((COUNT, 12), np.float32)
+        features[::5] = np.nan
+        np.savez(path, train_images=features, train_labels=np.arange(COUNT) % 3, test_images=features[1:3],
+                 test_labels=np.arange(2))  # fmt: skip
+    comm.Barrier()
+    for mode in ("dynamic", "joint"):
+        floor = Floor(path, 1, size(), *settings_of(mode), "data.on_bad=skip")
+        floor.client.shape = (12, 1, 1)
+        floor.client.columns = (0, 1)
+        for epoch in (1, 2):
+            floor.taken.clear()
+            floor.begin(Phase(epoch, "train", epoch))
+            floor.run(floor.all_done)
+            images = [image for ids in floor.gather() for image in ids]
+            word = floor.tallies()[0]
+            assert len(images) == len(set(images)) == COUNT - len(word["bad"]) == word["finished"]
+            assert len(word["bad"]) == len(range(0, COUNT, 5)) and word["done"]
+            assert all(pixels.dtype == np.float32 and (pixels == 1).all() for _, _, pixels in floor.taken)

@@ -1,0 +1,141 @@
+"""Whole jobs train, whatever the number of ranks and the MPI, and leave everything in their run directory."""
+
+import math
+
+import h5py
+import numpy as np
+import pytest
+from launch import given, spread
+
+from adam_mpi import config
+from adam_mpi.cli import main
+from adam_mpi.data.sets import describe
+from adam_mpi.errors import UserError
+
+QUICK = given("data.images=3000", "train.epochs=2", "observe.interval=0.5")
+TRAIN_IMAGES = 22_000
+
+
+def both(values):
+    return pytest.mark.parametrize(("case", "mpi"), spread(values), indirect=["mpi"])
+
+
+def finished(job):
+    assert job.returncode == 0, job.said()
+    assert job.summary["status"] == "done" and (job.run / "DONE").exists()
+    assert job.stderr == "" and f"summary: {job.run / 'summary.json'}" in job.stdout
+    logs = job.logs()
+    assert len(logs) == job.summary["ranks"]["total"] and all(log.endswith("INFO finished\n") for log in logs.values())
+    assert config.load(job.run / "config.toml")
+    return job
+
+
+def weights(job):
+    """All weights by name."""
+    found = {}
+    with h5py.File(job.run / "weights.h5") as file:
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def curve(job):
+    """Losses of the epochs, in training and in validation."""
+    return [line["loss"] for line in job.metrics() if line["done"] and line["part"] != "test"]
+
+
+def check_counts(summary, images):
+    pushes, pulls, staleness = summary["pushes"], summary["pulls"], summary["staleness"]
+    assert pushes["sent"] == pushes["acknowledged"] == pushes["applied"] > 0
+    assert pushes["duplicates"] == pushes["refused"] == 0
+    assert summary["images"] == images
+    size = sum(array.nbytes for array in (np.zeros(298_090, np.float32),))
+    assert pushes["bytes"] >= pushes["sent"] * size and 0 < pulls["bytes"] <= pulls["count"] * 2 * size
+    histogram = {int(lead): count for lead, count in staleness["histogram"].items()}
+    assert sum(histogram.values()) == pushes["sent"] * max(1, summary["ranks"]["server"])
+    assert staleness["max"] == max(histogram) and 0 <= staleness["mean"] <= staleness["max"]
+
+
+def check_summary(summary, ranks, seconds):
+    assert summary["epochs"] == 4 and summary["generation"] == 0 and summary["recoveries"] == []
+    assert 0 < summary["seconds"] < seconds
+    assert summary["images_per_second"] > summary["images"] / summary["seconds"] * 0.99
+    assert 0.97 <= summary["validation_accuracy"] <= 1 and 0 < summary["train_loss"] < 0.2
+    roles = summary["ranks"]
+    wanted = {1: (1, 1, 1), 2: (1, 1, 1)}.get(ranks, (1, ranks - 1 - max(1, ranks // 4), max(1, ranks // 4)))
+    assert (roles["data"], roles["worker"], roles["server"]) == wanted and roles["total"] == ranks
+    origin = summary["provenance"]
+    assert origin["hosts"] and origin["cpu"] and origin["python"] and origin["seed"] == 1
+    assert all(version != "not installed" for version in origin["packages"].values())
+    assert "train" in origin["command"] and "commit" in origin
+
+
+@both([1, 2, 3, 4, 5, 8])
+def test_any_number_of_ranks_trains(case, launch, mpi):
+    job = finished(launch(case, "train"))
+    check_counts(job.summary, 4 * TRAIN_IMAGES)
+    check_summary(job.summary, case, job.seconds)
+    assert job.summary["test_accuracy"] >= 0.97
+    done = [(line["part"], line["epoch"]) for line in job.metrics() if line["done"]]
+    assert done == [(part, epoch) for epoch in (1, 2, 3, 4) for part in ("train", "validation")] + [("test", 4)]
+    names = {"openmpi": "Open MPI", "mpich": "MPICH"}
+    assert names.get(mpi.name, "") in job.summary["provenance"]["mpi"]
+
+
+@both([3])
+def test_eval_gives_the_accuracies_of_the_run(case, launch, capsys):
+    job = finished(launch(case, "train", *QUICK))
+    assert main(["eval", str(job.run)]) == 0
+    said = dict(line.split(": accuracy ") for line in capsys.readouterr().out.splitlines())
+    for part in ("validation", "test"):
+        accuracy = float(said[part].split(",")[0])
+        assert accuracy == pytest.approx(job.summary[f"{part}_accuracy"], abs=1e-4)
+
+
+def mnist_missing():
+    try:
+        describe(config.Data(set="mnist"))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(bool(mnist_missing()), reason=mnist_missing())
+@both([4])
+def test_mnist_in_two_epochs(case, launch):
+    job = finished(launch(case, "train", *given("data.set=mnist", "train.epochs=2")))
+    check_counts(job.summary, 2 * 55_000)
+    assert job.summary["test_accuracy"] >= 0.985
+
+
+@both([0, 1])
+def test_one_rank_and_four_in_step_give_the_same_loss_curve_and_bits(case, launch):
+    settings = [*QUICK, *given("consistency.staleness=0")]
+    alone, four, again = (finished(launch(ranks, "train", *settings)) for ranks in (1, 4, 4))
+    assert len(curve(alone)) == 4 and curve(alone)[2] < 0.9 * curve(alone)[0]
+    assert curve(four) == pytest.approx(curve(alone), rel=1e-4)
+    assert four.summary["staleness"]["max"] == 0
+    first, second = weights(four), weights(again)
+    assert len(first) == 10 and all(first[name].tobytes() == second[name].tobytes() for name in first)
+    assert curve(four) == curve(again)
+
+
+@both(["inf", "2", "0"])
+def test_a_slow_replica_is_waited_for_as_far_as_staleness_says(case, launch):
+    slow = given(f"consistency.staleness={case}", 'inject.faults=["slow rank=3 factor=5"]', "train.epochs=1")
+    job = finished(launch(4, "train", *QUICK, *slow))
+    check_counts(job.summary, 3000)
+    staleness = job.summary["staleness"]
+    if case == "inf":
+        assert staleness["max"] > 4 and staleness["clock_wait"] == 0
+    else:
+        assert staleness["max"] == int(case) and staleness["clock_wait"] > 0.1
+        assert sum("is too stale" in log for log in job.logs().values()) == 0
+    assert math.isfinite(job.summary["train_loss"]) and job.summary["test_accuracy"] > 0.5
+
+
+@both(["target", "patience"])
+def test_training_stops_early(case, launch):
+    stop = {"target": "train.target=0.3", "patience": "train.patience=1"}[case]
+    still = given("optimiser.rate=0") if case == "patience" else []
+    job = finished(launch(3, "train", *QUICK, *given("train.epochs=50", stop), *still))
+    assert job.summary["stopped_by"] == case and job.summary["epochs"] < 50

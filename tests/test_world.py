@@ -1,0 +1,88 @@
+"""The world of one generation, on every rank of a real MPI job of any size."""
+
+import time
+
+import pytest
+from mpi4py import MPI
+
+from adam_mpi import config
+from adam_mpi.cluster.world import Idle, Interrupted, World
+from adam_mpi.errors import RankFailure, UserError
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def world():
+    return World(MPI.COMM_WORLD, config.load())
+
+
+def test_all_ranks_have_the_same_layout(world):
+    assert all(layout == world.layout for layout in world.comm.allgather(world.layout))
+    assert world.place.rank == world.rank == MPI.COMM_WORLD.rank
+    assert len(world.layout.places) == len(world.hosts) == MPI.COMM_WORLD.size
+
+
+def test_every_role_has_a_communicator_of_its_members_in_rank_order(world):
+    for role, comm in world.roles.items():
+        members = world.layout.having(role)
+        assert (comm is not None) == (world.rank in members)
+        if comm is not None:
+            assert tuple(comm.allgather(world.rank)) == members
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_every_replica_has_a_communicator_of_its_strips(partitions):
+    if partitions > MPI.COMM_WORLD.size:
+        with pytest.raises(UserError, match=f"layout.partitions = {partitions}"):
+            World(MPI.COMM_WORLD, config.load(None, [f"layout.partitions={partitions}"]))
+        return
+    world = World(MPI.COMM_WORLD, config.load(None, [f"layout.partitions={partitions}"]))
+    assert (world.replica is None) == (world.place.replica is None)
+    if world.replica is not None:
+        places = [world.layout.places[rank] for rank in world.replica.allgather(world.rank)]
+        assert [place.strip for place in places] == list(range(partitions))
+        assert {place.replica for place in places} == {world.place.replica}
+
+
+def test_ranks_of_a_node_are_together(world):
+    here = [place.rank for place in world.layout.places if place.host == world.place.host]
+    assert world.node.allgather(world.rank) == here
+
+
+def test_purposes_have_queues_of_their_own(world):
+    to, source = (world.rank + 1) % world.comm.size, (world.rank - 1) % world.comm.size
+    sent = [comm.isend(name, to, 7) for name, comm in (("control", world.control), ("traffic", world.traffic))]
+    assert world.traffic.recv(source=source, tag=7) == "traffic"
+    assert world.control.recv(source=source, tag=7) == "control"
+    MPI.Request.waitall(sent)
+
+
+def test_a_healthy_world_passes_its_check_and_finishes(world):
+    for _ in range(100):
+        world.check()
+    world.finish()
+
+
+def test_a_noted_signal_ends_the_next_check(world):
+    world.signal = 15
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        world.check()
+
+
+def test_a_wait_in_vain_says_who_waited_for_what(world):
+    with pytest.raises(RankFailure, match=rf"^rank {world.rank}, .* waited 0.05 s for the moon$"):
+        world.wait(lambda: False, "the moon", 0.05)
+
+
+def test_an_idle_loop_rests_longer_and_longer_and_wakes_at_work(world):
+    idle = Idle("sleep")
+    for _ in range(Idle.SPINS + 12):
+        idle.back_off(False)
+    used, began = time.process_time(), time.monotonic()
+    for _ in range(100):
+        idle.back_off(False)
+    # Each of these rests lasts the longest time: the process hardly runs.
+    assert time.process_time() - used < 0.2 * (time.monotonic() - began)
+    idle.back_off(True)
+    assert idle.rounds == 0
