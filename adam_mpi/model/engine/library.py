@@ -19,6 +19,7 @@ from types import ModuleType
 import llvmlite
 import numba
 
+from adam_mpi.errors import UserError
 from adam_mpi.model.engine import cpu
 
 HEADER = '''"""Emitted by adam_mpi.model.engine; {note}."""
@@ -39,7 +40,12 @@ SIGNATURE = (
 def folder() -> Path:
     """Of the cache: ADAM_MPI_CACHE, or in the user's own cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("ADAM_MPI_CACHE") or Path(home) / "adam_mpi")
+    path = Path(os.environ.get("ADAM_MPI_CACHE") or Path(home) / "adam_mpi")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; set ADAM_MPI_CACHE to a folder for compiled kernels") from None
+    return path
 
 
 @cache
@@ -88,7 +94,6 @@ def key(source: str) -> str:
 
 def write(path: Path, text: str) -> None:
     """A whole file or none, whoever else writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)
@@ -97,7 +102,6 @@ def write(path: Path, text: str) -> None:
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Hold a file's lock; other processes of this node wait for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
