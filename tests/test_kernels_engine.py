@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from adam_mpi.errors import UserError
 from adam_mpi.model.engine import convs, cpu, library, memory, program, tuner
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
@@ -250,3 +251,18 @@ def test_the_tuner_measures_once(tmp_path, monkeypatch):
     assert tuner.tune(shapes) == tuner.tune(shapes)
     assert measured == [Shape(1, 4, 4, 4, 2, 1, 0)]
     assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)
+
+
+def test_weights_may_be_of_any_kind_of_array():
+    shapes = infer([Dense(3)], (1, 2, 2), 3)
+    context, weights, (pixels, labels, _) = engine_context(shapes, 4, 4), initial(shapes, 0), block(4, shapes)
+    frozen = np.repeat(weights.astype(np.float64), 2)[::2]
+    frozen.flags.writeable = False
+    assert context.evaluate(frozen, pixels, labels) == context.evaluate(weights, pixels, labels)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ADAM_MPI_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match="set ADAM_MPI_CACHE"):
+        library.folder()

@@ -68,10 +68,12 @@ def working_set(
     return sum(buffer.bytes for buffer in buffers.plan(shapes, images, dtype).values())
 
 
-def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference") -> None:
+def warm(
+    shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None
+) -> None:
     """Compile the kernels these layers need, or load them from the cache."""
     if engine == "generated":
-        Network(shapes, images, 0, engine=engine).context()
+        Network(shapes, images, 0, engine=engine, choices=choices).context()
         return
     # numba compiles the reference kernels per type, whatever the shape: run the same stack once in tiny.
     tiny = infer([_tiny(shape.layer) for shape in shapes], (1, 1, 1), classes=2)

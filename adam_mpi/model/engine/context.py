@@ -65,7 +65,9 @@ class EngineContext:
         pixels: np.ndarray,
         labels: np.ndarray,
     ) -> tuple[float, int]:
-        # Copied first, so that the program sees one type of array whatever the block is a view of.
+        # Copied first, so that the program sees one type of array whatever the block is a view of; weights are copied
+        # only if they are not such an array already.
+        weights = np.require(weights, np.float32, ["C", "A", "W"])
         count = len(pixels)
         self.pixels[:count] = pixels
         self.labels[:count] = labels

@@ -19,6 +19,7 @@ from types import ModuleType
 import llvmlite
 import numba
 
+from adam_mpi.errors import UserError
 from adam_mpi.model.engine import cpu
 
 HEADER = '''"""Emitted by adam_mpi.model.engine; {note}."""
@@ -39,7 +40,12 @@ SIGNATURE = (
 def folder() -> Path:
     """Of the cache: ADAM_MPI_CACHE, or in the user's own cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("ADAM_MPI_CACHE") or Path(home) / "adam_mpi")
+    path = Path(os.environ.get("ADAM_MPI_CACHE") or Path(home) / "adam_mpi")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; set ADAM_MPI_CACHE to a folder for compiled kernels") from None
+    return path
 
 
 @cache
@@ -62,7 +68,7 @@ def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
     if not path.exists():
         write(path, source)
     # Ranks of one node compile once: the others wait here, then find it in numba's cache.
-    with _lock(path.with_suffix(".lock")):
+    with lock(path.with_suffix(".lock")):
         made = getattr(_module(name, path), function)
         made.compile(signature)
     return made
@@ -88,14 +94,14 @@ def key(source: str) -> str:
 
 def write(path: Path, text: str) -> None:
     """A whole file or none, whoever else writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
+    """Hold a file's lock; other processes of this node wait for it."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -53,9 +53,11 @@ def _cached(job: convs.Job) -> convs.Choice:
     candidates = convs.choices(job.shape, job.window, job.registers, CANDIDATES)
     key = library.key(repr((job.shape, job.relu, job.window, job.input_errors is None, candidates)))
     path = library.folder() / f"choice_{key}.json"
-    if not path.exists():
-        library.write(path, json.dumps(measure(job, candidates)))
-    return json.loads(path.read_text())
+    # Ranks of one node measure once, one of them alone.
+    with library.lock(path.with_suffix(".lock")):
+        if not path.exists():
+            library.write(path, json.dumps(measure(job, candidates)))
+        return json.loads(path.read_text())
 
 
 def measure(job: convs.Job, candidates: list[convs.Choice]) -> convs.Choice:
