@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from launch import given, spread
 
+# Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
+pytestmark = pytest.mark.timeout(430)
 STEADY = given("data.images=2000", "consistency.staleness=0", "optimiser.schedule=constant", "optimiser.momentum=0.5")
 
 

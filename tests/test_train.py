@@ -3,7 +3,6 @@
 import math
 
 import h5py
-import numpy as np
 import pytest
 from launch import given, spread
 
@@ -14,6 +13,8 @@ from adam_mpi.errors import UserError
 
 QUICK = given("data.images=3000", "train.epochs=2", "observe.interval=0.5")
 TRAIN_IMAGES = 22_000
+# Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
+pytestmark = pytest.mark.timeout(330)
 
 
 def both(values):
@@ -48,7 +49,7 @@ def check_counts(summary, images):
     assert pushes["sent"] == pushes["acknowledged"] == pushes["applied"] > 0
     assert pushes["duplicates"] == pushes["refused"] == 0
     assert summary["images"] == images
-    size = sum(array.nbytes for array in (np.zeros(298_090, np.float32),))
+    size = 4 * 298_090
     assert pushes["bytes"] >= pushes["sent"] * size and 0 < pulls["bytes"] <= pulls["count"] * 2 * size
     histogram = {int(lead): count for lead, count in staleness["histogram"].items()}
     assert sum(histogram.values()) == pushes["sent"] * max(1, summary["ranks"]["server"])
@@ -102,7 +103,9 @@ def mnist_missing():
 @pytest.mark.skipif(bool(mnist_missing()), reason=mnist_missing())
 @both([4])
 def test_mnist_in_two_epochs(case, launch):
-    job = finished(launch(case, "train", *given("data.set=mnist", "train.epochs=2")))
+    # Momentum needs bounded staleness; without either two epochs of the default rate give 98.2 %.
+    steps = given("optimiser.rate=0.02", "optimiser.momentum=0.9", "consistency.staleness=4")
+    job = finished(launch(case, "train", *given("data.set=mnist", "train.epochs=2"), *steps, timeout=300))
     check_counts(job.summary, 2 * 55_000)
     assert job.summary["test_accuracy"] >= 0.985
 
