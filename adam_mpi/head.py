@@ -37,6 +37,7 @@ class Head:
         self.stored: dict[str, set[int]] = {}
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
         self.train_seconds = 0.0
+        self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
         self._clear_broken_snapshots()
         self._begin(self.course.phase)
@@ -178,9 +179,7 @@ class Head:
             file.write(json.dumps(line | figures) + "\n")
 
     def _write_summary(self, status: str) -> None:
-        if (self.directory / "log" / "failure.txt").exists():
-            return  # the summary says why the job ends
-        layout, seed = self.world.layout, self.config.run.seed
+        layout = self.world.layout
         ranks = {"data": len(layout.data), "worker": len(layout.workers), "server": len(layout.servers)}
         summary = {
             "status": status,
@@ -198,9 +197,11 @@ class Head:
             "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
             "recoveries": [],
-            "provenance": provenance(self.world.hosts, seed),
+            "provenance": self.provenance,
         }
-        write_json(self.directory / "summary.json", summary)
+        # Once a failure is told, the summary says why the job ends.
+        if not (self.directory / "log" / "failure.txt").exists():
+            write_json(self.directory / "summary.json", summary)
 
 
 def _words(figures: dict[str, float]) -> dict[str, str]:

@@ -90,10 +90,12 @@ def test_resuming_a_finished_run_only_tests_it(case, train):
     assert all(array.tobytes() == expected[name].tobytes() for name, array in weights(first.run).items())
 
 
-@both([2])
-def test_another_model_cannot_be_resumed(case, launch, train):
+@both([3])
+def test_another_model_is_refused_by_the_one_rank_that_sees_it(case, launch, train):
     first = train(case, 1)
     other = given('model.layers=["relu", {kind = "dense", units = 10}]')
     refused = launch(case, "train", *STEADY, *other, "--run", first.run, "--resume")
     told = re.findall(r"^adam_mpi: .*", refused.stderr, re.M)
-    assert refused.returncode == 2 and len(told) == 1 and "parameters" in told[0], refused.said()
+    assert refused.returncode == 2 and len(told) == 1 and "Traceback" not in refused.stderr, refused.said()
+    assert re.match(r"adam_mpi: rank 1, server on \S+: .*parameters", told[0])
+    assert refused.summary["status"] == "failed" and refused.left_over() == []
