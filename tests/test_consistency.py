@@ -70,7 +70,9 @@ def uncompressed(train):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    "codec", [codec if codec == "onebit" else pytest.param(codec, marks=pytest.mark.full) for codec in CODECS]
+)
 def test_codecs_train_as_well_with_fewer_bytes(codec, train, uncompressed):
     job = train(2, 1, *WHOLE, f"push.codec={codec}")
     check_counts(job)
