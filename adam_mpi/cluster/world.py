@@ -15,7 +15,7 @@ from adam_mpi.config import Config
 from adam_mpi.errors import RankFailure
 
 # MPICH moves a one-sided transfer on by one small piece per call: one call between two rests takes 0.3 s for 1 MB.
-POLLS = 16
+POLLS = 8
 log = logging.getLogger(__name__)
 
 
