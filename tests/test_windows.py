@@ -1,11 +1,11 @@
-"""Transfers that are only ever polled, of both kinds, on every rank of a real MPI job of any size."""
+"""Transfers that are only ever polled, of every kind, on every rank of a real MPI job of any size."""
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.windows import WINDOWS, Window
+from adam_mpi.cluster.windows import WINDOWS, SharedWindow, Window
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi
@@ -25,13 +25,17 @@ class Party:
         self.rank, self.size = self.world.rank, self.world.comm.size
         self.left, self.right = (self.rank - 1) % self.size, (self.rank + 1) % self.size
 
-    def over(self, memory):
-        self.window = self.kind.over(self.world.comm, memory.view(np.uint8))
+    def offer(self, values):
+        """A window that others read these values from."""
+        self.window = self.kind.to_read(self.world.comm, self.world.node, values.nbytes)
+        self.window.memory[: values.nbytes] = values.view(np.uint8)
+        self.meet()
         return self.window
 
-    def allocate(self, size):
-        self.window = self.kind.allocate(self.world.comm, size)
-        assert self.window.memory.nbytes == size and not self.window.memory.any()
+    def take(self, size):
+        """A window that others write into."""
+        self.window = self.kind.to_write(self.world.comm, self.world.node, size)
+        assert self.window.memory.nbytes >= size and not self.window.memory.any()
         self.meet()  # nobody writes into memory that another has not cleared yet
         return self.window
 
@@ -56,16 +60,16 @@ def party(request):
 
 
 def test_get_reads_the_memory_of_another_rank(party):
-    window, into = party.over(pattern(party.rank)), np.zeros(1000, np.float32)
+    window, into = party.offer(pattern(party.rank)), np.zeros(1000, np.float32)
     party.wait(window.get(into, party.left, 4 * 5000).Test, f"the memory of rank {party.left}")
     assert np.array_equal(into, pattern(party.left)[5000:6000])
     party.part()
 
 
 def test_what_is_written_locally_is_seen_by_later_gets(party):
-    memory, into = np.zeros(8, np.int64), np.zeros(1, np.int64)
-    window = party.over(memory)
-    memory[3] = 41 + party.rank
+    into = np.zeros(1, np.int64)
+    window = party.offer(np.zeros(8, np.int64))
+    window.memory.view(np.int64)[3] = 41 + party.rank
     window.sync()
 
     def seen():
@@ -77,7 +81,7 @@ def test_what_is_written_locally_is_seen_by_later_gets(party):
 
 
 def test_many_gets_at_once_find_their_places(party):
-    window, pieces = party.over(pattern(party.rank)), 50
+    window, pieces = party.offer(pattern(party.rank)), 50
     into = np.zeros((party.size, pieces, 100), np.float32)
     requests = [
         window.get(into[rank, piece], rank, 400 * piece) for piece in range(pieces) for rank in range(party.size)
@@ -89,28 +93,26 @@ def test_many_gets_at_once_find_their_places(party):
 
 
 def test_a_put_that_is_only_tested_arrives_whole(party):
-    window = party.allocate(2 * SIZE)
+    window = party.take(2 * SIZE)
     data = pattern(party.rank)
     request = window.put(data, party.right, SIZE)
-    arrived = window.memory[SIZE:].view(np.float32)
+    arrived = window.memory[SIZE : 2 * SIZE].view(np.float32)
     party.wait(lambda: np.array_equal(arrived, pattern(party.left)), f"the put of rank {party.left}")
     party.wait(request.Test, f"the own put to rank {party.right}")
     assert not window.memory[:SIZE].any()
     party.part()
 
 
-def test_memory_outlives_a_window_over_it(party):
-    memory = pattern(party.rank)
-    for _ in range(2):
-        window, into = party.over(memory), np.zeros_like(memory)
-        party.wait(window.get(into, party.left, 0).Test, f"the memory of rank {party.left}")
-        assert np.array_equal(into, pattern(party.left))
-        party.part()
-    assert np.array_equal(memory, pattern(party.rank))
+def test_ranks_of_one_node_reach_into_each_other_where_memory_is_shared(party):
+    window = party.offer(pattern(party.rank))
+    near = window.direct(party.left, 0, SIZE)
+    assert (near is not None) == (party.kind is SharedWindow)
+    assert near is None or np.array_equal(near.view(np.float32), pattern(party.left))
+    party.part()
 
 
 def test_a_rank_may_offer_nothing(party):
-    window = party.allocate(1024 if party.rank == 0 else 0)
+    window = party.take(1024 if party.rank == 0 else 0)
     data = np.full(1, party.rank + 1, np.uint8)
     request = window.put(data, 0, 64 * party.rank)
     places = [64 * rank for rank in range(party.size)] if party.rank == 0 else []
@@ -120,4 +122,5 @@ def test_a_rank_may_offer_nothing(party):
 
 
 def test_the_default_kind_is_one_sided():
-    assert WINDOWS[config.load().cluster.transport] is Window
+    assert issubclass(WINDOWS[config.load().cluster.transport], Window)
+    assert WINDOWS[config.load().cluster.transport] is not WINDOWS["send"]
