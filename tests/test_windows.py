@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.windows import WINDOWS, SharedWindow
+from adam_mpi.cluster.windows import WINDOWS, SharedWindow, Window
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi
@@ -25,14 +25,14 @@ class Party:
         self.rank, self.size = self.world.rank, self.world.comm.size
         self.left, self.right = (self.rank - 1) % self.size, (self.rank + 1) % self.size
 
-    def offer(self, content):
-        """A window that others read, with this content."""
-        self.window = self.kind.to_read(self.world.comm, self.world.node, content.nbytes)
-        self.window.memory[: content.nbytes] = content.view(np.uint8)
+    def offer(self, values):
+        """A window that others read these values from."""
+        self.window = self.kind.to_read(self.world.comm, self.world.node, values.nbytes)
+        self.window.memory[: values.nbytes] = values.view(np.uint8)
         self.meet()
         return self.window
 
-    def receive(self, size):
+    def take(self, size):
         """A window that others write into."""
         self.window = self.kind.to_write(self.world.comm, self.world.node, size)
         assert self.window.memory.nbytes >= size and not self.window.memory.any()
@@ -67,7 +67,8 @@ def test_get_reads_the_memory_of_another_rank(party):
 
 
 def test_what_is_written_locally_is_seen_by_later_gets(party):
-    window, into = party.offer(np.zeros(8, np.int64)), np.zeros(1, np.int64)
+    into = np.zeros(1, np.int64)
+    window = party.offer(np.zeros(8, np.int64))
     window.memory.view(np.int64)[3] = 41 + party.rank
     window.sync()
 
@@ -92,7 +93,7 @@ def test_many_gets_at_once_find_their_places(party):
 
 
 def test_a_put_that_is_only_tested_arrives_whole(party):
-    window = party.receive(2 * SIZE)
+    window = party.take(2 * SIZE)
     data = pattern(party.rank)
     request = window.put(data, party.right, SIZE)
     arrived = window.memory[SIZE : 2 * SIZE].view(np.float32)
@@ -102,8 +103,16 @@ def test_a_put_that_is_only_tested_arrives_whole(party):
     party.part()
 
 
+def test_ranks_of_one_node_reach_into_each_other_where_memory_is_shared(party):
+    window = party.offer(pattern(party.rank))
+    near = window.direct(party.left, 0, SIZE)
+    assert (near is not None) == (party.kind is SharedWindow)
+    assert near is None or np.array_equal(near.view(np.float32), pattern(party.left))
+    party.part()
+
+
 def test_a_rank_may_offer_nothing(party):
-    window = party.receive(1024 if party.rank == 0 else 0)
+    window = party.take(1024 if party.rank == 0 else 0)
     data = np.full(1, party.rank + 1, np.uint8)
     request = window.put(data, 0, 64 * party.rank)
     places = [64 * rank for rank in range(party.size)] if party.rank == 0 else []
@@ -112,11 +121,6 @@ def test_a_rank_may_offer_nothing(party):
     party.part()
 
 
-def test_memory_that_is_reached_directly_is_the_memory_itself(party):
-    window = party.receive(1024)
-    place = window.direct(party.right, 64, 8)
-    assert (place is None) == (party.kind is not SharedWindow)
-    if place is not None:
-        place[:] = party.rank + 1
-        party.wait(lambda: window.memory[64] == party.left + 1, f"the word of rank {party.left}")
-    party.part()
+def test_the_default_kind_is_one_sided():
+    assert issubclass(WINDOWS[config.load().cluster.transport], Window)
+    assert WINDOWS[config.load().cluster.transport] is not WINDOWS["send"]
