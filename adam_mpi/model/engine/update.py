@@ -5,18 +5,6 @@ from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float) -> None:
-    """Add a gradient to `total` and the step it leads to, to `local`; leave the gradient zero.
-
-    Other threads may do the same at the same time, without locks: a lost addition is a little noise.
-    """
-    for i in range(gradient.size):
-        total[i] += gradient[i]
-        local[i] -= factor * gradient[i]
-        gradient[i] = 0
-
-
-@njit(nogil=True, cache=True)
 def descend(weights: np.ndarray, gradient: np.ndarray, factor: float) -> None:
     """A step down the gradient, which is left as it is: the next batch may overwrite it."""
     for i in range(gradient.size):
