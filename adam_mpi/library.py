@@ -210,8 +210,10 @@ class ParameterServer:
         seconds = self.world.config.cluster.seconds
         if self.client:
             self.world.wait(lambda: self.step() and self.idle, "pushes to be applied", seconds)
+            # A rank that does both serves no loop that would receive its own word.
             for rank in self.world.layout.servers:
-                self.post.send({"kind": "bye"}, rank)
+                if rank != self.world.rank:
+                    self.post.send({"kind": "bye"}, rank)
         barrier = self.world.comm.Ibarrier()
         self.world.wait(lambda: self.step() and self.post.idle and barrier.Test(), "everybody to close", seconds)
         self.mail.free()

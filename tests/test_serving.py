@@ -64,8 +64,8 @@ class Floor:
         self.run(lambda: self.client is None or self.client.phase == phase)
 
     def run(self, ready):
-        """Steps on every rank until all are ready."""
-        finished = self.world.comm.Ibarrier() if ready() else None
+        """Steps on every rank until all are ready, at least one."""
+        finished = None
         while finished is None or not finished.Test():
             if self.server:
                 self.server.step()

@@ -22,7 +22,7 @@ def emit(
     source("@entry")
     with source.inside(f"def run({ARGUMENTS}):"):
         source('"""Sum of losses and number correct; in training gradients are added to `gradient`."""')
-        source("flush_to_zero()")
+        source("before = flush_to_zero()")
         source("loss, correct = 0.0, 0")
         with source.inside("if training and overwrite:"):
             for start, stop in added:
@@ -39,6 +39,7 @@ def emit(
                     with source.inside("if training:"):
                         _phase(source, phase, places, lanes)
                 forward = forward and phase.calls[-1].kernel != "cross_entropy"
+        source("restore(before)")
         source("return loss, correct")
     return source.text, floats
 
@@ -50,11 +51,12 @@ def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
     source("")
     source("@entry")
     with source.inside("def timed(weights, gradient, memory, repeat):"):
-        source("flush_to_zero()")
+        source("before = flush_to_zero()")
         source("start, blocks = 0, 1")
         with source.inside("for _ in range(repeat):"):
             for phase in phases:
                 _phase(source, phase, places, 1)
+        source("restore(before)")
     return source.text, floats
 
 

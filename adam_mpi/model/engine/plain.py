@@ -11,7 +11,8 @@ from adam_mpi.model.engine import functions
 def kit(lanes: int) -> dict[str, Any]:
     """The same names as `vector.kit`."""
     basic = _memory(lanes) | _arithmetic(lanes) | _shuffles(lanes)
-    return basic | functions.over(basic) | {"kernel": _as_it_is, "entry": _as_it_is, "flush_to_zero": lambda: None}
+    entry = {"kernel": _as_it_is, "entry": _as_it_is, "flush_to_zero": lambda: None, "restore": lambda before: None}
+    return basic | functions.over(basic) | entry
 
 
 def _as_it_is(function: Callable) -> Callable:

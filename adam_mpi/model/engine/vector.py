@@ -44,7 +44,7 @@ def kit(lanes: int) -> dict[str, Any]:
     vector = Vector(lanes)
     basic = _memory(vector) | _arithmetic(vector) | _choices(vector) | _shuffles(vector)
     derived = {name: kernel(function) for name, function in functions.over(basic).items()}
-    return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero}
+    return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero, "restore": restore}
 
 
 def define(build: Callable, result: types.Type, *arguments: types.Type | None) -> Callable:
@@ -216,18 +216,38 @@ def _llvm(builder: Any, name: str, kind: ir.FunctionType) -> Any:
     return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
-def _load_control_word(builder: Any) -> None:
-    # Round to nearest, all exceptions masked, denormals read as zero and flushed to zero.
-    word = cgutils.alloca_once_value(builder, INDEX(0x9FC0))
-    byte_pointer = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte_pointer])
-    builder.call(_llvm(builder, "llvm.x86.sse.ldmxcsr", kind), [builder.bitcast(word, byte_pointer)])
+def _control(builder: Any, instruction: str, place: Any) -> None:
+    if cpu.x86():
+        byte_pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer])
+        builder.call(_llvm(builder, f"llvm.x86.sse.{instruction}", kind), [builder.bitcast(place, byte_pointer)])
 
 
-set_control_word = define(_load_control_word if cpu.x86() else lambda builder: None, types.void)
+def _read_control(builder: Any) -> Any:
+    place = cgutils.alloca_once_value(builder, INDEX(0))
+    _control(builder, "stmxcsr", place)
+    return builder.load(place)
+
+
+def _write_control(builder: Any, word: Any) -> None:
+    _control(builder, "ldmxcsr", cgutils.alloca_once_value(builder, word))
+
+
+read_control = define(_read_control, types.int32)
+write_control = define(_write_control, types.void, types.int32)
+
+# Denormals read as zero, and flushed to zero.
+FLUSH = 0x8040
 
 
 @kernel
-def flush_to_zero() -> None:
-    """Denormals count as zero in this thread from now on: computing with them is many times slower."""
-    set_control_word()
+def flush_to_zero() -> int:
+    """Denormals count as zero in this thread, being many times slower; the word that `restore` takes."""
+    before = read_control()
+    write_control(before | FLUSH)
+    return before
+
+
+@kernel
+def restore(before: int) -> None:
+    write_control(before)
