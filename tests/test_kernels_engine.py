@@ -21,7 +21,7 @@ RELU, TANH, SIGMOID = FUNCTIONS
 
 def engine_context(shapes, images, lanes, registers=16, make=library.plain):
     built = program.build(shapes, images, lanes, registers)
-    return EngineContext(shapes, images, 11, built, make(built.text, lanes), lanes)
+    return EngineContext(shapes, images, 11, built, make(built.text, built.lanes))
 
 
 def check(shapes, images, count, context, seed=0, rounds=2):
@@ -92,6 +92,19 @@ def test_emitted_source_agrees_with_the_reference(first):
         images = int(random.integers(1, 68)) if seed % 10 == 0 else int(random.integers(1, 14))
         count = int(random.integers(1, images + 1))
         check(shapes, images, count, engine_context(shapes, images, lanes, registers), seed)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_few_images_agree_with_the_reference(first):
+    for seed in range(first, first + 20):
+        random = np.random.default_rng(seed)
+        shapes = random_stack(random)
+        lanes, registers = int(random.choice([4, 8, 16])), int(random.choice([16, 32]))
+        images = int(random.integers(1, (lanes - 1) // 2 + 1))
+        context = engine_context(shapes, images, lanes, registers)
+        assert context.program.lanes == 1
+        check(shapes, images, images, context, seed)
 
 
 # Wide enough for Winograd's transform: input shape, layers.

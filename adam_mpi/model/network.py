@@ -54,8 +54,8 @@ class Network:
     def context(self) -> Context | EngineContext:
         """A context of its own for each thread, or for each block in flight."""
         if self.program:
-            run = library.run(self.program.text, cpu.lanes())
-            return EngineContext(self.shapes, self.images, self.seed, self.program, run, cpu.lanes())
+            run = library.run(self.program.text, self.program.lanes)
+            return EngineContext(self.shapes, self.images, self.seed, self.program, run)
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
 

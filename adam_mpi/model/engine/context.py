@@ -18,7 +18,7 @@ class EngineContext:
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], images: int, seed: int, program: Program, run: Callable, lanes: int
+        self, shapes: Sequence[LayerShape], images: int, seed: int, program: Program, run: Callable
     ) -> None:
         self.seed, self.run, self.program = seed, run, program
         self.random = any(isinstance(shape.layer, Dropout) for shape in shapes)
@@ -27,7 +27,7 @@ class EngineContext:
         self.levels = (np.arange(256) / 255).astype(np.float32)
         self.pixels = np.zeros((images, *shapes[0].input), np.uint8)
         self.labels, self.ids = np.zeros(images, np.int64), np.zeros(images, np.int64)
-        self.keys = np.zeros(images + lanes, np.uint64)
+        self.keys = np.zeros(images + program.lanes, np.uint64)
         self.probabilities = np.zeros((images, self.classes), np.float32)
         self.unused = np.zeros(1, np.float32)
 

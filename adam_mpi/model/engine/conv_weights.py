@@ -47,22 +47,26 @@ def emit(source: Source, name: str, shape: Shape, weight: int, bias: int, lanes:
                     for taps in tiles.runs(shape.kernel, tile.taps):
                         for start in range(taps.start, taps.stop, taps.width):
                             _tile(source, shape, lanes, maps.width, channels.width, range(start, start + taps.width))
-                            _add(source, shape, weight, maps.width, channels.width, range(start, start + taps.width))
+                            add(source, shape, weight, maps.width, channels.width, range(start, start + taps.width))
         emit_bias(source, shape, bias, lanes)
 
 
 def _tile(source: Source, shape: Shape, lanes: int, maps: int, channels: int, taps: range) -> None:
-    for sum_name in _names(maps, channels, taps):
+    for sum_name in names(maps, channels, taps):
         source(f"{sum_name} = zero()")
-    # Input row `row * stride + tap - pad` has to be inside.
-    source(f"first = max(0, ({shape.pad + shape.stride - 1} - tap) // {shape.stride})")
-    source(f"last = min({shape.rows}, ({shape.height + shape.pad - 1} - tap) // {shape.stride} + 1)")
+    rows_inside(source, shape)
     with source.inside("for row in range(first, last):"):
         for run in tiles.each(source, "column", tiles.runs(shape.columns, 1, lambda at, _: _reached(shape, at, taps))):
             source(f"e = errors + ((map * {shape.rows} + row) * {shape.columns} + column) * {lanes}")
             line = f"channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}"
             source(f"v = inputs + (({line}) * {shape.width} + column * {shape.stride}) * {lanes}")
             _multiply_add(source, shape, lanes, maps, channels, run.pattern)
+
+
+def rows_inside(source: Source, shape: Shape) -> None:
+    """Emit `first` and `last` of the output rows whose input row `row * stride + tap - pad` is inside."""
+    source(f"first = max(0, ({shape.pad + shape.stride - 1} - tap) // {shape.stride})")
+    source(f"last = min({shape.rows}, ({shape.height + shape.pad - 1} - tap) // {shape.stride} + 1)")
 
 
 def _reached(shape: Shape, column: int, taps: range) -> tuple[int, ...]:
@@ -83,14 +87,17 @@ def _multiply_add(source: Source, shape: Shape, lanes: int, maps: int, channels:
                 source(f"sum{m}_{c}_{tap} = fma(error{m}, value, sum{m}_{c}_{tap})")
 
 
-def _add(source: Source, shape: Shape, weight: int, maps: int, channels: int, taps: range) -> None:
+def add(
+    source: Source, shape: Shape, weight: int, maps: int, channels: int, taps: range, total: str = "total"
+) -> None:
+    """Emit gradient += sums; `total` is the function that adds up their lanes."""
     area = shape.kernel * shape.kernel
     source(f"w = {weight} + (map * {shape.channels} + channel) * {area} + tap * {shape.kernel}")
     for m in range(maps):
         for c in range(channels):
             for tap in taps:
                 place = f"w + {(m * shape.channels + c) * area + tap}"
-                source(f"gradient[{place}] += total(sum{m}_{c}_{tap})")
+                source(f"gradient[{place}] += {total}(sum{m}_{c}_{tap})")
 
 
 def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
@@ -103,5 +110,5 @@ def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
         source(f"gradient[{bias} + map] += total(sum0)")
 
 
-def _names(maps: int, channels: int, taps: range) -> list[str]:
+def names(maps: int, channels: int, taps: range) -> list[str]:
     return [f"sum{m}_{c}_{tap}" for m in range(maps) for c in range(channels) for tap in taps]

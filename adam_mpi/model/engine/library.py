@@ -26,7 +26,7 @@ HEADER = '''"""Emitted by adam_mpi.model.engine; {note}."""
 
 import numpy as np
 
-from adam_mpi.model.engine.{kit} import kit
+from adam_mpi.model.engine.{kit} import kit, wide
 from adam_mpi.model.kernels.dropout import SPREAD, mix
 
 globals().update(kit({lanes}))

@@ -15,6 +15,11 @@ def kit(lanes: int) -> dict[str, Any]:
     return basic | functions.over(basic) | entry
 
 
+def wide(lanes: int) -> dict[str, Any]:
+    """The same under names of their own, for kernels that use vectors along an image."""
+    return {f"wide_{name}": function for name, function in kit(lanes).items()}
+
+
 def _as_it_is(function: Callable) -> Callable:
     return function
 

@@ -12,6 +12,8 @@ from adam_mpi.model.engine import (
     dense_weights,
     dropout,
     entry,
+    image_conv,
+    image_dense,
     loss,
     normalise,
     pixels,
@@ -37,6 +39,8 @@ class Program:
     floats: int
     blocks: int
     """Blocks of images that go through the network together."""
+    lanes: int
+    """Images in a block."""
     choices: dict[str, convs.Choice]
     """How each convolution is computed."""
 
@@ -68,6 +72,8 @@ class Builder:
         choices: dict[str, convs.Choice] | None = None,
     ) -> None:
         self.choices = dict(choices or {})
+        # Few images would leave most lanes empty: each is a block of its own then, and vectors lie along its columns.
+        self.wide, lanes = lanes, 1 if 2 * images < lanes else lanes
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
         self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
@@ -83,6 +89,8 @@ class Builder:
         """Whether a layer with weights came already, so that errors have to go back that far."""
 
     def program(self) -> Program:
+        if self.lanes < self.wide:
+            self.source(f"globals().update(wide({self.wide}))")
         for function in sorted({s.layer.function for s in self.shapes if isinstance(s.layer, Activation)}):
             pointwise.emit(self.source, function, self.lanes)
         pixels.emit(self.source, math.prod(self.shapes[0].input), self.lanes)
@@ -99,7 +107,7 @@ class Builder:
             if len(tensor.shape) != 2
         ]
         emitted = entry.emit(self.source, phases, self.blocks, self.lanes, added)
-        return Program(*emitted, self.blocks, self.choices)
+        return Program(*emitted, self.blocks, self.lanes, self.choices)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -132,9 +140,12 @@ class Builder:
             self.places[f"{self.shapes[index].name}/weight"], self.places[f"{self.shapes[index].name}/bias"],
             inputs, outputs, errors, input_errors if self.learning else None,
         )  # fmt: skip
-        choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
-        self.choices[job.name] = choice
-        self.steps.append(conv_step(job, choice))
+        if self.lanes < self.wide:
+            self.steps.append(image_conv.step(job, self.wide))
+        else:
+            choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
+            self.choices[job.name] = choice
+            self.steps.append(conv_step(job, choice))
         self.learning, self.relu = True, relu and window == 1
         return taken
 
@@ -145,6 +156,12 @@ class Builder:
         weight, bias = str(self.places[f"{name}/weight"]), self.places[f"{name}/bias"]
         inputs, input_errors, mask = self.values, self.errors, self.relu
         outputs, errors = self.output(index + relu)
+        if self.lanes < self.wide:
+            layer = image_dense.Layer(units, features, int(weight), bias, self.wide)
+            buffers = inputs, outputs, errors, input_errors if self.learning else None
+            self.steps.append(image_dense.step(source, name, layer, relu, mask, self.registers, *buffers))
+            self.learning, self.relu = True, relu
+            return 1 + relu
         self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
         turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)

@@ -47,6 +47,11 @@ def kit(lanes: int) -> dict[str, Any]:
     return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero, "restore": restore}
 
 
+def wide(lanes: int) -> dict[str, Any]:
+    """The same under names of their own, for kernels that use vectors along an image."""
+    return {f"wide_{name}": function for name, function in kit(lanes).items()}
+
+
 def define(build: Callable, result: types.Type, *arguments: types.Type | None) -> Callable:
     """An intrinsic of `build(builder, values...)`; None stands for an array, which it gets as a pointer to its data."""
 
