@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_mpi.errors import UserError
-from adam_mpi.model.engine import convs, cpu, library, memory, program, tuner, vector
+from adam_mpi.model.engine import convs, cpu, dense_product, library, memory, program, tuner, vector
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
@@ -105,6 +105,15 @@ def test_few_images_agree_with_the_reference(first):
         context = engine_context(shapes, images, lanes, registers)
         assert context.program.lanes == 1
         check(shapes, images, images, context, seed)
+
+
+@pytest.mark.parametrize(("units", "features", "images"), [(33, 64, 16), (130, 60, 20), (7, 97, 9)])
+def test_packed_weights_agree_with_the_reference(monkeypatch, units, features, images):
+    monkeypatch.setattr(dense_product, "PACKED_WEIGHTS", 1)
+    shapes = infer([Dense(features), RELU, Dense(units), TANH, Dense(4)], (1, 2, 3), 4)
+    context = engine_context(shapes, images, 4)
+    assert "panel + (term" in context.program.text
+    check(shapes, images, images, context)
 
 
 # Wide enough for Winograd's transform: input shape, layers.

@@ -10,14 +10,22 @@
 """
 
 from adam_mpi.model.engine import cpu, tiles
+from adam_mpi.model.engine.memory import ALIGNMENT
 from adam_mpi.model.engine.source import Source
 
 CACHE_FLOATS = 8192
 
 
+def turned_row(features: int, lanes: int) -> int:
+    """Floats from one image's features to the next's, an odd number of cache lines: rows whose length is a power of two
+    would all fall into the same few sets of the cache.
+    """
+    return tiles.up(features, 2 * ALIGNMENT) + ALIGNMENT
+
+
 def turned_floats(features: int, lanes: int) -> int:
-    """Of one block's transposed inputs, whose rows are filled up to whole vectors."""
-    return tiles.up(features, lanes) * lanes
+    """Of one block's transposed inputs."""
+    return turned_row(features, lanes) * lanes
 
 
 def group(images: int) -> int:
@@ -27,7 +35,7 @@ def group(images: int) -> int:
 
 def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
     """Transpose squares of `lanes` features and images in registers: exchange halves, quarters, ..."""
-    row = tiles.up(features, lanes)
+    row = turned_row(features, lanes)
     with source.kernel(f"{name}(memory, inputs, turned, blocks)", f"{features} features, image by image."):
         with source.inside("for block in range(blocks):"):
             for run in tiles.each(source, "feature", tiles.runs(features, lanes)):
@@ -53,10 +61,10 @@ def emit(
     bias: int | None = None,
 ) -> None:  # fmt: skip
     """`bias`: its place in the gradient; `tile`: units x vectors; `group`: vectors that stay in the cache."""
-    row = tiles.up(features, lanes)
+    row = turned_row(features, lanes)
     head = f"{name}(memory, gradient, weight, errors, turned, blocks, fresh)"
     with source.kernel(head, f"{units} x {features}, {tile}."):
-        for run in tiles.runs(row // lanes, tile.columns):
+        for run in tiles.runs(-(-features // lanes), tile.columns):
             step = tiles.up(group, run.width)
             with source.inside(f"for group in range({run.start}, {run.stop}, {step}):"):
                 source(f"end = min(group + {step}, {run.stop})")

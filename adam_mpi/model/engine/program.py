@@ -162,16 +162,17 @@ class Builder:
             self.steps.append(image_dense.step(source, name, layer, relu, mask, self.registers, *buffers))
             self.learning, self.relu = True, relu
             return 1 + relu
-        self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
+        panel = self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
         turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
         tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
         group = dense_weights.group(self.blocks * lanes)
         dense_weights.emit(source, f"{name}_weights", units, features, lanes, tile, group, bias)
-        step = Step(False, [Call(f"{name}_forward", ("memory", "weights", weight, inputs, outputs, outputs, "blocks"))])
+        arguments = ("memory", "weights", weight, inputs, outputs, outputs, panel, "blocks")
+        step = Step(False, [Call(f"{name}_forward", arguments)])
         if self.learning:
-            self.product(f"{name}_data", dense_product.to_data(units, features, mask))
-            arguments = ("memory", "weights", weight, errors, input_errors, inputs, "blocks")
+            panel = self.product(f"{name}_data", dense_product.to_data(units, features, mask))
+            arguments = ("memory", "weights", weight, errors, input_errors, inputs, panel, "blocks")
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
         step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
@@ -179,9 +180,12 @@ class Builder:
         self.learning, self.relu = True, relu
         return 1 + relu
 
-    def product(self, name: str, product: dense_product.Product) -> None:
-        chosen = dense_product.choose(product, self.blocks, self.registers)
-        dense_product.emit(self.source, name, product, self.lanes, *chosen)
+    def product(self, name: str, product: dense_product.Product) -> Buffer:
+        """Emit it; the panel it works with."""
+        tile, single = dense_product.choose(product, self.blocks, self.registers)
+        dense_product.emit(self.source, name, product, self.lanes, tile, single)
+        packed = dense_product.group(product, self.lanes, tile)
+        return Buffer(f"{name}/panel", dense_product.CHUNK * packed, each_block=False)
 
     def pool(self, index: int, layer: Pool) -> None:
         shape, inputs, input_errors = self.shapes[index], self.values, self.errors
