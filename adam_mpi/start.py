@@ -30,7 +30,7 @@ from adam_mpi.server import apply, mailbox, store
 from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
-from adam_mpi.worker import contribution
+from adam_mpi.worker import contribution, copy
 from adam_mpi.worker.worker import Worker
 
 COMPILE_SECONDS = 600.0
@@ -175,6 +175,9 @@ def _warm(net: Network) -> None:
     mailbox.state(message, 0, message.size, 1, False)
     for kernel in apply.KERNELS.values():
         kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
-    contribution.settle(values, values, values, one, one)
+    ranges = np.zeros((1, 2), np.int64)
+    copy.settle(values, values, values, one, one)
+    copy.take(values, values, values, ranges)
+    copy.ahead(values, values, values, ranges, one)
     contribution.predict(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

@@ -21,8 +21,9 @@ UNITS = 8
 
 @dataclass(frozen=True)
 class Layer:
-    """`weight`, `bias`: places in the flat vector; `wide`: lanes of a vector."""
+    """`weights`: the array they are in; `weight`, `bias`: places in the flat vector; `wide`: lanes of a vector."""
 
+    weights: str
     units: int
     features: int
     weight: int
@@ -37,10 +38,10 @@ def step(
     """`relu`: the outputs are its; `masked`: the inputs are; `input_errors`: None when nobody needs them."""
     _emit_forward(source, f"{name}_forward", layer, relu)
     _emit_weights(source, f"{name}_weights", layer)
-    made = Step(False, [Call(f"{name}_forward", ("memory", "weights", inputs, outputs, "blocks"))])
+    made = Step(False, [Call(f"{name}_forward", ("memory", layer.weights, inputs, outputs, "blocks"))])
     if input_errors:
         _emit_data(source, f"{name}_data", layer, masked, registers)
-        arguments = ("memory", "weights", inputs, errors, input_errors, "blocks")
+        arguments = ("memory", layer.weights, inputs, errors, input_errors, "blocks")
         made.backward.append(Call(f"{name}_data", arguments))
     made.backward.append(Call(f"{name}_weights", ("memory", "gradient", inputs, errors, "blocks", "fresh")))
     return made

@@ -29,6 +29,8 @@ from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Lay
 
 PASS_IMAGES = 64
 """Images that go through the network together; a larger batch takes several passes."""
+COPIED = 2**20
+"""Parameters of a fully-connected layer up to which each thread has a copy."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Program:
     """Images in a block."""
     choices: dict[str, convs.Choice]
     """How each convolution is computed."""
+    uncopied: tuple[str, ...]
+    """Layers whose weights are read in `shared`."""
 
 
 def build(
@@ -77,6 +81,7 @@ class Builder:
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
         self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
+        self.uncopied = tuple(s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > COPIED)
         self.source = Source()
         self.steps: list[Step] = []
         dense = next(index for index, shape in enumerate(shapes) if isinstance(shape.layer, Dense))
@@ -107,7 +112,7 @@ class Builder:
             if len(tensor.shape) != 2
         ]
         emitted = entry.emit(self.source, phases, self.blocks, self.lanes, added)
-        return Program(*emitted, self.blocks, self.lanes, self.choices)
+        return Program(*emitted, self.blocks, self.lanes, self.choices, self.uncopied)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -154,10 +159,11 @@ class Builder:
         relu = self.is_relu(index + 1)
         units, features = self.shapes[index].weight or ()
         weight, bias = str(self.places[f"{name}/weight"]), self.places[f"{name}/bias"]
+        weights = "shared" if name in self.uncopied else "weights"
         inputs, input_errors, mask = self.values, self.errors, self.relu
         outputs, errors = self.output(index + relu)
         if self.lanes < self.wide:
-            layer = image_dense.Layer(units, features, int(weight), bias, self.wide)
+            layer = image_dense.Layer(weights, units, features, int(weight), bias, self.wide)
             buffers = inputs, outputs, errors, input_errors if self.learning else None
             self.steps.append(image_dense.step(source, name, layer, relu, mask, self.registers, *buffers))
             self.learning, self.relu = True, relu
@@ -168,11 +174,11 @@ class Builder:
         tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
         group = dense_weights.group(self.blocks * lanes)
         dense_weights.emit(source, f"{name}_weights", units, features, lanes, tile, group, bias)
-        arguments = ("memory", "weights", weight, inputs, outputs, outputs, panel, "blocks")
+        arguments = ("memory", weights, weight, inputs, outputs, outputs, panel, "blocks")
         step = Step(False, [Call(f"{name}_forward", arguments)])
         if self.learning:
             panel = self.product(f"{name}_data", dense_product.to_data(units, features, mask))
-            arguments = ("memory", "weights", weight, errors, input_errors, inputs, panel, "blocks")
+            arguments = ("memory", weights, weight, errors, input_errors, inputs, panel, "blocks")
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
         step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
