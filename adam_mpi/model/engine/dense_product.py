@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.memory import ALIGNMENT
-from adam_mpi.model.engine.source import Source
+from adam_mpi.model.engine.source import BROADCAST, Source
 
 CHUNK = 128
 PACKED_WEIGHTS = 2**19
@@ -116,10 +116,14 @@ def _pack(source: Source, product: Product, lanes: int, packed: int) -> None:
 def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int, packed: int = 0) -> None:
     """`packed`: units in a row of the panel; 0: the weights are not packed."""
     source(f"to = results + (block * {product.units} + unit) * {lanes}")
-    places = {(unit, block): (block * product.units + unit) * lanes for unit in range(units) for block in range(blocks)}
-    for (unit, block), place in places.items():
-        so_far = f"load(memory, to + {place})" if product.terms > CHUNK else _first(product, f"{unit} + unit")
-        source(f"sum{unit}_{block} = {so_far}")
+    pairs = [(unit, block) for unit in range(units) for block in range(blocks)]
+    places = [(block * product.units + unit) * lanes for unit, block in pairs]
+    if product.terms > CHUNK:
+        source(f"sums = {source.make('loads', *places)}(memory, to)")
+    elif product.bias is None:
+        source(f"sums = {source.make('zeros', len(pairs))}()")
+    else:
+        source(f"sums = {source.make('broadcasts', *(unit for unit, _ in pairs))}(weights, {product.bias} + unit)")
     with source.inside("for term in range(chunk, end):"):
         source(f"v = values + (block * {product.terms} + term) * {lanes}")
         if packed:
@@ -128,14 +132,9 @@ def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int,
             array, step = "weights", product.unit_step
             origin = f"weight + unit * {product.unit_step} + term * {product.term_step}"
         source(f"w = {origin}")
-        for block in range(blocks):
-            source(f"value{block} = load(memory, v + {block * product.terms * lanes})")
-        for unit in range(units):
-            source(f"factor = broadcast({array}, w + {unit * step})")
-            for block in range(blocks):
-                source(f"sum{unit}_{block} = fma(factor, value{block}, sum{unit}_{block})")
-    for (unit, block), place in places.items():
-        source(f"store(memory, to + {place}, sum{unit}_{block})")
+        products = [(number, unit * step, block * product.terms * lanes) for number, (unit, block) in enumerate(pairs)]
+        source(f"sums = {source.make('multiply_adds', len(pairs), BROADCAST, *products)}(sums, {array}, w, memory, v)")
+    source(f"{source.make('stores', *places)}(memory, to, sums)")
 
 
 def _finish(source: Source, product: Product, lanes: int) -> None:

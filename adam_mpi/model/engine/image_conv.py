@@ -15,12 +15,13 @@ that the values which a kernel column meets lie side by side whatever stride and
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 from adam_mpi.model.engine import conv_weights, pool, tiles
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.convs import Job, unpool
 from adam_mpi.model.engine.memory import Buffer, Call, Step
-from adam_mpi.model.engine.source import Source
+from adam_mpi.model.engine.source import BROADCAST, LOAD, Source
 from adam_mpi.model.engine.wide import parts, runs, store, vectors
 
 
@@ -131,10 +132,8 @@ def _emit_forward(source: Source, name: str, spread: Spread, job: Job) -> None:
             source(f"last = min({shape.kernel}, {shape.height + shape.pad} - row * {shape.stride})")
             for maps in tiles.each(source, "plane", tiles.runs(shape.maps, tile.planes)):
                 for run in tiles.each(source, "vector", runs(shape.columns, wide, tile.columns)):
-                    for plane in range(maps.width):
-                        source(f"start = wide_broadcast(weights, {job.bias + plane} + plane)")
-                        for vector in range(run.width):
-                            source(f"sum{plane}_{vector} = start")
+                    starts = [plane for plane in range(maps.width) for _ in range(run.width)]
+                    source(f"sums = {source.make('wide_broadcasts', *starts)}(weights, {job.bias} + plane)")
                     _sum_forward(source, spread, job.weight, maps.width, run.width)
                     _store_forward(source, spread, maps.width, run, job.relu and job.window == 1)
 
@@ -145,31 +144,34 @@ def _sum_forward(source: Source, spread: Spread, weight: int, planes: int, width
         source(f"line = channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}")
         source(f"v = inputs + line * {spread.phases * spread.pitch} + vector * {spread.wide}")
         source(f"w = {weight} + (plane * {shape.channels} + channel) * {area} + tap * {shape.kernel}")
-        for tap in range(shape.kernel):
-            place = tap % shape.stride * spread.pitch + tap // shape.stride
-            _multiply_add(source, planes, width, place, spread.wide, shape.channels * area, tap)
+        places = {tap: tap % shape.stride * spread.pitch + tap // shape.stride for tap in range(shape.kernel)}
+        _multiply_add(source, planes, width, places, spread.wide, shape.channels * area)
 
 
 def _multiply_add(
-    source: Source, planes: int, width: int, place: int, wide: int, plane_stride: int, tap: int
+    source: Source, planes: int, width: int, places: dict[int, int], wide: int, plane_stride: int
 ) -> None:
-    """Emit sum{plane}_{vector} += weights[w + plane * plane_stride + tap] * memory[v + place + vector * wide]."""
-    for vector in range(width):
-        source(f"value{vector} = wide_load(memory, v + {place + vector * wide})")
-    for plane in range(planes):
-        source(f"weight = wide_broadcast(weights, w + {plane * plane_stride + tap})")
-        for vector in range(width):
-            source(f"sum{plane}_{vector} = wide_fma(weight, value{vector}, sum{plane}_{vector})")
+    """Emit, for each tap and its place, each plane, each vector of `width`:
+
+    sum += weights[w + plane * plane_stride + tap] * memory[v + place + vector * wide]
+    """
+    products = [
+        (plane * width + vector, plane * plane_stride + tap, place + vector * wide)
+        for (tap, place), plane, vector in product(places.items(), range(planes), range(width))
+    ]
+    step = source.make("wide_multiply_adds", planes * width, BROADCAST, *products)
+    source(f"sums = {step}(sums, weights, w, memory, v)")
 
 
 def _store_forward(source: Source, spread: Spread, planes: int, run: tiles.Run, relu: bool) -> None:
     shape, wide = spread.shape, spread.wide
+    if relu:
+        source(f"sums = {source.make('wide_positives', planes * run.width)}(sums)")
+    source(f"to = outputs + (plane * {shape.rows} + row) * {shape.columns} + vector * {wide}")
     for plane in range(planes):
-        source(f"to = outputs + ((plane + {plane}) * {shape.rows} + row) * {shape.columns} + vector * {wide}")
         for vector, part in enumerate(parts(run)):
-            value = f"sum{plane}_{vector}"
-            value = f"wide_maximum(wide_zero(), {value})" if relu else value
-            source(store("memory", f"to + {vector * wide}", value, part))
+            place = plane * shape.rows * shape.columns + vector * wide
+            source(store("memory", f"to + {place}", f"sums[{plane * run.width + vector}]", part))
 
 
 def _emit_weights(source: Source, name: str, spread: Spread, job: Job) -> None:
@@ -181,7 +183,7 @@ def _emit_weights(source: Source, name: str, spread: Spread, job: Job) -> None:
                     for start in range(0, shape.kernel, tile.taps):
                         taps = range(start, min(start + tile.taps, shape.kernel))
                         _sum_weights(source, spread, maps.width, channels.width, taps)
-                        conv_weights.add(source, shape, job.weight, maps.width, channels.width, taps, "wide_total")
+                        conv_weights.add(source, shape, job.weight, maps.width, channels.width, taps, "wide_")
         with source.inside(f"for map in range({shape.maps}):"):
             source("sum0 = wide_zero()")
             with source.inside(f"for row in range({shape.rows}):"):
@@ -193,22 +195,23 @@ def _emit_weights(source: Source, name: str, spread: Spread, job: Job) -> None:
 
 def _sum_weights(source: Source, spread: Spread, maps: int, channels: int, taps: range) -> None:
     shape, wide = spread.shape, spread.wide
-    for sum_name in conv_weights.names(maps, channels, taps):
-        source(f"{sum_name} = wide_zero()")
+    source(f"sums = {source.make('wide_zeros', maps * channels * len(taps))}()")
     conv_weights.rows_inside(source, shape)
     with source.inside("for row in range(first, last):"):
         source(f"e = errors + (map * {shape.rows} + row) * {spread.error_pitch} + {spread.reach}")
         source(f"line = channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}")
         source(f"v = inputs + line * {spread.phases * spread.pitch}")
         with source.inside(f"for column in range(0, {shape.columns}, {wide}):"):
-            for m in range(maps):
-                source(f"error{m} = wide_load(memory, e + {m * shape.rows * spread.error_pitch} + column)")
-            for c in range(channels):
-                for tap in taps:
-                    place = (c * shape.height * spread.phases + tap % shape.stride) * spread.pitch + tap // shape.stride
-                    source(f"value = wide_load(memory, v + {place} + column)")
-                    for m in range(maps):
-                        source(f"sum{m}_{c}_{tap} = wide_fma(error{m}, value, sum{m}_{c}_{tap})")
+            products = [
+                (
+                    (m * channels + c) * len(taps) + tap - taps.start,
+                    m * shape.rows * spread.error_pitch,
+                    (c * shape.height * spread.phases + tap % shape.stride) * spread.pitch + tap // shape.stride,
+                )
+                for c, tap, m in product(range(channels), taps, range(maps))
+            ]
+            step = source.make("wide_multiply_adds", maps * channels * len(taps), LOAD, *products)
+            source(f"sums = {step}(sums, memory, e + column, memory, v + column)")
 
 
 def _emit_data(source: Source, name: str, spread: Spread, job: Job) -> None:
@@ -226,20 +229,17 @@ def _emit_data(source: Source, name: str, spread: Spread, job: Job) -> None:
 
 def _phase_data(source: Source, spread: Spread, weight: int, planes: int, width: int, phase: int) -> None:
     shape, wide, area = spread.shape, spread.wide, spread.shape.kernel**2
-    for plane in range(planes):
-        for vector in range(width):
-            source(f"sum{plane}_{vector} = wide_zero()")
+    source(f"sums = {source.make('wide_zeros', planes * width)}()")
     with source.inside(f"for map in range({shape.maps}):"), source.inside("for line in range(first, last):"):
         source(f"v = errors + (map * {shape.rows} + line) * {spread.error_pitch} + {spread.reach} + vector * {wide}")
         source(f"tap = row + {shape.pad} - line * {shape.stride}")
         source(f"w = {weight} + (map * {shape.channels} + plane) * {area} + tap * {shape.kernel}")
-        for tap in range(phase, shape.kernel, shape.stride):
-            _multiply_add(source, planes, width, -(tap // shape.stride), wide, area, tap)
-    for plane in range(planes):
-        line = f"((plane + {plane}) * {shape.height} + row) * {spread.phases} + {phase}"
-        source(f"to = result + ({line}) * {spread.back} + vector * {wide}")
-        for vector in range(width):
-            source(f"wide_store(memory, to + {vector * wide}, sum{plane}_{vector})")
+        places = {tap: -(tap // shape.stride) for tap in range(phase, shape.kernel, shape.stride)}
+        _multiply_add(source, planes, width, places, wide, area)
+    line = spread.phases * spread.back
+    source(f"to = result + (plane * {shape.height} + row) * {line} + {phase * spread.back} + vector * {wide}")
+    offsets = [plane * shape.height * line + vector * wide for plane in range(planes) for vector in range(width)]
+    source(f"{source.make('wide_stores', *offsets)}(memory, to, sums)")
 
 
 def _emit_gather(source: Source, name: str, spread: Spread, masked: bool) -> None:

@@ -95,7 +95,7 @@ class Builder:
 
     def program(self) -> Program:
         if self.lanes < self.wide:
-            self.source(f"globals().update(wide({self.wide}))")
+            self.source.head.append(f"globals().update(wide({self.wide}))")
         for function in sorted({s.layer.function for s in self.shapes if isinstance(s.layer, Activation)}):
             pointwise.emit(self.source, function, self.lanes)
         pixels.emit(self.source, math.prod(self.shapes[0].input), self.lanes)
