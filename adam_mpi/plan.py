@@ -12,6 +12,7 @@ from adam_mpi.data.lines import AHEAD, GROUP
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
+from adam_mpi.model.engine import cpu
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.server import shelves as shelving
@@ -30,7 +31,8 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     check_partitions(config.layout.partitions, shapes)
     shelves = plan_shelves(config, shapes, layout)
     memory = _memory(config, layout, description, shapes, shelves)
-    parts = [_roles(layout), _layers(shapes), _parameters(config, layout, shelves), memory]
+    working = _working_set(network(config, description, shapes))
+    parts = [_roles(layout), _layers(shapes), _parameters(config, layout, shelves), memory, working]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -117,9 +119,10 @@ def _memory(
     item = np.dtype(description.dtype).itemsize
     pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
-    # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread.
+    # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread; two copies each
+    # of the weights where there are several.
     context = network(config, description, shapes).bytes
-    worker = (2 + 2 * threads + 2 + threads) * size + threads * context
+    worker = (2 + 2 * threads + 2 + threads + (2 * threads if threads > 1 else 0)) * size + threads * context
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"
@@ -132,6 +135,16 @@ def _memory(
         f"  server  {amount(2 * 4 * largest)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for mailboxes "
         f"({len(layout.workers)} pushers x {shelves.slots} slots of {amount(shelves.slot_bytes)})"
     )
+
+
+def _working_set(network: Network) -> Iterator[str]:
+    """What a trainer thread goes through in every batch, and what this machine's caches hold of it."""
+    weights = 4 * parameters.total(network.shapes)
+    apart = f" ({amount(4 * network.program.apart)} if none shared memory)" if network.program else ""
+    yield f"working set of a trainer thread: {amount(2 * weights + network.bytes)}"
+    yield f"  weights {amount(weights)}, gradient {amount(weights)}, buffers {amount(network.bytes)}{apart}"
+    caches = ", ".join(f"{level} {amount(size)}" for level, size in cpu.caches().items())
+    yield f"  caches here: {caches or 'unknown'}"
 
 
 def amount(size: float) -> str:

@@ -23,7 +23,7 @@ from adam_mpi.model.engine import (
     winograd_step,
 )
 from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step
+from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step, size
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
@@ -39,6 +39,8 @@ class Program:
 
     text: str
     floats: int
+    apart: int
+    """Floats that its buffers would take if none shared memory with another."""
     blocks: int
     """Blocks of images that go through the network together."""
     lanes: int
@@ -111,8 +113,9 @@ class Builder:
             for tensor in parameters.tensors(self.shapes)
             if len(tensor.shape) != 2
         ]
-        emitted = entry.emit(self.source, phases, self.blocks, self.lanes, added)
-        return Program(*emitted, self.blocks, self.lanes, self.choices, self.uncopied)
+        text, floats, places = entry.emit(self.source, phases, self.blocks, self.lanes, added)
+        apart = sum(size(buffer, self.blocks) for buffer in places)
+        return Program(text, floats, apart, self.blocks, self.lanes, self.choices, self.uncopied)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
