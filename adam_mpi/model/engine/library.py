@@ -87,7 +87,7 @@ def plain(text: str, lanes: int) -> Callable:
 
 def key(source: str) -> str:
     """Of the source, the vector kit it uses, the CPU and the compiler."""
-    kit = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector.py", "functions.py"))
+    kit = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector.py", "bundle.py", "functions.py"))
     parts = (source.encode(), kit, cpu.name().encode(), numba.__version__.encode(), llvmlite.__version__.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
