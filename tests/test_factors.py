@@ -76,20 +76,25 @@ def test_the_largest_push_is_whole_batches():
     assert largest_push(config.load(None, ["push.images=40", "train.batch=32", "consistency.staleness=0"])) == 32
 
 
+SMALL = '[{kind="pool",size=2},{kind="dense",units=300},"relu",{kind="dropout",rate=0.5},{kind="dense",units=10}]'
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 def test_factors_and_deltas_give_the_same_weights(launch):
     import h5py
 
-    settings = ["data.images=640", "train.epochs=1", "consistency.staleness=0", "server.shard=20000"]
-    settings += ["layout.servers=2", "kernels.engine=reference"]
+    # The last batch and the threads' shares of all leave blocks of the engine unfilled.
+    settings = ["data.images=300", "data.validation=0.0", "train.epochs=1", "train.batch=24"]
+    settings += ["consistency.staleness=0", "worker.threads=2", "server.shard=4000", "layout.servers=2"]
+    settings += [f"model.layers={SMALL}"]
     weights = []
     for protocol in ("delta", "factor"):
         sets = [word for key in [*settings, f"push.protocol={protocol}"] for word in ("--set", key)]
-        job = launch(5, "train", *sets)
+        job = launch(4, "train", *sets)
         assert job.returncode == 0, job.said()
         with h5py.File(job.run / "weights.h5") as file:
-            weights.append(np.concatenate([file[f"dense{n}/weight"][...].ravel() for n in (1, 2, 3)]))
+            weights.append(np.concatenate([file[f"dense{n}/weight"][...].ravel() for n in (1, 2)]))
         weights.append(job.summary["pushes"]["bytes"])
     assert np.allclose(weights[0], weights[2], rtol=1e-4, atol=1e-6)
-    assert weights[1] > 3 * weights[3]
+    assert weights[1] > 1.5 * weights[3]

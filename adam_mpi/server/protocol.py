@@ -5,6 +5,7 @@ sends the folded gradient whichever way it came, and does not tell the two apart
 costs it time that a delta does not; time on the wire and time of the multiplication are added up.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adam_mpi.config import Config
@@ -54,6 +55,11 @@ def choose(shelves: Shelves, config: Config, images: int, hosts: int) -> dict[st
         use = wanted == "factor" or (wanted == "auto" and better and config.push.codec == "none")
         choices[layer] = Choice(layer, delta, bytes_, planned if use else None)
     return choices
+
+
+def captured_layers(choices: Mapping[str, Choice]) -> list[str]:
+    """The layers whose activations and errors are wanted."""
+    return [layer for layer, choice in choices.items() if choice.factors is not None]
 
 
 def largest_push(config: Config) -> int:
