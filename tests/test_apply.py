@@ -14,6 +14,8 @@ def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP),
     if kind == "additive":
         return weights + gradient, state
     gradient = gradient + decay * weights
+    if kind == "descent":
+        return weights - rate * gradient, state
     if kind == "adagrad":
         state = state + gradient**2
         return weights - rate * gradient / (np.sqrt(state) + 1e-8), state

@@ -201,7 +201,7 @@ def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
     finally:
         tracemalloc.stop()
     assert max(grown) < 64 << 10
-    assert house.server.stepper.pool.allocated == buffers == (2 if codec == "onebit" else 0)
+    assert house.server.stepper.pool.allocated == buffers == (1 if codec == "onebit" else 0)
 
 
 def test_a_pull_allocates_nothing_after_warm_up(build):

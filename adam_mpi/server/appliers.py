@@ -1,12 +1,12 @@
 """Apply threads: each owns shards of its own, so none waits for another while a batch is applied."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 
 class Appliers:
-    """Runs a job per shard; the caller's thread takes part, so one thread means none beside it."""
+    """Runs jobs on shards; the caller's thread takes part, so one thread means none beside it."""
 
     def __init__(self, threads: int) -> None:
         self.tasks: list[SimpleQueue[list[Callable[[], None]]]] = [SimpleQueue() for _ in range(threads - 1)]
@@ -14,11 +14,11 @@ class Appliers:
         for tasks in self.tasks:
             threading.Thread(target=self._run, args=(tasks,), name="applier", daemon=True).start()
 
-    def run(self, jobs: Mapping[int, Callable[[], None]]) -> None:
-        """Do all jobs, those of one shard always on the same thread; return when the last is done."""
+    def run(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> None:
+        """Do all jobs, those with the same number always on the same thread; return when the last is done."""
         shares: list[list[Callable[[], None]]] = [[] for _ in range(len(self.tasks) + 1)]
-        for shard, job in jobs.items():
-            shares[shard % len(shares)].append(job)
+        for number, job in jobs:
+            shares[number % len(shares)].append(job)
         given = [(tasks, share) for tasks, share in zip(self.tasks, shares[1:], strict=True) if share]
         for tasks, share in given:
             tasks.put(share)

@@ -38,6 +38,22 @@ def additive(
 
 
 @njit(nogil=True, cache=True)
+def descent(
+    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rate: float, keep: float, decay: float,
+) -> None:  # fmt: skip
+    """weights -= rate * (sum + decay * weights)."""
+    steps, left = -rate * scales, np.float32(1) - rate * decay
+    for first in range(0, weights.size, BLOCK):
+        size = min(BLOCK, weights.size - first)
+        block = weights[first : first + size]
+        if decay != 0:
+            for i in range(size):
+                block[i] *= left
+        _fold(block, mail, starts, steps, first, size)
+
+
+@njit(nogil=True, cache=True)
 def momentum(
     weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
     rate: float, keep: float, decay: float,
@@ -131,5 +147,5 @@ def sparse_adagrad(
         weights[i] -= rate * values[k] / (np.sqrt(state[i]) + np.float32(1e-8))
 
 
-KERNELS = {"additive": additive, "momentum": momentum, "nesterov": nesterov, "adagrad": adagrad}
-SPARSE_KERNELS = {"additive": sparse_additive, "momentum": sparse_descent, "adagrad": sparse_adagrad}
+KERNELS = {"additive": additive, "descent": descent, "momentum": momentum, "nesterov": nesterov, "adagrad": adagrad}
+SPARSE_KERNELS = {"additive": sparse_additive, "descent": sparse_descent, "adagrad": sparse_adagrad}

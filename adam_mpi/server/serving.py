@@ -72,9 +72,10 @@ class Server:
         if mail.kind != mailbox.FACTOR:
             self.staged[mail.shard].append(mail)
             return
-        shards = self.inbox.factors[self.shelves.shards[mail.shard].layer].shards
-        mail.shards = len(shards)
-        for shard in shards:
+        plan = self.inbox.factors[self.shelves.shards[mail.shard].layer]
+        self.stepper.unpack(mail, plan)
+        mail.shards = len(plan.shards)
+        for shard in plan.shards:
             self.staged[shard.index].append(mail)
 
     def _take_ready(self, shard: int) -> list[Mail]:
@@ -95,12 +96,13 @@ class Server:
     def _apply(self, ready: dict[int, list[Mail]]) -> None:
         """One optimiser step per shard on the sum of its messages, on all apply threads; then the books."""
         self.world.injector.at("apply")
-        rate, jobs = self.rate, {}
-        for shard, mails in ready.items():
-            version = int(self.published.versions[self.place[shard]])
+        rate, jobs = self.rate, []
+        for band in self.stepper.bands(ready):
+            first = band[0].index
+            mails, version = ready[first], int(self.published.versions[self.place[first]])
             delays = [version - mail.seen for mail in mails]
-            self.delays.update(delays)
-            jobs[shard] = partial(self.stepper.step, shard, mails, delays, rate)
+            self.delays.update(delays * len(band))
+            jobs.append((first // len(band), partial(self.stepper.step, band, mails, delays, rate)))
         self.appliers.run(jobs)
         for shard, mails in ready.items():
             self.published.versions[self.place[shard]] += 1
@@ -114,6 +116,7 @@ class Server:
         if mail.shards:
             return
         self.inbox.settle(mail)
+        self.stepper.release(mail)
         if mail.last:
             lead = mail.clock - min(self.clocks)
             self.leads[max(0, lead)] += 1
