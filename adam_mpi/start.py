@@ -21,6 +21,7 @@ from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
 from adam_mpi.model import parameters
+from adam_mpi.model.engine import update
 from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network, warm
@@ -172,8 +173,7 @@ def _warm(net: Network) -> None:
     mailbox.finite(message)
     mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
     mailbox.state(message, 0, message.size, 1, False)
-    for kernel in apply.KERNELS.values():
-        kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
+    apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
     contribution.settle(values, values, values, one, one)
-    contribution.predict(values, values, one)
+    update.descend(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

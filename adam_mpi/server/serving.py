@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.cluster import numa
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
@@ -34,7 +35,11 @@ class Server:
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self.inbox = Inbox(world, shelves, mail.memory, published)
         self.stepper = Stepper(self.config, self.shards, published, mail.memory, self.inbox.factors)
-        self.appliers = Appliers(self.config.server.threads)
+        cores = numa.threads_cores(self.config.server.threads)
+        self.appliers = Appliers(self.config.server.threads, cores)
+        # A rank with other roles makes more threads, which would be bound with it.
+        if world.place.roles == ("server",):
+            numa.bind(cores[0])
         self.clocks = [0] * len(shelves.pushers)
         self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.images, self.total = epochs_done * epoch_images, self.config.train.epochs * epoch_images
@@ -48,8 +53,8 @@ class Server:
         return schedule.rate(self.config.optimiser, self.images, self.total)
 
     def start(self, state: dict[str, np.ndarray]) -> None:
-        """Take over the state of our shards from flat vectors by name."""
-        self.stepper.start(state)
+        """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
+        self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in self.shards)
         self.published.rate[0] = self.rate
 
     def step(self) -> bool:

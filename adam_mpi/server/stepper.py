@@ -35,16 +35,15 @@ class Stepper:
         self.pool, self.band = Pool(), BAND if self.kind == "descent" else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
 
-    def start(self, state: dict[str, np.ndarray]) -> None:
+    def start(self, shard: Shard, state: dict[str, np.ndarray]) -> None:
         """Take over weights, and what else there is of `state` and `average`, from flat vectors."""
-        for shard in self.shards:
-            part = slice(shard.start, shard.stop)
-            self.published.weights[shard.index][:] = state["weights"][part]
-            if "state" in state:
-                self.states[shard.index][:] = state["state"][part]
-            if "average" in self.published.regions:
-                self.published.regions["average"][shard.index][:] = state.get("average", state["weights"])[part]
-            self._derive(shard.index)
+        part = slice(shard.start, shard.stop)
+        self.published.weights[shard.index][:] = state["weights"][part]
+        if "state" in state:
+            self.states[shard.index][:] = state["state"][part]
+        if "average" in self.published.regions:
+            self.published.regions["average"][shard.index][:] = state.get("average", state["weights"])[part]
+        self._derive(shard.index)
 
     def state(self) -> dict[str, dict[int, np.ndarray]]:
         """What a snapshot keeps, by name and shard."""
@@ -145,7 +144,8 @@ class Stepper:
     def _kernel(self, shard: int, part: slice, mail: np.ndarray, plain: list[tuple[int, float]], rate: float) -> None:
         starts, scales = np.array([start for start, _ in plain], np.int64), np.array([s for _, s in plain], np.float32)
         weights, state = self.published.weights[shard][part], self.states[shard][part]
-        apply.KERNELS[self.kind](weights, state, mail, starts, scales, np.float32(rate), self.keep, self.decay)
+        rule = apply.RULES.index(self.kind)
+        apply.step(rule, weights, state, mail, starts, scales, np.float32(rate), self.keep, self.decay)
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""

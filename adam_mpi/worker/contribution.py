@@ -93,13 +93,6 @@ def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: f
 
 
 @njit(nogil=True, cache=True)
-def predict(weights: np.ndarray, gradient: np.ndarray, factor: float) -> None:
-    """Take the step that this gradient will lead to."""
-    for i in range(weights.size):
-        weights[i] -= factor * gradient[i]
-
-
-@njit(nogil=True, cache=True)
 def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.ndarray, factor: float) -> None:
     """local = pulled + the steps predicted for what is being summed up in these rows of the pool.
 

@@ -51,7 +51,7 @@ def _kernels() -> Iterator[dict]:
     scales = np.full(MESSAGES, 1e-3, np.float32)
 
     def fold(count: int) -> None:
-        apply.additive(weights, state, mail, starts[:count], scales[:count], one, one, one)
+        apply.step(apply.DESCENT, weights, state, mail, starts[:count], scales[:count], one, one, one)
 
     times = interleaved(
         {
