@@ -25,7 +25,7 @@ def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP),
     return weights - rate * state, state
 
 
-def step(kind, *arguments):
+def take(kind, *arguments):
     apply.step(apply.RULES.index(kind), *arguments)
 
 
@@ -57,7 +57,7 @@ def test_kernels_follow_the_rule(kind, count, size):
             float(scale) * mail[start : start + size].astype(float) for start, scale in zip(starts, scales, strict=True)
         )
         wanted = textbook(kind, *wanted, total)
-        step(kind, weights, state, mail, starts, scales, RATE, KEEP, DECAY)
+        take(kind, weights, state, mail, starts, scales, RATE, KEEP, DECAY)
     assert np.allclose(weights, wanted[0], rtol=1e-5, atol=1e-5)
     assert np.allclose(state, wanted[1], rtol=1e-5, atol=1e-5)
 
@@ -66,7 +66,7 @@ def test_momentum_zero_is_plain_descent():
     weights, state = begin(100)
     mail, starts = messages(1, 100)
     wanted = weights - RATE * mail[starts[0] : starts[0] + 100]
-    step("momentum", weights, state, mail, starts, np.ones(1, np.float32), RATE, np.float32(0), np.float32(0))
+    take("momentum", weights, state, mail, starts, np.ones(1, np.float32), RATE, np.float32(0), np.float32(0))
     assert np.allclose(weights, wanted, atol=1e-6)
 
 
@@ -76,8 +76,8 @@ def test_eight_folded_are_one_step_on_their_sum(kind):
     mail, starts = messages(8, size)
     total = sum(mail[start : start + size].astype(float) for start in starts).astype(np.float32)
     folded, single = begin(size), begin(size)
-    step(kind, *folded, mail, starts, ones, RATE, KEEP, DECAY)
-    step(kind, *single, total, np.zeros(1, np.int64), ones[:1], RATE, KEEP, DECAY)
+    take(kind, *folded, mail, starts, ones, RATE, KEEP, DECAY)
+    take(kind, *single, total, np.zeros(1, np.int64), ones[:1], RATE, KEEP, DECAY)
     assert np.allclose(folded[0], single[0], atol=1e-5) and np.allclose(folded[1], single[1], rtol=1e-4, atol=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_the_order_of_messages_is_the_order_of_the_sum():
     results = []
     for _ in range(2):
         weights, state = begin(3000)
-        step("momentum", weights, state, mail, starts, np.ones(3, np.float32), RATE, KEEP, DECAY)
+        take("momentum", weights, state, mail, starts, np.ones(3, np.float32), RATE, KEEP, DECAY)
         results.append(weights)
     assert np.array_equal(*results)
 
