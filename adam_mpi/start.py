@@ -3,13 +3,13 @@
 import json
 import logging
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from adam_mpi import compiling
 from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
@@ -21,20 +21,16 @@ from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
 from adam_mpi.model import parameters
-from adam_mpi.model.engine import update
 from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.network import Network, warm
 from adam_mpi.observe import rundir
 from adam_mpi.plan import check_partitions, model, network, plan_shelves
-from adam_mpi.server import apply, mailbox, store
+from adam_mpi.server import store
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
-from adam_mpi.worker import contribution
 from adam_mpi.worker.worker import Worker
 
-COMPILE_SECONDS = 600.0
 log = logging.getLogger(__name__)
 
 
@@ -90,9 +86,10 @@ def crew(world: World, job: Job) -> Crew:
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
     plan = plan_shelves(job.config, job.shapes, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
-    net = network(job.config, job.description, job.shapes, captured_layers(choices), job.kernels)
-    _compile_once(world, net)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
+    captured = captured_layers(choices)
+    net = network(job.config, job.description, job.shapes, captured, job.kernels) if "worker" in roles else None
+    compiling.compile_once(world, net)
     kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
     mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
     window = kind.to_read(world.comm, world.node, plan.published_bytes(rank) if serves else 0)
@@ -110,8 +107,8 @@ def crew(world: World, job: Job) -> Crew:
         )
         made["server"].start(_first_state(job))
     # Workers read weights at once: they must be in place everywhere.
-    world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
-    if "worker" in roles:
+    world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
+    if net is not None:
         made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
     return Crew(post, made, head, [mail, window])
 
@@ -144,36 +141,3 @@ def _threads(world: World) -> int:
             "or set worker.threads = %d", threads, len(cores), threads, len(cores),
         )  # fmt: skip
     return threads
-
-
-def _compile_once(world: World, net: Network) -> None:
-    """The first rank of a node compiles the kernels into numba's cache; the others load them from there."""
-    notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
-    notice.daemon = True
-    if world.rank == 0:
-        notice.start()
-    if world.node.rank == 0:
-        _warm(net)
-    world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
-    if world.node.rank != 0:
-        _warm(net)
-    notice.cancel()
-
-
-def _warm(net: Network) -> None:
-    if net.program:
-        net.context()
-    else:
-        warm(net.shapes)
-    values, one = np.zeros(2, np.float32), np.float32(1)
-    message = np.zeros(mailbox.message_words(2, 1), np.uint32)
-    mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
-    mailbox.sign(message)
-    mailbox.copy(message, message)
-    mailbox.finite(message)
-    mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
-    mailbox.state(message, 0, message.size, 1, False)
-    apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
-    contribution.settle(values, values, values, one, one)
-    update.descend(values, values, one)
-    contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)
