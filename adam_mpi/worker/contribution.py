@@ -50,9 +50,9 @@ class Factors:
         self.count = 0
 
     def add(self, activations: np.ndarray, errors: np.ndarray) -> None:
-        """Take in the factors of a block, (features x images) as contexts have them."""
-        part = slice(self.count, self.count + activations.shape[1])
-        self.activations[part], self.errors[part] = activations.T, errors.T
+        """Take in the factors of a block of images."""
+        part = slice(self.count, self.count + len(activations))
+        self.activations[part], self.errors[part] = activations, errors
         self.count = part.stop
 
 
@@ -90,13 +90,6 @@ def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: f
         total[i] += unit * gradient[i]
         local[i] -= factor * gradient[i]
         gradient[i] = 0
-
-
-@njit(nogil=True, cache=True)
-def predict(weights: np.ndarray, gradient: np.ndarray, factor: float) -> None:
-    """Take the step that this gradient will lead to."""
-    for i in range(weights.size):
-        weights[i] -= factor * gradient[i]
 
 
 @njit(nogil=True, cache=True)

@@ -11,8 +11,8 @@ ARGUMENTS = "training, overwrite, weights, gradient, memory, levels, pixels, lab
 
 def emit(
     source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int, added: list[tuple[int, int]]
-) -> tuple[str, int]:
-    """Emit `run`; return all that was emitted, and the floats of memory that it works in.
+) -> tuple[str, int, dict[Buffer, int]]:
+    """Emit `run`; return all that was emitted, the floats of memory that it works in, and the place of each buffer.
 
     A gradient to be overwritten is made zero in its parts `added`, before sums are added there.
     """
@@ -41,11 +41,11 @@ def emit(
                 forward = forward and phase.calls[-1].kernel != "cross_entropy"
         source("restore(before)")
         source("return loss, correct")
-    return source.text, floats
+    return source.text, floats, places
 
 
 def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
-    """Emit `timed`, which runs the phases for one block again and again; as `emit` does otherwise."""
+    """Emit `timed`, which runs the phases for one block again and again; return the text and the floats."""
     places, floats = lay_out(phases, 1)
     source("")
     source("")
@@ -75,6 +75,8 @@ def _phase(source: Source, phase: Phase, places: dict[Buffer, int], lanes: int) 
 def _place(argument: Buffer | str, places: dict[Buffer, int], block: str) -> str:
     if isinstance(argument, str):
         return argument
+    if argument.images:
+        return f"{places[argument]} + first * {argument.floats}"
     moving = f" + {block} * {argument.floats}" if block and argument.each_block else ""
     return f"{places[argument]}{moving}"
 

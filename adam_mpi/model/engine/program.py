@@ -39,6 +39,8 @@ class Program:
     """Blocks of images that go through the network together."""
     choices: dict[str, convs.Choice]
     """How each convolution is computed."""
+    kept: dict[str, tuple[tuple[int, int], ...]]
+    """Captured layer -> where its activations and its errors lie in memory, image by image: (place, floats apart)."""
 
 
 def build(
@@ -47,9 +49,13 @@ def build(
     lanes: int,
     registers: int,
     choices: dict[str, convs.Choice] | None = None,
+    captured: Sequence[str] = (),
 ) -> Program:
-    """The program for batches of up to `images` images; what is not among the choices is decided by arithmetic."""
-    return Builder(shapes, images, lanes, registers, choices).program()
+    """The program for batches of up to `images` images; what is not among the choices is decided by arithmetic.
+
+    Activations and errors of the dense layers in `captured` are kept.
+    """
+    return Builder(shapes, images, lanes, registers, choices, captured).program()
 
 
 def conv_step(job: convs.Job, choice: convs.Choice) -> Step:
@@ -66,8 +72,11 @@ class Builder:
         lanes: int,
         registers: int,
         choices: dict[str, convs.Choice] | None = None,
+        captured: Sequence[str] = (),
     ) -> None:
         self.choices = dict(choices or {})
+        self.kept: dict[str, tuple[Buffer, ...]] = {layer: () for layer in captured}
+        self.images = tiles.up(images, lanes)
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
         self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
@@ -98,8 +107,9 @@ class Builder:
             for tensor in parameters.tensors(self.shapes)
             if len(tensor.shape) != 2
         ]
-        emitted = entry.emit(self.source, phases, self.blocks, self.lanes, added)
-        return Program(*emitted, self.blocks, self.choices)
+        text, floats, places = entry.emit(self.source, phases, self.blocks, self.lanes, added)
+        kept = {layer: tuple((places[b], b.floats) for b in buffers) for layer, buffers in self.kept.items()}
+        return Program(text, floats, self.blocks, self.choices, kept)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -146,7 +156,7 @@ class Builder:
         inputs, input_errors, mask = self.values, self.errors, self.relu
         outputs, errors = self.output(index + relu)
         self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
-        turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
+        turned = self.turned(name, "activations", features)
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
         tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
         group = dense_weights.group(self.blocks * lanes)
@@ -158,9 +168,20 @@ class Builder:
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
         step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
+        if name in self.kept:
+            turned_errors = self.turned(name, "errors", units)
+            dense_weights.emit_turn(source, f"{name}_turn_errors", units, lanes)
+            step.backward.append(Call(f"{name}_turn_errors", ("memory", errors, turned_errors, "blocks")))
+            self.kept[name] = turned, turned_errors
         self.steps.append(step)
         self.learning, self.relu = True, relu
         return 1 + relu
+
+    def turned(self, name: str, what: str, columns: int) -> Buffer:
+        """Where values lie image by image: of a pass, or of the whole batch if they are kept."""
+        if name in self.kept:
+            return Buffer(f"{name}/{what}", tiles.up(columns, self.lanes), images=self.images)
+        return Buffer(f"{name}/{what}", dense_weights.turned_floats(columns, self.lanes))
 
     def product(self, name: str, product: dense_product.Product) -> None:
         chosen = dense_product.choose(product, self.blocks, self.registers)
