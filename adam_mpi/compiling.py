@@ -5,6 +5,7 @@ import threading
 import numpy as np
 
 from adam_mpi.cluster.world import World
+from adam_mpi.model.engine import update
 from adam_mpi.model.network import Network, warm
 from adam_mpi.server import apply, mailbox
 from adam_mpi.worker import contribution, copy
@@ -43,8 +44,7 @@ def _warm(role: str, net: Network | None) -> None:
         mailbox.finite(message)
         mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
         mailbox.state(message, 0, message.size, 1, False)
-        for kernel in apply.KERNELS.values():
-            kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
+        apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
         return
     assert net is not None, "a worker has a network"
     if net.program:
@@ -57,5 +57,5 @@ def _warm(role: str, net: Network | None) -> None:
     copy.settle(values, values, values, one, one)
     copy.take(values, values, values, ranges)
     copy.ahead(values, values, values, ranges, one)
-    contribution.predict(values, values, one)
+    update.descend(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

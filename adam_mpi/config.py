@@ -173,7 +173,9 @@ class Push:
     protocol: str = limited("auto", choices=("auto", "delta", "factor"))
     """What dense layers push: gradients (delta), activations and errors (factor), or whichever is cheaper."""
     codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))
-    """How a push is packed; onebit and topk carry what they leave out into the next push."""
+    """How gradients are packed; onebit and topk carry what they leave out into the next push."""
+    factor_codec: str = limited("none", choices=("none", "float16"))
+    """How activations and errors are packed."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from adam_mpi.model.engine import cpu
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.server import shelves as shelving
-from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.server.factors import matrices
+from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
 
 MOST_ROWS = 40
@@ -30,9 +31,11 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     shapes = model(config, description)
     check_partitions(config.layout.partitions, shapes)
     shelves = plan_shelves(config, shapes, layout)
-    memory = _memory(config, layout, description, shapes, shelves)
-    working = _working_set(network(config, description, shapes))
-    parts = [_roles(layout), _layers(shapes), _parameters(config, layout, shelves), memory, working]
+    choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
+    captured = captured_layers(choices)
+    memory = _memory(config, layout, description, shapes, shelves, captured)
+    working = _working_set(network(config, description, shapes, captured))
+    parts = [_roles(layout), _layers(shapes), _parameters(config, shelves, choices), memory, working]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -45,8 +48,8 @@ def network(
     config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = (),
     choices: dict | None = None,
 ) -> Network:  # fmt: skip
-    """The network as configured; what the generated kernels do not do yet is left to the reference."""
-    engine = config.kernels.engine if description.dtype == "uint8" and not captured else "reference"
+    """The network as configured; numbers that are no pixels are left to the reference."""
+    engine = config.kernels.engine if description.dtype == "uint8" else "reference"
     return Network(
         shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices
     )
@@ -95,14 +98,12 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
 
 
-def _parameters(config: Config, layout: Layout, shelves: Shelves) -> Iterator[str]:
+def _parameters(config: Config, shelves: Shelves, choices: Mapping[str, Choice]) -> Iterator[str]:
     yield f"{len(shelves.shards)} shards on {len(shelves.servers)} servers"
     for server, held in [pair for pair in shelves.held.items() if pair[1]][:MOST_ROWS]:
         size = shelves.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
-    images = largest_push(config)
-    choices = choose(shelves, config, images, len({place.host for place in layout.places}))
-    yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {images} images)"
+    yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {largest_push(config)} images)"
     for choice in choices.values():
         factor = "-" if choice.factor_bytes is None else amount(choice.factor_bytes)
         yield f"{choice.layer:10} {amount(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
@@ -112,17 +113,21 @@ def _parameters(config: Config, layout: Layout, shelves: Shelves) -> Iterator[st
 
 
 def _memory(
-    config: Config, layout: Layout, description: Description, shapes: tuple[LayerShape, ...], shelves: Shelves
-) -> Iterator[str]:
+    config: Config, layout: Layout, description: Description, shapes: tuple[LayerShape, ...], shelves: Shelves,
+    captured: Sequence[str],
+) -> Iterator[str]:  # fmt: skip
     threads, size = config.worker.threads or 1, 4 * shelves.parameters
     images = description.train + description.validation + description.test
     item = np.dtype(description.dtype).itemsize
     pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
-    # Local weights, what a pull brings, the pool of contributions, a gradient and a context per thread; two copies each
-    # of the weights where there are several.
-    context = network(config, description, shapes).bytes
-    worker = (2 + 2 * threads + 2 + threads + (2 * threads if threads > 1 else 0)) * size + threads * context
+    # Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
+    # and where there are several threads two copies of the weights each.
+    context = network(config, description, shapes, captured).bytes
+    dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
+    factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
+    worker = (2 + threads * (3 if threads > 1 else 1)) * size + (2 * threads + 2) * (size + factors)
+    worker += threads * context
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"

@@ -26,7 +26,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.observe import rundir
 from adam_mpi.plan import check_partitions, model, network, plan_shelves
 from adam_mpi.server import store
-from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
 from adam_mpi.worker.worker import Worker
@@ -86,8 +86,8 @@ def crew(world: World, job: Job) -> Crew:
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
     plan = plan_shelves(job.config, job.shapes, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
-    captured = [layer for layer, choice in choices.items() if choice.factors is not None]
     roles, post, rank = world.place.roles, Post(world.control), world.rank
+    captured = captured_layers(choices)
     net = network(job.config, job.description, job.shapes, captured, job.kernels) if "worker" in roles else None
     compiling.compile_once(world, net)
     kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles

@@ -30,10 +30,10 @@ def additive(shard=128, transport="rma", codec="none", threads=1):
 
 
 class House:
-    def __init__(self, config, size):
+    def __init__(self, config, size, tensors=None):
         self.world = world = World(MPI.COMM_SELF, config, lambda hosts, _: _alone(hosts[0]))
-        layer = Tensor("dense1/weight", "dense1", (size,), 0, size)
-        self.shelves = shelves.plan([layer], {0: world.hosts[0]}, (0,), config)
+        tensors = tensors or [Tensor("dense1/weight", "dense1", (size,), 0, size)]
+        self.shelves = shelves.plan(tensors, {0: world.hosts[0]}, (0,), config)
         kind = WINDOWS[config.cluster.transport]
         self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes)
         self.window = kind.to_read(world.comm, world.node, self.shelves.published_bytes(0))

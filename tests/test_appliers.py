@@ -16,7 +16,7 @@ def test_every_job_runs_once_and_a_shard_stays_on_its_thread(threads):
         seen.setdefault(shard, []).append(threading.get_ident())
 
     for _ in range(20):
-        appliers.run({shard: partial(note, shard) for shard in range(9)})
+        appliers.run([(shard, partial(note, shard)) for shard in range(9)])
     assert all(len(idents) == 20 and len(set(idents)) == 1 for idents in seen.values())
     assert len({idents[0] for idents in seen.values()}) == threads
 
@@ -30,4 +30,4 @@ def test_an_error_is_raised_where_the_batch_was_started(shard):
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match=f"shard {shard}"):
-            appliers.run({shard: fail, shard + 2: lambda: None})
+            appliers.run([(shard, fail), (shard + 2, lambda: None)])

@@ -1,16 +1,22 @@
 """Factor pushes: what is sent multiplies to the gradient, and the choice between delta and factor is arithmetic."""
 
+import re
+
 import numpy as np
 import pytest
+from house import House
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_mpi import config
 from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.server import shelves
+from adam_mpi.plan import plan as planned_text
+from adam_mpi.server import shelves, stepper
 from adam_mpi.server.factors import matrices, plans
 from adam_mpi.server.protocol import choose, largest_push
+from adam_mpi.worker.contribution import Factors
+from adam_mpi.worker.push import FactorLetter
 
 
 def dense(inputs, outputs, offset=5):
@@ -23,21 +29,163 @@ def planned(tensors, servers, settings=()):
     return shelves.plan(tensors, {rank: "h" for rank in range(servers)}, [servers], settings), settings
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 7), st.integers(1, 3), st.integers(64, 500))
-def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images, servers, shard):
+def drawn(inputs, outputs, images):
+    """Activations, errors, and the gradient they multiply to, biases behind the weights."""
+    draw = np.random.default_rng(inputs * 1000 + outputs)
+    activations, errors = (draw.standard_normal((images, n)).astype(np.float32) for n in (inputs, outputs))
+    return activations, errors, np.concatenate([(errors.T @ activations).ravel(), errors.sum(0)])
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(0, 7), st.integers(1, 3), st.integers(64, 500),
+    st.integers(1, 4), st.booleans(),
+)  # fmt: skip
+def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images, servers, shard, together, half):
     tensors = dense(inputs, outputs, offset=0)
     shelved, _ = planned(tensors, servers, [f"server.shard={shard}"])
-    matrix = matrices(tensors)["dense1"]
-    draw = np.random.default_rng(inputs * 1000 + outputs)
-    activations, errors = draw.random((images, inputs), np.float32), draw.random((images, outputs), np.float32)
-    gradient = np.concatenate([(errors.T @ activations).ravel(), errors.sum(0)])
-    result = np.full_like(gradient, np.nan)
-    for plan in plans(matrix, "dense1", shelved.held).values():
-        body = np.zeros(plan.words(images), np.uint32)
-        assert plan.write(body, activations, errors, gradient) == body.size
-        for held in plan.shards:
-            plan.multiply(body.view(np.float32), images, held, result[held.start : held.stop])
-    assert np.allclose(result, gradient, rtol=1e-5)
+    activations, errors, gradient = drawn(inputs, outputs, images)
+    product, weights = np.full_like(gradient, np.nan), np.ones_like(gradient)
+    for plan in plans(matrices(tensors)["dense1"], "dense1", shelved.held, half).values():
+        words = plan.words(images)
+        body = np.full(words + 3, 0xDEADBEEF, np.uint32)
+        assert plan.write(body, activations, errors, gradient) == words and np.all(body[words:] == 0xDEADBEEF)
+        assert plan.images(words) >= images > plan.images(words - 1) - (images == 0)
+        floats = plan.unpack(body[:words], images, np.full(2 * words, np.nan, np.float32))
+        for first in range(0, len(plan.shards), together):
+            band = plan.shards[first : first + together]
+            where = np.concatenate([np.arange(held.start, held.stop) for held in band])
+            out, held = np.full(where.size, np.nan, np.float32), weights[where]
+            plan.multiply(floats, images, band, out)
+            plan.add_product(floats, images, band, -0.5, held)
+            product[where], weights[where] = out, held
+    precision = 1e-2 if half else 1e-4
+    assert np.allclose(product, gradient, atol=precision)
+    assert np.allclose(weights, 1 - 0.5 * gradient, atol=precision)
+
+
+def test_halves_keep_their_precision_and_the_largest_half_instead_of_an_infinity():
+    tensors = dense(3, 2, offset=0)
+    shelved, _ = planned(tensors, 1)
+    plan = plans(matrices(tensors)["dense1"], "dense1", shelved.held, half=True)[0]
+    activations, errors = np.array([[1e6, -1e6, 1 / 3]], np.float32), np.array([[1e-3, 1e-6]], np.float32)
+    body = np.zeros(plan.words(1), np.uint32)
+    plan.write(body, activations, errors, np.array([0] * 6 + [1e9, 1 / 3], np.float32))
+    floats = plan.unpack(body, 1, np.zeros(16, np.float32))
+    assert floats[:2].tolist() == [65504, -65504] and floats[2:4] == pytest.approx([1 / 3, 1e-3], rel=2**-11)
+    assert floats[4] == pytest.approx(1e-6, abs=2**-25) and floats[5:] == pytest.approx([1e9, 1 / 3])
+
+
+def house(*settings):
+    """A server and a pusher of factors for a layer of 30 inputs, in shards of 34 rows; three images fit a message."""
+    tensors = dense(30, 200, offset=0)
+    given = ["push.protocol=factor", "server.shard=1024", "optimiser.rate=0.5", "optimiser.schedule=constant"]
+    built = House(config.load(None, [*given, *settings]), 31 * 200, tensors)
+    assert built.pushes.choices["dense1"].protocol == built.world.config.push.protocol
+    return built
+
+
+def push(built, images):
+    activations, errors, gradient = drawn(30, built.shelves.tensors[1].size, images)
+    contribution = built.contribution(gradient, images)
+    contribution.factors["dense1"] = factors = Factors(max(images, 1), 30, errors.shape[1])
+    factors.add(activations, errors)
+    built.pushes.push(contribution)
+    return gradient
+
+
+SYNCHRONOUS, HALF = "consistency.staleness=0", "push.factor_codec=float16"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["server.threads=3"],
+        ["optimiser.momentum=0.9"],
+        ["optimiser.momentum=0.9", "server.threads=3", SYNCHRONOUS],
+        ["optimiser.kind=adagrad", SYNCHRONOUS],
+        ["optimiser.decay=0.1", HALF],
+        [SYNCHRONOUS],
+        [SYNCHRONOUS, "optimiser.momentum=0.9", HALF],
+        ["optimiser.average=0.5"],
+    ],
+    ids=" ".join,
+)
+def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
+    for name in ("BAND", "CACHED_BAND"):
+        monkeypatch.setattr(stepper, name, 2100)
+    built, plain = house(*settings), house(*settings, "push.protocol=delta")
+    # None, and more than fit a message: an asynchronous server may take several steps on those.
+    for images in (3, 0, 20 if SYNCHRONOUS in settings else 3, 2):
+        gradient = push(built, images)
+        built.settle()
+        plain.push(gradient)
+    for region in built.shelves.regions:
+        got, wanted = (np.concatenate([*one.server.published.regions[region].values()]) for one in (built, plain))
+        assert np.abs(wanted).max() > 0.1
+        assert np.allclose(got, wanted, atol=2e-3 if HALF in settings else 1e-5)
+    assert built.counts["applied"] == 4 and built.counts["refused"] == built.counts["duplicates"] == 0
+    for one in (built, plain):
+        one.free()
+
+
+def test_a_push_of_more_parts_than_a_ring_has_slots_is_no_factor_push_where_all_are_waited_for():
+    shelved, settings = planned(dense(30, 200, 0), 1, ["server.shard=1024", "push.protocol=factor"])
+    assert choose(shelved, settings, 3 * 8 + 1, hosts=1)["dense1"].protocol == "factor"
+    _, settings = planned(dense(30, 200, 0), 1, ["push.protocol=factor", SYNCHRONOUS])
+    for images, protocol in ((3 * 8, "factor"), (3 * 8 + 1, "delta")):
+        assert choose(shelved, settings, images, hosts=1)["dense1"].protocol == protocol
+
+
+def test_several_pushes_folded_are_one_step_on_their_sum():
+    for settings in ([], ["optimiser.momentum=0.9"]):
+        built, plain = house(*settings), house(*settings, "push.protocol=delta")
+        total = push(built, 3) + push(built, 2)
+        built.pushes.step()
+        built.settle()
+        plain.push(total)
+        assert built.server.counts["folded"] == 2 * built.server.counts["steps"]
+        assert np.allclose(built.weights, plain.weights, atol=1e-4)
+        built.free(), plain.free()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"codec": 1}, {"shard": 1}, {"values": 4}, {"values": -1}, {"values": 1 << 40}], ids=str
+)
+def test_factors_that_do_not_fit_are_refused(wrong, caplog, monkeypatch):
+    built, write = house(), FactorLetter.write
+
+    def forged(letter, body):
+        header = write(letter, body)
+        for name, value in wrong.items():
+            header[name] = value
+        return header
+
+    monkeypatch.setattr(FactorLetter, "write", forged)
+    push(built, 3)
+    built.settle()
+    assert built.counts["refused"] == 1 and not built.weights.any() and "rank 0" in caplog.text
+    built.free()
+
+
+def test_a_nan_among_factors_is_refused_also_in_halves(caplog):
+    built = house("push.factor_codec=float16")
+    contribution = built.contribution(0.0, 2)
+    contribution.factors["dense1"] = Factors(2, 30, 200)
+    contribution.factors["dense1"].add(np.full((2, 30), np.inf, np.float32), np.ones((2, 200), np.float32))
+    built.pushes.push(contribution)
+    built.settle()
+    assert built.counts["refused"] == 1 and not built.weights.any() and "NaN or infinity" in caplog.text
+    built.free()
+
+
+def test_halves_are_counted_and_shown_in_the_plan():
+    tensors = dense(512, 512, 0)
+    (whole, settings), (half, short) = (planned(tensors, 1, [f"push.factor_codec={c}"]) for c in ("none", "float16"))
+    sizes = [choose(s, c, 10, hosts=2)["dense1"].factor_bytes for s, c in ((whole, settings), (half, short))]
+    assert sizes[0] - sizes[1] == 2 * 10 * 1024
+    rows = [re.search(r"^dense1 +[\d.]+ \w+ +([\d.]+) ", planned_text(c, 4, None), re.M) for c in (settings, short)]
+    assert 0.5 <= float(rows[1][1]) / float(rows[0][1]) < 0.6
 
 
 def test_shards_that_cut_through_rows_cannot_take_factors():
@@ -76,20 +224,25 @@ def test_the_largest_push_is_whole_batches():
     assert largest_push(config.load(None, ["push.images=40", "train.batch=32", "consistency.staleness=0"])) == 32
 
 
+SMALL = '[{kind="pool",size=2},{kind="dense",units=300},"relu",{kind="dropout",rate=0.5},{kind="dense",units=10}]'
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 def test_factors_and_deltas_give_the_same_weights(launch):
     import h5py
 
-    settings = ["data.images=640", "train.epochs=1", "consistency.staleness=0", "server.shard=20000"]
-    settings += ["layout.servers=2", "kernels.engine=reference"]
+    # The last batch and the threads' shares of all leave blocks of the engine unfilled.
+    settings = ["data.images=300", "data.validation=0.0", "train.epochs=1", "train.batch=24"]
+    settings += ["consistency.staleness=0", "worker.threads=2", "server.shard=4000", "layout.servers=2"]
+    settings += [f"model.layers={SMALL}"]
     weights = []
     for protocol in ("delta", "factor"):
         sets = [word for key in [*settings, f"push.protocol={protocol}"] for word in ("--set", key)]
-        job = launch(5, "train", *sets)
+        job = launch(4, "train", *sets)
         assert job.returncode == 0, job.said()
         with h5py.File(job.run / "weights.h5") as file:
-            weights.append(np.concatenate([file[f"dense{n}/weight"][...].ravel() for n in (1, 2, 3)]))
+            weights.append(np.concatenate([file[f"dense{n}/weight"][...].ravel() for n in (1, 2)]))
         weights.append(job.summary["pushes"]["bytes"])
     assert np.allclose(weights[0], weights[2], rtol=1e-4, atol=1e-6)
-    assert weights[1] > 3 * weights[3]
+    assert weights[1] > 1.5 * weights[3]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from house import House, additive
+from mpi4py import MPI
 
 from adam_mpi.errors import UserError
 from adam_mpi.server import mailbox
@@ -201,7 +202,24 @@ def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
     finally:
         tracemalloc.stop()
     assert max(grown) < 64 << 10
-    assert house.server.stepper.pool.allocated == buffers == (2 if codec == "onebit" else 0)
+    assert house.server.stepper.pool.allocated == buffers == (1 if codec == "onebit" else 0)
+
+
+def test_a_pull_is_read_beside_the_weights_in_use(build):
+    """Who computes goes on with what the last pull brought, and may change it, until the next is whole."""
+    house = build()
+    house.push(1.0)
+    in_use = house.pull()
+    house.push(1.0)
+    house.pulls.start()
+    in_use += 5
+    house.world.wait(lambda: house.pulls.reading == "weights" or house.pulls.step(), "the heads", 20)
+    MPI.Request.Waitall(house.pulls.requests)
+    assert house.pulls.active and np.all(in_use == 6.0)
+    assert house.pulls.step() and np.all(in_use == 2.0)
+    # Nothing has changed, nothing is read: what the caller did to its copy does not come back all the same.
+    in_use += 5
+    assert np.all(house.pull() == 2.0) and house.pulls.runs == []
 
 
 def test_a_pull_allocates_nothing_after_warm_up(build):

@@ -77,9 +77,9 @@ class Context:
         return self.errors[:, :count].T.copy()
 
     def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
-        """Activations and errors of a captured dense layer in the last block trained on, (features, images) each."""
+        """Activations and errors of a captured dense layer in the last block trained on, (images, features) each."""
         activations, errors = self.captured[layer]
-        return activations[:, : self.count], errors[:, : self.count]
+        return activations[:, : self.count].T, errors[:, : self.count].T
 
     def _capture(self, name: str, place: Place, step: Steps) -> Steps:
         """Keep what a layer's gradient is the product of: the arrays themselves are used again by other layers."""

@@ -18,7 +18,7 @@ class Network:
     """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks.
 
     The generated engine computes in float32 and from pixels; the reference in any type and from any numbers. Dense
-    layers in `captured` keep their activations and errors for `Context.factors`, which the reference does.
+    layers in `captured` keep their activations and errors, for `factors` of a context.
     `choices` are how the engine computes each convolution: of `tune`, or of another network's `choices`; without,
     arithmetic decides.
     """
@@ -37,7 +37,7 @@ class Network:
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
         self.program = None
         if engine == "generated" and self.dtype == np.float32:
-            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices)
+            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices, captured)
 
     @property
     def choices(self) -> dict:

@@ -1,24 +1,28 @@
 """Apply threads: each owns shards of its own, so none waits for another while a batch is applied."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import SimpleQueue
+
+from adam_mpi.cluster import numa
 
 
 class Appliers:
-    """Runs a job per shard; the caller's thread takes part, so one thread means none beside it."""
+    """Runs jobs on shards; the caller's thread takes part, so one thread means none beside it."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, cores: Sequence[Collection[int]] = ()) -> None:
+        """`cores`: those that each thread keeps to, if any; the first is the caller's, who may have other work too."""
         self.tasks: list[SimpleQueue[list[Callable[[], None]]]] = [SimpleQueue() for _ in range(threads - 1)]
         self.done: SimpleQueue[BaseException | None] = SimpleQueue()
-        for tasks in self.tasks:
-            threading.Thread(target=self._run, args=(tasks,), name="applier", daemon=True).start()
+        for number, tasks in enumerate(self.tasks, 1):
+            bound = cores[number] if cores else ()
+            threading.Thread(target=self._run, args=(tasks, bound), name="applier", daemon=True).start()
 
-    def run(self, jobs: Mapping[int, Callable[[], None]]) -> None:
-        """Do all jobs, those of one shard always on the same thread; return when the last is done."""
+    def run(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> None:
+        """Do all jobs, those with the same number always on the same thread; return when the last is done."""
         shares: list[list[Callable[[], None]]] = [[] for _ in range(len(self.tasks) + 1)]
-        for shard, job in jobs.items():
-            shares[shard % len(shares)].append(job)
+        for number, job in jobs:
+            shares[number % len(shares)].append(job)
         given = [(tasks, share) for tasks, share in zip(self.tasks, shares[1:], strict=True) if share]
         for tasks, share in given:
             tasks.put(share)
@@ -29,7 +33,8 @@ class Appliers:
             if error is not None:
                 raise error
 
-    def _run(self, tasks: SimpleQueue[list[Callable[[], None]]]) -> None:
+    def _run(self, tasks: SimpleQueue[list[Callable[[], None]]], cores: Collection[int]) -> None:
+        numa.bind(cores)
         while True:
             try:
                 for job in tasks.get():

@@ -8,6 +8,10 @@ import numpy as np
 from numba import njit
 
 BLOCK = 4096
+# weights += sum: what Adam's own workers push is the change of their weights; or weights -= rate * (sum + decay *
+# weights), which is momentum without any; the others keep a state.
+RULES = ("additive", "descent", "momentum", "nesterov", "adagrad")
+ADDITIVE, DESCENT, MOMENTUM, NESTEROV, ADAGRAD = range(len(RULES))
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -27,69 +31,62 @@ def _fold(total, mail, starts, scales, first, size):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True)
-def additive(
-    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+def step(
+    rule: int, weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
     rate: float, keep: float, decay: float,
 ) -> None:  # fmt: skip
-    """weights += sum: what Adam's own workers push is the change of their weights."""
+    """One step of a rule; additive and descent leave the state alone, and fold straight into the weights."""
+    total, steps = np.empty(BLOCK, weights.dtype), -rate * scales if rule == DESCENT else scales
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
-        _fold(weights[first : first + size], mail, starts, scales, first, size)
+        block, past = weights[first : first + size], state[first : first + size]
+        if rule == ADDITIVE or rule == DESCENT:
+            if rule == DESCENT and decay != 0:
+                _shrink(block, np.float32(1) - rate * decay)
+            _fold(block, mail, starts, steps, first, size)
+            continue
+        total[:size] = 0
+        _fold(total, mail, starts, scales, first, size)
+        if rule == MOMENTUM:
+            _momentum(block, past, total, rate, keep, decay)
+        elif rule == NESTEROV:
+            _nesterov(block, past, total, rate, keep, decay)
+        else:
+            _adagrad(block, past, total, rate, decay)
 
 
 @njit(nogil=True, cache=True)
-def momentum(
-    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
-    rate: float, keep: float, decay: float,
-) -> None:  # fmt: skip
+def _shrink(block, factor):  # type: ignore[no-untyped-def]
+    for i in range(block.size):
+        block[i] *= factor
+
+
+@njit(nogil=True, cache=True)
+def _momentum(block, velocities, total, rate, keep, decay):  # type: ignore[no-untyped-def]
     """velocity = keep * velocity + sum + decay * weights;  weights -= rate * velocity."""
-    total = np.empty(BLOCK, weights.dtype)
-    for first in range(0, weights.size, BLOCK):
-        size = min(BLOCK, weights.size - first)
-        total[:size] = 0
-        _fold(total, mail, starts, scales, first, size)
-        block, velocities = weights[first : first + size], state[first : first + size]
-        for i in range(size):
-            velocity = keep * velocities[i] + (total[i] + decay * block[i])
-            velocities[i] = velocity
-            block[i] -= rate * velocity
+    for i in range(block.size):
+        velocity = keep * velocities[i] + (total[i] + decay * block[i])
+        velocities[i] = velocity
+        block[i] -= rate * velocity
 
 
 @njit(nogil=True, cache=True)
-def nesterov(
-    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
-    rate: float, keep: float, decay: float,
-) -> None:  # fmt: skip
+def _nesterov(block, velocities, total, rate, keep, decay):  # type: ignore[no-untyped-def]
     """velocity = keep * velocity + gradient;  weights -= rate * (gradient + keep * velocity)."""
-    total = np.empty(BLOCK, weights.dtype)
-    for first in range(0, weights.size, BLOCK):
-        size = min(BLOCK, weights.size - first)
-        total[:size] = 0
-        _fold(total, mail, starts, scales, first, size)
-        block, velocities = weights[first : first + size], state[first : first + size]
-        for i in range(size):
-            gradient = total[i] + decay * block[i]
-            velocity = keep * velocities[i] + gradient
-            velocities[i] = velocity
-            block[i] -= rate * (gradient + keep * velocity)
+    for i in range(block.size):
+        gradient = total[i] + decay * block[i]
+        velocity = keep * velocities[i] + gradient
+        velocities[i] = velocity
+        block[i] -= rate * (gradient + keep * velocity)
 
 
 @njit(nogil=True, cache=True)
-def adagrad(
-    weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
-    rate: float, keep: float, decay: float,
-) -> None:  # fmt: skip
+def _adagrad(block, squares, total, rate, decay):  # type: ignore[no-untyped-def]
     """squares += gradient^2;  weights -= rate * gradient / (sqrt(squares) + 1e-8)."""
-    total = np.empty(BLOCK, weights.dtype)
-    for first in range(0, weights.size, BLOCK):
-        size = min(BLOCK, weights.size - first)
-        total[:size] = 0
-        _fold(total, mail, starts, scales, first, size)
-        block, squares = weights[first : first + size], state[first : first + size]
-        for i in range(size):
-            gradient = total[i] + decay * block[i]
-            squares[i] += gradient * gradient
-            block[i] -= rate * gradient / (np.sqrt(squares[i]) + np.float32(1e-8))
+    for i in range(block.size):
+        gradient = total[i] + decay * block[i]
+        squares[i] += gradient * gradient
+        block[i] -= rate * gradient / (np.sqrt(squares[i]) + np.float32(1e-8))
 
 
 @njit(nogil=True, cache=True)
@@ -131,5 +128,4 @@ def sparse_adagrad(
         weights[i] -= rate * values[k] / (np.sqrt(state[i]) + np.float32(1e-8))
 
 
-KERNELS = {"additive": additive, "momentum": momentum, "nesterov": nesterov, "adagrad": adagrad}
-SPARSE_KERNELS = {"additive": sparse_additive, "momentum": sparse_descent, "adagrad": sparse_adagrad}
+SPARSE_KERNELS = {"additive": sparse_additive, "descent": sparse_descent, "adagrad": sparse_adagrad}

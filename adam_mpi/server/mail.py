@@ -48,6 +48,9 @@ class Mail:
     parts: int
     shards: int = 1
     """Shards that have still to be stepped on by it."""
+    factors: np.ndarray | None = None
+    """The body of a factor push as float32, and the buffer it was unpacked into if it was."""
+    buffer: np.ndarray | None = None
 
     @property
     def number(self) -> int:
@@ -61,8 +64,8 @@ class Inbox:
         self.words, self.slot_words = memory.view(np.uint32), shelves.slot_bytes // 4
         rings = len(shelves.pushers)
         self.headers = np.ndarray(rings * shelves.slots, mailbox.HEADER, memory, strides=(shelves.slot_bytes,))
-        dense = matrices(shelves.tensors)
-        planned = {layer: plans(matrix, layer, shelves.held) for layer, matrix in dense.items()}
+        dense, half = matrices(shelves.tensors), world.config.push.factor_codec == "float16"
+        planned = {layer: plans(matrix, layer, shelves.held, half) for layer, matrix in dense.items()}
         self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
         """How factors of a layer are multiplied into the shards held here."""
         self.held = {shard.index: shard for shard in shelves.held[world.rank]}
@@ -150,7 +153,8 @@ class Inbox:
         size = self.held[mail.shard].size
         if mail.kind not in mailbox.KINDS or not 0 <= mail.codec < len(BY_NUMBER):
             return f"kind {mail.kind}, codec {mail.codec} are unknown"
-        if mail.values < 1 or not 0 <= mail.first <= size - mail.values or mail.words != self._words(mail):
+        inside = mail.kind == mailbox.FACTOR or (mail.values >= 1 and 0 <= mail.first <= size - mail.values)
+        if not inside or mail.words != self._words(mail):
             return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
         indices, limit = self._indices(mail, size)
         if indices.size and indices.max() >= limit:
@@ -166,7 +170,9 @@ class Inbox:
         if mail.kind == mailbox.DELTA:
             return BY_NUMBER[mail.codec].words(mail.values)
         plan = self.factors.get(self.held[mail.shard].layer)
-        return plan.words(mail.values) if plan is not None else -1
+        codec = NUMBERS[self.world.config.push.factor_codec]
+        wrong = plan is None or mail.shard != plan.shards[0].index or mail.codec != codec or mail.values < 0
+        return -1 if wrong or plan is None else plan.words(mail.values)
 
     def _indices(self, mail: Mail, size: int) -> tuple[np.ndarray, int]:
         """The indices that a body names, and what they must stay below."""

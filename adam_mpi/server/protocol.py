@@ -5,6 +5,7 @@ sends the folded gradient whichever way it came, and does not tell the two apart
 costs it time that a delta does not; time on the wire and time of the multiplication are added up.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adam_mpi.config import Config
@@ -37,6 +38,7 @@ def choose(shelves: Shelves, config: Config, images: int, hosts: int) -> dict[st
     """What each layer pushes, for pushes of so many images in a job on so many hosts."""
     dense = matrices(shelves.tensors)
     codec, wanted = CODECS[config.push.codec], config.push.protocol
+    half = config.push.factor_codec == "float16"
     if wanted == "factor" and config.optimiser.where == "worker":
         raise UserError('push.protocol = "factor": needs optimiser.where = "server"; workers that step push deltas')
     choices = {}
@@ -44,8 +46,8 @@ def choose(shelves: Shelves, config: Config, images: int, hosts: int) -> dict[st
         shards = [shard for shard in shelves.shards if shard.layer == layer]
         delta = sum(4 * (HEADER_WORDS + codec.words(shard.size)) for shard in shards)
         multiplied = layer in dense and config.optimiser.where == "server"
-        planned = plans(dense[layer], layer, shelves.held) if multiplied else None
-        if planned is not None and min(plan.images(shelves.body_words) for plan in planned.values()) < 1:
+        planned = plans(dense[layer], layer, shelves.held, half) if multiplied else None
+        if planned is not None and not _sendable(planned, shelves, config, images):
             planned = None
         bytes_ = None if planned is None else sum(4 * (HEADER_WORDS + plan.words(images)) for plan in planned.values())
         operations = 2 * images * sum(shard.size for shard in shards)
@@ -54,6 +56,17 @@ def choose(shelves: Shelves, config: Config, images: int, hosts: int) -> dict[st
         use = wanted == "factor" or (wanted == "auto" and better and config.push.codec == "none")
         choices[layer] = Choice(layer, delta, bytes_, planned if use else None)
     return choices
+
+
+def _sendable(planned: Mapping[int, FactorPlan], shelves: Shelves, config: Config, images: int) -> bool:
+    """A message takes an image at least; and a synchronous server waits for all parts of a push in one ring."""
+    room = min(plan.images(shelves.body_words) for plan in planned.values())
+    return room >= 1 and (config.consistency.staleness > 0 or -(-images // room) <= shelves.slots)
+
+
+def captured_layers(choices: Mapping[str, Choice]) -> list[str]:
+    """The layers whose activations and errors are wanted."""
+    return [layer for layer, choice in choices.items() if choice.factors is not None]
 
 
 def largest_push(config: Config) -> int:

@@ -1,7 +1,10 @@
 """The memory a server lets others read: its clock and rate, a line per pusher, versions and weights of its shards."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import LINE, WIDTHS, Shelves
 
 DTYPES = {"weights": np.float32, "average": np.float32, "short": np.uint16}
@@ -24,6 +27,12 @@ class Published:
                 size = WIDTHS[region] * shard.size
                 views[shard.index] = self.memory[offset : offset + size].view(DTYPES[region])
                 offset += size
+
+    def run(self, shards: Sequence[Shard]) -> np.ndarray:
+        """The weights of shards that are held one after the other, as one array."""
+        first, size = self.weights[shards[0].index], 4 * sum(shard.size for shard in shards)
+        offset = first.ctypes.data - self.memory.ctypes.data
+        return self.memory[offset : offset + size].view(np.float32)
 
     @property
     def weights(self) -> dict[int, np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.cluster import numa
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
@@ -34,7 +35,11 @@ class Server:
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self.inbox = Inbox(world, shelves, mail.memory, published)
         self.stepper = Stepper(self.config, self.shards, published, mail.memory, self.inbox.factors)
-        self.appliers = Appliers(self.config.server.threads)
+        cores = numa.threads_cores(self.config.server.threads)
+        self.appliers = Appliers(self.config.server.threads, cores)
+        # A rank with other roles makes more threads, which would be bound with it.
+        if world.place.roles == ("server",):
+            numa.bind(cores[0])
         self.clocks = [0] * len(shelves.pushers)
         self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.images, self.total = epochs_done * epoch_images, self.config.train.epochs * epoch_images
@@ -48,8 +53,8 @@ class Server:
         return schedule.rate(self.config.optimiser, self.images, self.total)
 
     def start(self, state: dict[str, np.ndarray]) -> None:
-        """Take over the state of our shards from flat vectors by name."""
-        self.stepper.start(state)
+        """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
+        self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in self.shards)
         self.published.rate[0] = self.rate
 
     def step(self) -> bool:
@@ -72,9 +77,10 @@ class Server:
         if mail.kind != mailbox.FACTOR:
             self.staged[mail.shard].append(mail)
             return
-        shards = self.inbox.factors[self.shelves.shards[mail.shard].layer].shards
-        mail.shards = len(shards)
-        for shard in shards:
+        plan = self.inbox.factors[self.shelves.shards[mail.shard].layer]
+        self.stepper.unpack(mail, plan)
+        mail.shards = len(plan.shards)
+        for shard in plan.shards:
             self.staged[shard.index].append(mail)
 
     def _take_ready(self, shard: int) -> list[Mail]:
@@ -95,12 +101,13 @@ class Server:
     def _apply(self, ready: dict[int, list[Mail]]) -> None:
         """One optimiser step per shard on the sum of its messages, on all apply threads; then the books."""
         self.world.injector.at("apply")
-        rate, jobs = self.rate, {}
-        for shard, mails in ready.items():
-            version = int(self.published.versions[self.place[shard]])
+        rate, jobs = self.rate, []
+        for band in self.stepper.bands(ready):
+            first = band[0].index
+            mails, version = ready[first], int(self.published.versions[self.place[first]])
             delays = [version - mail.seen for mail in mails]
-            self.delays.update(delays)
-            jobs[shard] = partial(self.stepper.step, shard, mails, delays, rate)
+            self.delays.update(delays * len(band))
+            jobs.append((first // len(band), partial(self.stepper.step, band, mails, delays, rate)))
         self.appliers.run(jobs)
         for shard, mails in ready.items():
             self.published.versions[self.place[shard]] += 1
@@ -114,6 +121,7 @@ class Server:
         if mail.shards:
             return
         self.inbox.settle(mail)
+        self.stepper.release(mail)
         if mail.last:
             lead = mail.clock - min(self.clocks)
             self.leads[max(0, lead)] += 1

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from adam_mpi.server.pool import Pool
 from adam_mpi.server.published import Published
 from adam_mpi.server.shards import Shard
 
+# Parameters that factors are multiplied for at a time: enough rows for BLAS to be quick. A product that is not added to
+# the weights at once has to be in the cache still when it is applied.
+BAND, CACHED_BAND = 1 << 21, 1 << 19
+
 
 class Stepper:
     def __init__(
@@ -23,22 +28,22 @@ class Stepper:
         self.factors = factors
         self.config, self.shards, self.published = config, shards, published
         self.words, self.floats = memory.view(np.uint32), memory.view(np.float32)
-        self.kind = "additive" if config.optimiser.where == "worker" else config.optimiser.kind
+        self.kind = _kind(config)
         self.states = {shard.index: np.zeros(shard.size, np.float32) for shard in shards}
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
         self.keep, self.decay = np.float32(config.optimiser.momentum), np.float32(config.optimiser.decay)
-        self.pool = Pool()
+        self.pool, self.band = Pool(), BAND if self.kind == "descent" else CACHED_BAND
+        self.place = {shard.index: place for place, shard in enumerate(shards)}
 
-    def start(self, state: dict[str, np.ndarray]) -> None:
+    def start(self, shard: Shard, state: dict[str, np.ndarray]) -> None:
         """Take over weights, and what else there is of `state` and `average`, from flat vectors."""
-        for shard in self.shards:
-            part = slice(shard.start, shard.stop)
-            self.published.weights[shard.index][:] = state["weights"][part]
-            if "state" in state:
-                self.states[shard.index][:] = state["state"][part]
-            if "average" in self.published.regions:
-                self.published.regions["average"][shard.index][:] = state.get("average", state["weights"])[part]
-            self._derive(shard.index)
+        part = slice(shard.start, shard.stop)
+        self.published.weights[shard.index][:] = state["weights"][part]
+        if "state" in state:
+            self.states[shard.index][:] = state["state"][part]
+        if "average" in self.published.regions:
+            self.published.regions["average"][shard.index][:] = state.get("average", state["weights"])[part]
+        self._derive(shard.index)
 
     def state(self) -> dict[str, dict[int, np.ndarray]]:
         """What a snapshot keeps, by name and shard."""
@@ -47,53 +52,100 @@ class Stepper:
             kept["average"] = self.published.regions["average"]
         return kept
 
-    def step(self, shard: int, mails: Sequence[Mail], delays: Sequence[int], rate: float) -> None:
-        """One step on these messages; called by the thread that owns the shard."""
+    def bands(self, ready: Mapping[int, Sequence[Mail]]) -> list[list[Shard]]:
+        """Shards to be stepped on together: neighbours that multiply the same factors, others alone."""
+        bands: list[list[Shard]] = []
+        for place in sorted(self.place[index] for index in ready):
+            shard = self.shards[place]
+            mails = ready[shard.index]
+            multiplied = bool(bands) and all(mail.kind == mailbox.FACTOR for mail in mails)
+            if multiplied and mails == ready[bands[-1][0].index] and _size(bands[-1]) + shard.size <= self.band:
+                bands[-1].append(shard)
+            else:
+                bands.append([shard])
+        return bands
+
+    def unpack(self, mail: Mail, plan: FactorPlan) -> None:
+        """Once per message, before its shards are stepped on."""
+        numbers = mail.values * (plan.matrix.inputs + plan.rows) + plan.biases
+        out = self.pool.take(numbers) if plan.half else self.floats[:0]
+        mail.buffer = out if plan.half else None
+        mail.factors = plan.unpack(self.words[mail.start : mail.start + mail.words], mail.values, out)
+
+    def release(self, mail: Mail) -> None:
+        if mail.buffer is not None:
+            self.pool.give(mail.buffer)
+
+    def step(self, band: Sequence[Shard], mails: Sequence[Mail], delays: Sequence[int], rate: float) -> None:
+        """One step on these messages; called by the thread that owns these shards."""
         runs: dict[tuple[int, int], list[tuple[Mail, float]]] = defaultdict(list)
         for mail, delay in zip(mails, delays, strict=True):
             scale = self.unit / (1 + max(0, delay) if self.config.optimiser.staleness_scale == "inverse" else 1)
             if mail.finite and mail.kind == mailbox.SPARSE:
-                self._sparse(shard, mail, rate, scale)
+                self._sparse(band[0].index, mail, rate, scale)
             elif mail.finite and mail.kind == mailbox.FACTOR:
-                runs[0, self.states[shard].size].append((mail, scale))
+                runs[0, _size(band)].append((mail, scale))
             elif mail.finite:
                 runs[mail.first, mail.values].append((mail, scale))
         for (first, values), scaled in runs.items():
-            self._dense(shard, slice(first, first + values), scaled, rate)
-        if "average" in self.published.regions:
-            share = np.float32(self.config.optimiser.average)
-            apply.average(self.published.regions["average"][shard], self.published.weights[shard], share)
-        self._derive(shard)
+            if self.kind == "descent" and all(mail.kind == mailbox.FACTOR for mail, _ in scaled):
+                self._descend(band, scaled, rate)
+            else:
+                self._dense(band, slice(first, first + values), scaled, rate)
+        for index in (shard.index for shard in band):
+            if "average" in self.published.regions:
+                share = np.float32(self.config.optimiser.average)
+                apply.average(self.published.regions["average"][index], self.published.weights[index], share)
+            self._derive(index)
 
-    def _dense(self, shard: int, part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
-        """Plain messages are folded where they lie; others are worked out and summed up in a buffer first."""
+    def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
+        """Plain messages are folded where they lie; others are worked out in a buffer first, several summed up."""
         plain = [(m.start, scale) for m, scale in scaled if m.kind == mailbox.DELTA and m.codec == NUMBERS["none"]]
         if len(plain) == len(scaled):
-            self._kernel(shard, part, self.floats, plain, rate)
+            self._kernel(band[0].index, part, self.floats, plain, rate)
             return
         size = part.stop - part.start
-        total, values = self.pool.take(size), self.pool.take(size)
-        total[:size] = 0
-        for mail, scale in scaled:
-            self._work_out(shard, mail, values[:size])
-            apply.add(total[:size], values[:size], np.float32(scale))
-        self._kernel(shard, part, total, [(0, 1.0)], rate)
+        total, scale = self.pool.take(size), 1.0
+        if len(scaled) == 1:
+            self._work_out(band, scaled[0][0], total[:size])
+            scale = scaled[0][1]
+        else:
+            self._sum(band, scaled, total[:size])
+        for shard, start in zip(band, accumulate((shard.size for shard in band), initial=0), strict=False):
+            own = part if len(band) == 1 else slice(0, shard.size)
+            self._kernel(shard.index, own, total, [(start, scale)], rate)
         self.pool.give(total)
+
+    def _descend(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], rate: float) -> None:
+        """Without a state the step is a sum: factors are multiplied straight into the weights."""
+        weights = self.published.run(band)
+        if self.decay:
+            weights *= np.float32(1) - np.float32(rate) * self.decay
+        for mail, scale in scaled:
+            assert mail.factors is not None, "unpacked when it arrived"
+            self.factors[band[0].layer].add_product(mail.factors, mail.values, band, -rate * scale, weights)
+
+    def _sum(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], total: np.ndarray) -> None:
+        values = self.pool.take(total.size)
+        total[:] = 0
+        for mail, scale in scaled:
+            self._work_out(band, mail, values[: total.size])
+            apply.add(total, values[: total.size], np.float32(scale))
         self.pool.give(values)
 
-    def _work_out(self, shard: int, mail: Mail, values: np.ndarray) -> None:
+    def _work_out(self, band: Sequence[Shard], mail: Mail, values: np.ndarray) -> None:
         """Decode a message, or multiply its factors."""
         if mail.kind == mailbox.FACTOR:
-            held = next(held for held in self.shards if held.index == shard)
-            body = self.floats[mail.start : mail.start + mail.words]
-            self.factors[held.layer].multiply(body, mail.values, held, values)
+            assert mail.factors is not None, "unpacked when it arrived"
+            self.factors[band[0].layer].multiply(mail.factors, mail.values, band, values)
         else:
             BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], values)
 
     def _kernel(self, shard: int, part: slice, mail: np.ndarray, plain: list[tuple[int, float]], rate: float) -> None:
         starts, scales = np.array([start for start, _ in plain], np.int64), np.array([s for _, s in plain], np.float32)
         weights, state = self.published.weights[shard][part], self.states[shard][part]
-        apply.KERNELS[self.kind](weights, state, mail, starts, scales, np.float32(rate), self.keep, self.decay)
+        rule = apply.RULES.index(self.kind)
+        apply.step(rule, weights, state, mail, starts, scales, np.float32(rate), self.keep, self.decay)
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""
@@ -107,3 +159,14 @@ class Stepper:
         if "short" in self.published.regions:
             weights = self.published.weights[shard]
             bfloat16.shorten(weights.view(np.uint32), self.published.regions["short"][shard])
+
+
+def _size(band: Sequence[Shard]) -> int:
+    return sum(shard.size for shard in band)
+
+
+def _kind(config: Config) -> str:
+    """The kernel of the configured rule; without momentum there is no velocity to be kept."""
+    if config.optimiser.where == "worker":
+        return "additive"
+    return config.optimiser.kind if config.optimiser.kind == "adagrad" or config.optimiser.momentum else "descent"

@@ -50,9 +50,9 @@ class Factors:
         self.count = 0
 
     def add(self, activations: np.ndarray, errors: np.ndarray) -> None:
-        """Take in the factors of a block, (features x images) as contexts have them."""
-        part = slice(self.count, self.count + activations.shape[1])
-        self.activations[part], self.errors[part] = activations.T, errors.T
+        """Take in the factors of a block of images."""
+        part = slice(self.count, self.count + len(activations))
+        self.activations[part], self.errors[part] = activations, errors
         self.count = part.stop
 
 
@@ -78,13 +78,6 @@ class Pool:
         for factors in contribution.factors.values():
             factors.count = 0
         self.free.put(contribution)
-
-
-@njit(nogil=True, cache=True)
-def predict(weights: np.ndarray, gradient: np.ndarray, factor: float) -> None:
-    """Take the step that this gradient will lead to."""
-    for i in range(weights.size):
-        weights[i] -= factor * gradient[i]
 
 
 @njit(nogil=True, cache=True)

@@ -76,9 +76,11 @@ class FactorLetter:
         factors = contribution.factors[self.layer]
         activations, errors = factors.activations[self.images], factors.errors[self.images]
         # The gradient of the biases is of all images: it goes with the first part.
-        gradient = contribution.values if self.part == 0 else np.zeros_like(contribution.values)
-        header["words"] = self.plan.write(body, activations, errors, gradient)
-        header["finite"] = np.isfinite(body[: header["words"]].view(np.float32)).all()
+        gradient, matrix = contribution.values, self.plan.matrix
+        header["words"] = self.plan.write(body, activations, errors, gradient if self.part == 0 else None)
+        sent = activations, errors, gradient[matrix.biases : matrix.biases + matrix.outputs]
+        header["finite"] = all(mailbox.finite(values.reshape(-1).view(np.uint32)) for values in sent)
+        header["codec"] = NUMBERS[self.client.world.config.push.factor_codec]
         header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
         header["part"], header["parts"] = self.part, self.parts
         return header

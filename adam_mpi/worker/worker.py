@@ -15,12 +15,13 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
+from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
-from adam_mpi.worker.contribution import Contribution, Done, Pool, predict, renew
+from adam_mpi.worker.contribution import Contribution, Done, Pool, renew
 from adam_mpi.worker.copy import Copy
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
@@ -145,7 +146,7 @@ class Worker:
         parts = sorted(self.clocked, key=lambda part: part.thread)
         for part in parts:
             assert part.done is not None
-            predict(contribution.values, self.trainers[part.thread].gradient, np.float32(-self.unit))
+            descend(contribution.values, self.trainers[part.thread].gradient, np.float32(-self.unit))
             contribution.done.append(part.done)
             if part.done.images:
                 self.trainers[part.thread].capture(contribution)
@@ -204,7 +205,7 @@ class Worker:
         for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
             for letter in lane.missing(applied):
                 for part in letter.missing():
-                    predict(arrived[part], letter.contribution.values[part], factor)
+                    descend(arrived[part], letter.contribution.values[part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
         renew(self.local, arrived, self.pool.values, np.array(rows, np.int64), factor)
         self.fresh = True

@@ -46,12 +46,12 @@ def _kernels() -> Iterator[dict]:
     """Pushed bytes per second of the kernel on one message and on eight at once, against `a += b`."""
     weights, state, plain = np.zeros(SIZE, np.float32), np.zeros(1, np.float32), np.zeros(SIZE, np.float32)
     # As in a ring: messages are a little more than their values apart.
-    apart, one = SIZE + message_words(0, MOST_BATCHES), np.float32(1)
+    apart, one, none = SIZE + message_words(0, MOST_BATCHES), np.float32(1), np.float32(0)
     mail, starts = np.ones(MESSAGES * apart, np.float32), apart * np.arange(MESSAGES)
     scales = np.full(MESSAGES, 1e-3, np.float32)
 
     def fold(count: int) -> None:
-        apply.additive(weights, state, mail, starts[:count], scales[:count], one, one, one)
+        apply.step(apply.DESCENT, weights, state, mail, starts[:count], scales[:count], one, one, none)
 
     times = interleaved(
         {

@@ -32,6 +32,16 @@ class EngineContext:
         self.keys = np.zeros(images + program.lanes, np.uint64)
         self.probabilities = np.zeros((images, self.classes), np.float32)
         self.unused = np.zeros(1, np.float32)
+        self.count = 0
+        self.kept = {
+            shape.name: [
+                _rows(self.memory, images, columns, *place)
+                for columns, place in zip(reversed(shape.weight or ()), program.kept[shape.name], strict=True)
+            ]
+            for shape in shapes
+            if shape.name in program.kept
+        }
+        """Views of activations and errors, (images, features) each."""
 
     def train(
         self,
@@ -47,6 +57,7 @@ class EngineContext:
         if self.random:
             self.ids[: len(ids)] = ids
             dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
+        self.count = len(pixels)
         return self._run(True, overwrite, weights, gradient, pixels, labels)
 
     def evaluate(self, weights: np.ndarray, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
@@ -57,6 +68,11 @@ class EngineContext:
         """Probabilities (images, classes)."""
         self._run(False, False, weights, self.unused, pixels, np.zeros(len(pixels), np.int64))
         return self.probabilities[: len(pixels)].copy()
+
+    def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
+        """Activations and errors of a captured dense layer in the last block trained on, (images, features) each."""
+        activations, errors = self.kept[layer]
+        return activations[: self.count], errors[: self.count]
 
     def _run(
         self,
@@ -77,6 +93,10 @@ class EngineContext:
             training, overwrite, weights, weights if self.shared is None else self.shared, gradient, self.memory,
             self.levels, self.pixels.reshape(-1), self.labels, self.keys, self.probabilities.reshape(-1), count,
         )  # fmt: skip
+
+
+def _rows(memory: np.ndarray, images: int, columns: int, place: int, apart: int) -> np.ndarray:
+    return memory[place : place + images * apart].reshape(images, apart)[:, :columns]
 
 
 def aligned(floats: int) -> np.ndarray:

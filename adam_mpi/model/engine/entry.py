@@ -75,6 +75,8 @@ def _phase(source: Source, phase: Phase, places: dict[Buffer, int], lanes: int) 
 def _place(argument: Buffer | str, places: dict[Buffer, int], block: str) -> str:
     if isinstance(argument, str):
         return argument
+    if argument.images:
+        return f"{places[argument]} + first * {argument.floats}"
     moving = f" + {block} * {argument.floats}" if block and argument.each_block else ""
     return f"{places[argument]}{moving}"
 

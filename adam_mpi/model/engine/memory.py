@@ -9,12 +9,16 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Buffer:
-    """`floats` for each block of a pass; or once, for a block's turn only or, if it is `lasting`, for all of them."""
+    """`floats` for each block of a pass; or once, for a block's turn only or, if it is `lasting`, for all of them.
+
+    With `images` it has `floats` for each of so many images, and what is in it stays until the next batch.
+    """
 
     name: str
     floats: int
     each_block: bool = True
     lasting: bool = False
+    images: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,13 @@ class Lifetime:
 def lifetimes(phases: Sequence[Phase]) -> list[Lifetime]:
     """A buffer that outlives a block's turn lives through the whole phase."""
     found: dict[Buffer, tuple[int, int]] = {}
-    clock = 0
+    clock, whole = 0, (0, sum(len(phase.calls) for phase in phases))
     for phase in phases:
         begin, end = clock, clock + len(phase.calls)
         for call in phase.calls:
             for buffer in [argument for argument in call.arguments if isinstance(argument, Buffer)]:
                 span = (begin, end) if phase.by_block and (buffer.each_block or buffer.lasting) else (clock, clock)
-                old = found.get(buffer, span)
+                old = found.get(buffer, whole if buffer.images else span)
                 found[buffer] = min(old[0], span[0]), max(old[1], span[1])
             clock += 1
     return [Lifetime(buffer, *span) for buffer, span in found.items()]
@@ -85,7 +89,7 @@ def lay_out(phases: Sequence[Phase], blocks: int) -> tuple[dict[Buffer, int], in
 
 
 def size(buffer: Buffer, blocks: int) -> int:
-    floats = buffer.floats * (blocks if buffer.each_block else 1)
+    floats = buffer.floats * (buffer.images or (blocks if buffer.each_block else 1))
     return -(-floats // ALIGNMENT) * ALIGNMENT
 
 

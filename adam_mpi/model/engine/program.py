@@ -49,6 +49,8 @@ class Program:
     """How each convolution is computed."""
     uncopied: tuple[str, ...]
     """Layers whose weights are read in `shared`."""
+    kept: dict[str, tuple[tuple[int, int], ...]]
+    """Captured layer -> where its activations and its errors lie in memory, image by image: (place, floats apart)."""
 
 
 def build(
@@ -57,9 +59,13 @@ def build(
     lanes: int,
     registers: int,
     choices: dict[str, convs.Choice] | None = None,
+    captured: Sequence[str] = (),
 ) -> Program:
-    """The program for batches of up to `images` images; what is not among the choices is decided by arithmetic."""
-    return Builder(shapes, images, lanes, registers, choices).program()
+    """The program for batches of up to `images` images; what is not among the choices is decided by arithmetic.
+
+    Activations and errors of the dense layers in `captured` are kept.
+    """
+    return Builder(shapes, images, lanes, registers, choices, captured).program()
 
 
 def conv_step(job: convs.Job, choice: convs.Choice) -> Step:
@@ -76,10 +82,13 @@ class Builder:
         lanes: int,
         registers: int,
         choices: dict[str, convs.Choice] | None = None,
+        captured: Sequence[str] = (),
     ) -> None:
         self.choices = dict(choices or {})
         # Few images would leave most lanes empty: each is a block of its own then, and vectors lie along its columns.
         self.wide, lanes = lanes, 1 if 2 * images < lanes else lanes
+        self.kept: dict[str, tuple[Buffer, ...]] = {layer: () for layer in captured}
+        self.images = tiles.up(images, lanes)
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
         self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
@@ -115,7 +124,8 @@ class Builder:
         ]
         text, floats, places = entry.emit(self.source, phases, self.blocks, self.lanes, added)
         apart = sum(size(buffer, self.blocks) for buffer in places)
-        return Program(text, floats, apart, self.blocks, self.lanes, self.choices, self.uncopied)
+        kept = {layer: tuple((places[b], b.floats) for b in buffers) for layer, buffers in self.kept.items()}
+        return Program(text, floats, apart, self.blocks, self.lanes, self.choices, self.uncopied, kept)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -168,11 +178,13 @@ class Builder:
         if self.lanes < self.wide:
             layer = image_dense.Layer(weights, units, features, int(weight), bias, self.wide)
             buffers = inputs, outputs, errors, input_errors if self.learning else None
-            self.steps.append(image_dense.step(source, name, layer, relu, mask, self.registers, *buffers))
+            step = image_dense.step(source, name, layer, relu, mask, self.registers, *buffers)
+            self.keep(step, name, (inputs, features), (errors, units))
+            self.steps.append(step)
             self.learning, self.relu = True, relu
             return 1 + relu
         panel = self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
-        turned = Buffer(f"{name}/turned", dense_weights.turned_floats(features, lanes))
+        turned = self.turned(name, "activations", features)
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
         tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
         group = dense_weights.group(self.blocks * lanes)
@@ -185,9 +197,27 @@ class Builder:
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
         step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
+        if name in self.kept:
+            self.kept[name] = (turned,)
+            self.keep(step, name, (errors, units))
         self.steps.append(step)
         self.learning, self.relu = True, relu
         return 1 + relu
+
+    def keep(self, step: Step, name: str, *kept: tuple[Buffer, int]) -> None:
+        """A captured layer's buffers, so many numbers per image each, are turned as they are on the way back."""
+        if name in self.kept:
+            for number, (buffer, columns) in enumerate(kept):
+                turned = self.turned(name, f"kept{number}", columns)
+                dense_weights.emit_turn(self.source, f"{name}_keep{number}", columns, self.lanes)
+                step.backward.append(Call(f"{name}_keep{number}", ("memory", buffer, turned, "blocks")))
+                self.kept[name] += (turned,)
+
+    def turned(self, name: str, what: str, columns: int) -> Buffer:
+        """Where values lie image by image: of a pass, or of the whole batch if they are kept."""
+        if name in self.kept:
+            return Buffer(f"{name}/{what}", dense_weights.turned_row(columns, self.lanes), images=self.images)
+        return Buffer(f"{name}/{what}", dense_weights.turned_floats(columns, self.lanes))
 
     def product(self, name: str, product: dense_product.Product) -> Buffer:
         """Emit it; the panel it works with."""

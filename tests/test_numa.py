@@ -1,0 +1,54 @@
+"""NUMA nodes, from trees that look like the system's, and threads that keep to one."""
+
+import os
+import threading
+
+import pytest
+
+from adam_mpi.cluster import numa
+from adam_mpi.server.appliers import Appliers
+
+
+def tree(folder, *lists):
+    for number, cores in enumerate(lists):
+        (folder / f"node{number}").mkdir()
+        (folder / f"node{number}" / "cpulist").write_text(cores + "\n")
+    (folder / "possible").write_text("0-1\n")
+    return folder
+
+
+def test_nodes_are_read_in_the_order_of_their_numbers(tmp_path):
+    lists = ["0-3,8", "4-5", "", *(str(core) for core in range(20, 29))]
+    found = numa.nodes(tree(tmp_path, *lists))
+    assert found == [{0, 1, 2, 3, 8}, {4, 5}, *({core} for core in range(20, 29))]
+
+
+def test_a_system_that_does_not_tell_has_no_nodes(tmp_path):
+    assert numa.nodes(tmp_path) == numa.nodes(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize(
+    ("allowed", "threads", "wanted"),
+    [
+        (range(8), 2, [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+        (range(8), 4, [{0, 1, 2, 3}] * 2 + [{4, 5, 6, 7}] * 2),
+        (range(8), 1, [{0, 1, 2, 3}]),
+        ([1, 5, 6], 3, [{1}] * 2 + [{5, 6}]),
+        ([0, 1], 2, [set(), set()]),
+    ],
+)
+def test_threads_keep_to_the_allowed_cores_of_one_node(allowed, threads, wanted):
+    assert numa.share([range(4), range(4, 8)], allowed, threads) == wanted
+
+
+def test_one_node_binds_nobody():
+    assert numa.share([range(8)], range(8), 2) == [frozenset()] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
+def test_apply_threads_run_on_their_cores_and_the_caller_where_it_did():
+    before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    appliers, seen = Appliers(2, [frozenset(), frozenset([core])]), {}
+    appliers.run([(n, lambda: seen.update({threading.get_ident(): os.sched_getaffinity(0)})) for n in (0, 1)])
+    caller = seen.pop(threading.get_ident())
+    assert caller == before and list(seen.values()) == [{core}]
