@@ -13,7 +13,7 @@ from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
-from adam_mpi.model.parameters import initial, total
+from adam_mpi.model.parameters import initial, tensors, total, views
 
 FUNCTIONS = [Activation(function) for function in ("relu", "tanh", "sigmoid")]
 RELU, TANH, SIGMOID = FUNCTIONS
@@ -190,6 +190,26 @@ def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
     random = np.random.default_rng(seed)
     shapes, images = random_stack(random), int(random.integers(1, 40))
     check(shapes, images, images, engine_context(shapes, images, int(random.choice([4, 8])), make=library.run), seed)
+
+
+@pytest.mark.parametrize(("images", "lanes"), [(6, 4), (1, 8)])
+def test_gradients_are_those_of_pytorch(images, lanes):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: compared with the reference only")
+    layers = [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 3, 2, 2), RELU, Pool(2, 1), Dense(11), RELU, Dense(5)]
+    shapes = infer(layers, (2, 9, 8), 5)
+    weights, (pixels, labels, ids) = initial(shapes, 3), block(images, shapes)
+    gradient = np.zeros_like(weights)
+    loss, _ = engine_context(shapes, images, lanes).train(weights, gradient, pixels, labels, ids, 0)
+    values = [torch.tensor(view, requires_grad=True) for view in views(weights, tensors(shapes)).values()]
+    functions, x = torch.nn.functional, torch.from_numpy(pixels / np.float32(255))
+    x = functions.max_pool2d(functions.relu(functions.conv2d(x, *values[0:2], padding=1)), 2)
+    x = functions.max_pool2d(functions.relu(functions.conv2d(x, *values[2:4], stride=2, padding=2)), 2, 1)
+    x = functions.linear(functions.relu(functions.linear(x.flatten(1), *values[4:6])), *values[6:8])
+    wanted = functions.cross_entropy(x, torch.from_numpy(labels), reduction="sum")
+    wanted.backward()
+    assert loss == pytest.approx(wanted.item(), rel=1e-5)
+    flat = np.concatenate([value.grad.numpy().ravel() for value in values])
+    np.testing.assert_allclose(gradient, flat, atol=1e-5 * np.abs(flat).max())
 
 
 def test_a_diverged_network_shows():
