@@ -8,7 +8,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.model.engine import update
 from adam_mpi.model.network import Network, warm
 from adam_mpi.server import apply, mailbox
-from adam_mpi.worker import contribution
+from adam_mpi.worker import contribution, copy
 
 SECONDS = 600.0
 
@@ -53,6 +53,9 @@ def _warm(role: str, net: Network | None) -> None:
         warm(net.shapes)
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
     mailbox.sign(message)
-    contribution.settle(values, values, values, one, one)
+    ranges = np.zeros((1, 2), np.int64)
+    copy.settle(values, values, values, one, one)
+    copy.take(values, values, values, ranges)
+    copy.ahead(values, values, values, ranges, one)
     update.descend(values, values, one)
     contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

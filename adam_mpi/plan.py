@@ -12,6 +12,7 @@ from adam_mpi.data.lines import AHEAD, GROUP
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
+from adam_mpi.model.engine import cpu
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.server import shelves as shelving
@@ -31,8 +32,10 @@ def plan(config: Config, ranks: int, hosts: str | None) -> str:
     check_partitions(config.layout.partitions, shapes)
     shelves = plan_shelves(config, shapes, layout)
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
-    memory = _memory(config, layout, description, shapes, shelves, captured_layers(choices))
-    parts = [_roles(layout), _layers(shapes), _parameters(config, shelves, choices), memory]
+    captured = captured_layers(choices)
+    memory = _memory(config, layout, description, shapes, shelves, captured)
+    working = _working_set(network(config, description, shapes, captured))
+    parts = [_roles(layout), _layers(shapes), _parameters(config, shelves, choices), memory, working]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -118,11 +121,13 @@ def _memory(
     item = np.dtype(description.dtype).itemsize
     pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
-    # Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each.
+    # Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
+    # and where there are several threads two copies of the weights each.
     context = network(config, description, shapes, captured).bytes
     dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
-    worker = (2 + threads) * size + (2 * threads + 2) * (size + factors) + threads * context
+    worker = (2 + threads * (3 if threads > 1 else 1)) * size + (2 * threads + 2) * (size + factors)
+    worker += threads * context
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"
@@ -135,6 +140,16 @@ def _memory(
         f"  server  {amount(2 * 4 * largest)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for mailboxes "
         f"({len(layout.workers)} pushers x {shelves.slots} slots of {amount(shelves.slot_bytes)})"
     )
+
+
+def _working_set(network: Network) -> Iterator[str]:
+    """What a trainer thread goes through in every batch, and what this machine's caches hold of it."""
+    weights = 4 * parameters.total(network.shapes)
+    apart = f" ({amount(4 * network.program.apart)} if none shared memory)" if network.program else ""
+    yield f"working set of a trainer thread: {amount(2 * weights + network.bytes)}"
+    yield f"  weights {amount(weights)}, gradient {amount(weights)}, buffers {amount(network.bytes)}{apart}"
+    caches = ", ".join(f"{level} {amount(size)}" for level, size in cpu.caches().items())
+    yield f"  caches here: {caches or 'unknown'}"
 
 
 def amount(size: float) -> str:

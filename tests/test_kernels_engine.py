@@ -8,20 +8,25 @@ import numpy as np
 import pytest
 
 from adam_mpi.errors import UserError
-from adam_mpi.model.engine import convs, cpu, library, memory, program, tuner, vector
+from adam_mpi.model.engine import convs, cpu, dense_product, library, memory, program, tuner, vector
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
-from adam_mpi.model.parameters import initial, total
+from adam_mpi.model.parameters import initial, tensors, total, views
 
 FUNCTIONS = [Activation(function) for function in ("relu", "tanh", "sigmoid")]
 RELU, TANH, SIGMOID = FUNCTIONS
 
 
+def some(cases, count):
+    """The first cases; the others are for `--full`."""
+    return [case if number < count else pytest.param(case, marks=pytest.mark.full) for number, case in enumerate(cases)]
+
+
 def engine_context(shapes, images, lanes, registers=16, make=library.plain):
     built = program.build(shapes, images, lanes, registers)
-    return EngineContext(shapes, images, 11, built, make(built.text, lanes), lanes)
+    return EngineContext(shapes, images, 11, built, make(built.text, built.lanes))
 
 
 def check(shapes, images, count, context, seed=0, rounds=2):
@@ -83,7 +88,7 @@ def random_stack(random):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("first", range(0, 240, 20))
+@pytest.mark.parametrize("first", some(range(0, 240, 20), 2))
 def test_emitted_source_agrees_with_the_reference(first):
     for seed in range(first, first + 20):
         random = np.random.default_rng(seed)
@@ -94,46 +99,121 @@ def test_emitted_source_agrees_with_the_reference(first):
         check(shapes, images, count, engine_context(shapes, images, lanes, registers), seed)
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("first", some(range(0, 100, 10), 1))
+def test_few_images_agree_with_the_reference(first):
+    for seed in range(first, first + 10):
+        random = np.random.default_rng(seed)
+        shapes = random_stack(random)
+        lanes, registers = int(random.choice([4, 8, 16])), int(random.choice([16, 32]))
+        images = int(random.integers(1, (lanes - 1) // 2 + 1))
+        context = engine_context(shapes, images, lanes, registers)
+        assert context.program.lanes == 1
+        check(shapes, images, images, context, seed)
+
+
+@pytest.mark.parametrize(("units", "features", "images"), [(33, 64, 16), (130, 26, 12), (7, 97, 9)])
+def test_packed_weights_agree_with_the_reference(monkeypatch, units, features, images):
+    monkeypatch.setattr(dense_product, "PACKED_WEIGHTS", 1)
+    shapes = infer([Dense(features), RELU, Dense(units), TANH, Dense(4)], (1, 2, 3), 4)
+    context = engine_context(shapes, images, 4)
+    assert "panel + (term" in context.program.text
+    check(shapes, images, images, context)
+
+
 # Wide enough for Winograd's transform: input shape, layers.
 TRANSFORMED = [
+    ((16, 2, 2), [Conv(16, 3, 1, 1), TANH, Conv(16, 3, 1, 2), RELU]),
     ((17, 6, 4), [Conv(16, 3, 1, 1), RELU, Conv(18, 3), RELU, Pool(2)]),
     ((16, 6, 8), [Conv(16, 3, 1, 2), Pool(2)]),
     ((16, 8, 8), [Conv(20, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
-    ((16, 2, 2), [Conv(16, 3, 1, 1), TANH, Conv(16, 3, 1, 2), RELU]),
 ]
 
 
-@pytest.mark.parametrize(("shape", "stack"), TRANSFORMED)
-def test_winograd_agrees_with_the_reference(shape, stack):
+@pytest.mark.parametrize("case", some(TRANSFORMED, 1))
+def test_winograd_agrees_with_the_reference(case):
+    shape, stack = case
     shapes = infer([*stack, Dense(3)], shape, 3)
     built = program.build(shapes, 9, 4, 16)
     assert "Winograd" in built.text
     check(shapes, 9, 9, engine_context(shapes, 9, 4), 1)
 
 
+# Name: input shape, images, layers. The first three have a kernel of every kind.
 COMPILED = {
-    "winograd": ((3, 8, 8), [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
-    "everything fused": ((2, 11, 10), [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 2), Pool(2), RELU, Dense(11), RELU]),
-    "strides and overlap": ((3, 13, 12), [Conv(6, 5, 2, 4), TANH, Pool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
-    "average and normalise": ((3, 7, 8), [Conv(6, 2), RELU, Normalise(), Average(3, 2), TANH]),
-    "activations": ((1, 6, 6), [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
-    "one pixel": ((1, 1, 1), [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
-}
+    "all kinds": (
+        (2, 9, 8), 20,
+        [Conv(3, 3, 1, 1), RELU, Pool(2), Normalise(3), TANH, Pool(2, 1), Average(2, 1), Dropout(0.3), SIGMOID,
+         Dense(9), RELU],
+    ),
+    "winograd": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, Pool(2)]),
+    "few images": ((2, 7, 6), 1, [Conv(3, 3, 2, 2), RELU, Conv(4, 2), RELU, Pool(2), Dense(9), RELU, Dropout(0.2)]),
+    "winograd twice": (
+        (3, 8, 8), 67, [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU],
+    ),
+    "everything fused": (
+        (2, 11, 10), 67, [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 2), Pool(2), RELU, Dense(11), RELU],
+    ),
+    "strides and overlap": ((3, 13, 12), 67, [Conv(6, 5, 2, 4), TANH, Pool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
+    "average and normalise": ((3, 7, 8), 67, [Conv(6, 2), RELU, Normalise(), Average(3, 2), TANH]),
+    "activations": ((1, 6, 6), 67, [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
+    "one pixel": ((1, 1, 1), 67, [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
+}  # fmt: skip
+QUICK = [("all kinds", cpu.lanes()), ("winograd", cpu.lanes()), ("few images", cpu.lanes())]
 
 
-# Compiling takes seconds per stack, more on a busy machine; the other number of lanes is tried with one stack only.
+def compiled_stack(name):
+    shape, images, layers = COMPILED[name]
+    return infer([*layers, Dense(5)], shape, 5), images
+
+
+def all_compiled():
+    others = [(stack, lanes) for lanes in (8, 4) for stack in COMPILED]
+    return some([*QUICK, *(case for case in others if case not in QUICK)], len(QUICK))
+
+
+# Compiling takes seconds per stack, more on a busy machine.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("stack", "lanes"), [*((stack, cpu.lanes()) for stack in COMPILED), ("one pixel", 4)])
-def test_compiled_kernels_agree_with_the_reference(stack, lanes):
-    shape, layers = COMPILED[stack]
-    shapes = infer([*layers, Dense(5)], shape, 5)
-    context = engine_context(shapes, 67, lanes, make=library.run)
-    for seed, count in enumerate((67, 1, 16, 50)):
-        check(shapes, 67, count, context, seed)
+@pytest.mark.parametrize("case", all_compiled())
+def test_compiled_kernels_agree_with_the_reference(case):
+    stack, lanes = case
+    shapes, images = compiled_stack(stack)
+    context = engine_context(shapes, images, lanes, make=library.run)
+    for seed, count in enumerate({images, 1, (images + 1) // 2, max(1, images - 3)}):
+        check(shapes, images, count, context, seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(500, 512))
+def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
+    random = np.random.default_rng(seed)
+    shapes, images = random_stack(random), int(random.integers(1, 40))
+    check(shapes, images, images, engine_context(shapes, images, int(random.choice([4, 8])), make=library.run), seed)
+
+
+@pytest.mark.parametrize(("images", "lanes"), [(6, 4), (1, 8)])
+def test_gradients_are_those_of_pytorch(images, lanes):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: compared with the reference only")
+    layers = [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 3, 2, 2), RELU, Pool(2, 1), Dense(11), RELU, Dense(5)]
+    shapes = infer(layers, (2, 9, 8), 5)
+    weights, (pixels, labels, ids) = initial(shapes, 3), block(images, shapes)
+    gradient = np.zeros_like(weights)
+    loss, _ = engine_context(shapes, images, lanes).train(weights, gradient, pixels, labels, ids, 0)
+    values = [torch.tensor(view, requires_grad=True) for view in views(weights, tensors(shapes)).values()]
+    functions, x = torch.nn.functional, torch.from_numpy(pixels / np.float32(255))
+    x = functions.max_pool2d(functions.relu(functions.conv2d(x, *values[0:2], padding=1)), 2)
+    x = functions.max_pool2d(functions.relu(functions.conv2d(x, *values[2:4], stride=2, padding=2)), 2, 1)
+    x = functions.linear(functions.relu(functions.linear(x.flatten(1), *values[4:6])), *values[6:8])
+    wanted = functions.cross_entropy(x, torch.from_numpy(labels), reduction="sum")
+    wanted.backward()
+    assert loss == pytest.approx(wanted.item(), rel=1e-5)
+    flat = np.concatenate([value.grad.numpy().ravel() for value in values])
+    np.testing.assert_allclose(gradient, flat, atol=1e-5 * np.abs(flat).max())
 
 
 def test_a_diverged_network_shows():
-    shapes = infer([*COMPILED["everything fused"][1], Dense(5)], COMPILED["everything fused"][0], 5)
+    shapes = compiled_stack("everything fused")[0]
     weights = initial(shapes, 0)
     weights[0] = np.nan
     context = engine_context(shapes, 4, 4)
@@ -148,8 +228,8 @@ def block(count, shapes, seed=0):
 
 
 def test_two_threads_give_what_one_gives():
-    shapes = infer([*COMPILED["everything fused"][1], Dense(5)], COMPILED["everything fused"][0], 5)
-    network, weights = Network(shapes, 16, 11, engine="generated"), initial(shapes, 3)
+    shapes, images = compiled_stack("all kinds")
+    network, weights = Network(shapes, images, 11, engine="generated"), initial(shapes, 3)
     blocks = [block(16, shapes, seed) for seed in (1, 2)]
 
     def gradient_of(context, data):
@@ -183,7 +263,7 @@ def test_float64_takes_the_reference():
 
 
 def test_buffers_that_live_together_do_not_meet():
-    shapes = infer([*COMPILED["everything fused"][1], Dense(5)], COMPILED["everything fused"][0], 5)
+    shapes = compiled_stack("everything fused")[0]
     builder = program.Builder(shapes, 64, 8, 16)
     inputs = builder.values
     index = 0
@@ -222,15 +302,14 @@ def test_denormals_are_flushed_while_the_kernels_run():
 
 def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAM_MPI_SHOW_KERNELS", str(tmp_path / "shown"))
-    shapes = infer([Dense(3)], (1, 2, 2), 3)
     library.run.cache_clear()
-    Network(shapes, 4, 0, engine="generated").context()
+    Network(*compiled_stack("few images"), 0, engine="generated").context()
     (shown,) = (tmp_path / "shown").iterdir()
     assert "def dense1_forward" in shown.read_text()
 
 
 def test_choices_are_reported_and_can_be_given_again():
-    shapes = infer([*COMPILED["winograd"][1], Dense(5)], COMPILED["winograd"][0], 5)
+    shapes = compiled_stack("winograd twice")[0]
     first = program.build(shapes, 8, 8, 16)
     assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
     given = {name: convs.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}

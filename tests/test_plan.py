@@ -6,6 +6,7 @@ import pytest
 
 from adam_mpi import config
 from adam_mpi.errors import UserError
+from adam_mpi.model.engine import cpu
 from adam_mpi.plan import amount, plan
 
 
@@ -32,6 +33,21 @@ def test_layers_and_parameters_add_up():
     assert numbers["conv1"] == 10 * (5 * 5 + 1) and numbers["dense1"] == 400 * (20 * 4 * 4 + 1)
     held = re.findall(r"server rank \d+: \d+ shards, ([\d,]+) parameters", text)
     assert sum(int(count.replace(",", "")) for count in held) == 298_090
+
+
+def test_the_working_set_is_set_against_the_caches(monkeypatch):
+    monkeypatch.setattr(cpu, "caches", lambda: {"L1": 32 << 10, "L2": 512 << 10, "L3": 32 << 20})
+    text = planned(2)
+    assert text.endswith("caches here: L1 32 KB, L2 512 KB, L3 32 MB")
+    assert "weights 1.14 MB, gradient 1.14 MB, buffers" in text
+    found = re.search(r"buffers (\S+) KB \((\S+) MB if none shared memory\)", text)
+    assert found and float(found[1]) < 1024 * float(found[2])
+    monkeypatch.setattr(cpu, "caches", dict)
+    assert planned(2, None, "kernels.engine=reference").endswith("caches here: unknown")
+
+
+def test_caches_have_sizes():
+    assert all(level in ("L1", "L2", "L3", "L4") and size > 0 for level, size in cpu.caches().items())
 
 
 def test_roles_are_spread_over_hosts():

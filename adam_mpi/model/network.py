@@ -51,11 +51,20 @@ class Network:
             return 4 * self.program.floats
         return working_set(self.shapes, self.images, self.dtype)
 
-    def context(self) -> Context | EngineContext:
-        """A context of its own for each thread, or for each block in flight."""
+    @property
+    def uncopied(self) -> tuple[str, ...]:
+        """Layers so large that threads read them where they share them, even when they have copies of the others."""
+        return self.program.uncopied if self.program else ()
+
+    def copied(self) -> list[tuple[int, int]]:
+        """The parts of the flat parameter vector that threads have copies of."""
+        return [span for layer, span in parameters.spans(self.shapes).items() if layer not in self.uncopied]
+
+    def context(self, shared: np.ndarray | None = None) -> Context | EngineContext:
+        """A context of its own for each thread, or for each block in flight; it reads `uncopied` layers in `shared`."""
         if self.program:
-            run = library.run(self.program.text, cpu.lanes())
-            return EngineContext(self.shapes, self.images, self.seed, self.program, run, cpu.lanes())
+            run = library.run(self.program.text, self.program.lanes)
+            return EngineContext(self.shapes, self.images, self.seed, self.program, run, shared)
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
 

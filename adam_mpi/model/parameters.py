@@ -37,6 +37,14 @@ def total(shapes: Sequence[LayerShape]) -> int:
     return sum(layer.parameters for layer in shapes)
 
 
+def spans(shapes: Sequence[LayerShape]) -> dict[str, tuple[int, int]]:
+    """Where the parameters of each layer begin and end in the flat vector."""
+    found: dict[str, tuple[int, int]] = {}
+    for tensor in tensors(shapes):
+        found[tensor.layer] = found.get(tensor.layer, (tensor.offset, 0))[0], tensor.offset + tensor.size
+    return found
+
+
 def views(flat: np.ndarray, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
     """The tensors as views into the flat vector, by name."""
     return {tensor.name: flat[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape) for tensor in tensors}

@@ -81,18 +81,6 @@ class Pool:
 
 
 @njit(nogil=True, cache=True)
-def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float, unit: float) -> None:
-    """Add `unit` times a gradient to the contribution, and the step it predicts to the local weights; leave it zero.
-
-    Other threads do the same to `local` at the same time, without locks: a lost addition is a little noise.
-    """
-    for i in range(gradient.size):
-        total[i] += unit * gradient[i]
-        local[i] -= factor * gradient[i]
-        gradient[i] = 0
-
-
-@njit(nogil=True, cache=True)
 def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.ndarray, factor: float) -> None:
     """local = pulled + the steps predicted for what is being summed up in these rows of the pool.
 

@@ -1,4 +1,4 @@
-"""A trainer thread: computes batches on the weights it shares with its worker's other threads. It never calls MPI."""
+"""A trainer thread: computes batches on a copy of the weights its worker's threads share. It never calls MPI."""
 
 import threading
 import time
@@ -12,7 +12,8 @@ from adam_mpi.cluster.inject import Injector
 from adam_mpi.data.batch import Batch
 from adam_mpi.model.network import Network
 from adam_mpi.server.shelves import MOST_BATCHES
-from adam_mpi.worker.contribution import Contribution, Done, Pool, settle
+from adam_mpi.worker.contribution import Contribution, Done, Pool
+from adam_mpi.worker.copy import Copy
 
 
 @dataclass
@@ -31,17 +32,20 @@ Task = Callable[["Trainer"], Result]
 
 class Trainer(threading.Thread):
     def __init__(
-        self, index: int, network: Network, local: np.ndarray, pool: Pool, results: SimpleQueue, injector: Injector
+        self, index: int, network: Network, copy: Copy, pool: Pool, results: SimpleQueue, injector: Injector
     ) -> None:
         super().__init__(name=f"trainer-{index}", daemon=True)
-        self.index, self.local, self.pool, self.results, self.injector = index, local, pool, results, injector
-        self.context = network.context()
-        self.gradient = np.zeros_like(local)
+        self.index, self.copy, self.pool, self.results, self.injector = index, copy, pool, results, injector
+        self.context = network.context(copy.shared)
         self.contribution: Contribution | None = None
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.waiting = 0
         """Tasks given and not handed back; counted by the main thread."""
         self.busy = 0.0
+
+    @property
+    def gradient(self) -> np.ndarray:
+        return self.copy.gradient
 
     def give(self, task: Task) -> None:
         self.waiting += 1
@@ -67,21 +71,22 @@ def train(batch: Batch, token: object, factor: float, unit: float, images: int) 
     """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images."""
 
     def task(trainer: Trainer) -> Result:
-        done = _compute(trainer, batch)
+        copy = trainer.copy
+        done = _compute(trainer, batch, copy.weights, overwrite=copy.begin())
         if trainer.contribution is None:
             # Quicker threads may have taken all there are.
             trainer.contribution = trainer.pool.take(wait=True)
         assert trainer.contribution is not None, "the pool has a contribution per thread and some for pushes"
-        values = trainer.contribution.values
-        settle(trainer.local, values, trainer.gradient, np.float32(factor), np.float32(unit))
         trainer.contribution.done.append(done)
         trainer.capture(trainer.contribution)
         result = Result(trainer.index, done, token)
-        if trainer.contribution.images >= images:
+        full = trainer.contribution.images >= images
+        copy.step(trainer.contribution.values, factor, unit, last=full)
+        if full:
             # When every other contribution is still under way, go on adding to this one: a full ring stops no thread.
             # Not beyond the room for batch numbers, nor where factors are kept: those would have to be kept of all.
-            full = len(trainer.contribution.done) == MOST_BATCHES or bool(trainer.contribution.factors)
-            fresh = trainer.pool.take(wait=full)
+            wait = len(trainer.contribution.done) == MOST_BATCHES or bool(trainer.contribution.factors)
+            fresh = trainer.pool.take(wait)
             if fresh is not None:
                 result.contribution, trainer.contribution = trainer.contribution, fresh
         return result
@@ -89,12 +94,13 @@ def train(batch: Batch, token: object, factor: float, unit: float, images: int) 
     return task
 
 
-def hand_over() -> Task:
+def hand_over(factor: float, unit: float) -> Task:
     """Hand over what has been summed up so far, however little."""
 
     def task(trainer: Trainer) -> Result:
         result = Result(trainer.index)
         if trainer.contribution is not None and trainer.contribution.done:
+            trainer.copy.end(trainer.contribution.values, factor, unit)
             result.contribution, trainer.contribution = trainer.contribution, None
         return result
 
@@ -105,28 +111,29 @@ def compute(batch: Batch) -> Task:
     """Compute gradients into the thread's own array, for a step that all replicas take together."""
 
     def task(trainer: Trainer) -> Result:
-        trainer.gradient[:] = 0
-        return Result(trainer.index, _compute(trainer, batch))
+        return Result(trainer.index, _compute(trainer, batch, trainer.copy.shared, overwrite=True))
 
     return task
 
 
 def evaluate(batch: Batch, token: object) -> Task:
     def task(trainer: Trainer) -> Result:
-        loss, correct = trainer.context.evaluate(trainer.local, batch.pixels, batch.labels)
+        loss, correct = trainer.context.evaluate(trainer.copy.shared, batch.pixels, batch.labels)
         trainer.injector.at("evaluate")
         return Result(trainer.index, _done(batch, loss, correct), token)
 
     return task
 
 
-def _compute(trainer: Trainer, batch: Batch) -> Done:
+def _compute(trainer: Trainer, batch: Batch, weights: np.ndarray, overwrite: bool) -> Done:
     start = time.perf_counter()
     loss, correct = 0.0, 0
     if batch.labels.size:
         loss, correct = trainer.context.train(
-            trainer.local, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch
+            weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite
         )
+    elif overwrite:
+        trainer.gradient[:] = 0
     trainer.injector.slow(time.perf_counter() - start)
     trainer.injector.at("compute")
     return _done(batch, loss, correct)

@@ -22,6 +22,7 @@ from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
 from adam_mpi.worker.contribution import Contribution, Done, Pool, renew
+from adam_mpi.worker.copy import Copy
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
@@ -43,8 +44,10 @@ class Worker:
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
         self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
         self.results: SimpleQueue[Result] = SimpleQueue()
+        alone = threads == 1 or self.config.push.images <= self.config.train.batch
+        copies = [Copy(network, self.local, index, alone) for index in range(threads)]
         self.trainers = [
-            Trainer(index, network, self.local, self.pool, self.results, world.injector) for index in range(threads)
+            Trainer(index, network, copy, self.pool, self.results, world.injector) for index, copy in enumerate(copies)
         ]
         for thread in self.trainers:
             thread.start()
@@ -214,7 +217,7 @@ class Worker:
         if self.data.phase.training and not self.data.shared and not self.flushed:
             self.flushed = True
             for thread in self.trainers:
-                thread.give(trainer.hand_over())
+                thread.give(trainer.hand_over(self.factor, self.unit))
             return True
         if not self.pushes.idle or self.pulls.active or not self.results.empty():
             return False

@@ -13,11 +13,11 @@ from _models import MODELS, Model, in_torch
 from _timing import Times, interleaved
 
 from adam_mpi.model import parameters
-from adam_mpi.model.engine.update import descend, share
+from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
+from adam_mpi.worker.copy import ROUND, Copy
 
 RATE = np.float32(1e-4)
-SHARE_EVERY = 4
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,19 +149,19 @@ def accuracy(name: str, model: Model, engine: str, steps: int = 100, batch: int 
 
 
 def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) -> dict:
-    """Wall time of two threads against one, each with its own copy of the weights, shared every few steps."""
+    """Wall time of two threads against one, both as trainer threads work: on copies, added to the shared weights."""
     network = Network(model.shapes, batch, 0, engine=arguments.engine)
     shared = parameters.initial(model.shapes, 0)
-    contexts, blocks = [network.context() for _ in range(2)], [data(model, batch) for _ in range(2)]
-    copies = [(shared.copy(), shared.copy(), np.zeros_like(shared)) for _ in range(2)]
+    contexts, blocks = [network.context(shared) for _ in range(2)], [data(model, batch) for _ in range(2)]
+    copies = [Copy(network, shared, index, alone=False) for index in range(2)]
+    totals = [np.zeros_like(shared) for _ in range(2)]
 
     def work(index: int, steps: int) -> None:
-        local, seen, gradient = copies[index]
-        for step in range(steps):
-            contexts[index].train(local, gradient, *blocks[index], 0, True)
-            descend(local, gradient, RATE)
-            if (step + 2 * index) % SHARE_EVERY == 0:
-                share(shared, local, seen)
+        copy = copies[index]
+        for _ in range(steps):
+            overwrite = copy.begin()
+            contexts[index].train(copy.weights, copy.gradient, *blocks[index], 0, overwrite)
+            copy.step(totals[index], float(RATE), 1.0)
 
     def run(threads: int, steps: int) -> float:
         workers = [threading.Thread(target=work, args=(index, steps)) for index in range(threads)]
@@ -172,8 +172,8 @@ def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) 
             worker.join()
         return time.perf_counter() - start
 
-    once = min(run(1, 4) for _ in range(3)) / 4
-    steps = max(4, int(0.3 / once))
+    once = min(run(1, ROUND) for _ in range(3)) / ROUND
+    steps = max(1, int(0.3 / once) // ROUND) * ROUND
     rounds = [(run(1, steps), run(2, steps)) for _ in range(max(3, int(arguments.seconds / (2 * steps * once))))]
     value = median(2 * one / two for one, two in rounds)
     times = Times(float("nan"), median(two for _, two in rounds))

@@ -14,20 +14,22 @@ ALIGNMENT = 64
 class EngineContext:
     """Trains or evaluates blocks of up to `images` images; one thread at a time may use it.
 
-    `weights` is read in place and may be changed by others meanwhile.
+    `weights` is read in place and may be changed by others meanwhile; so is `shared`, which has the layers that are too
+    large for a copy per thread. Without, they too are read in `weights`.
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], images: int, seed: int, program: Program, run: Callable, lanes: int
-    ) -> None:
-        self.seed, self.run, self.program = seed, run, program
+        self, shapes: Sequence[LayerShape], images: int, seed: int, program: Program, run: Callable,
+        shared: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        self.seed, self.run, self.program, self.shared = seed, run, program, shared
         self.random = any(isinstance(shape.layer, Dropout) for shape in shapes)
         self.classes = shapes[-1].output[0]
         self.memory = aligned(program.floats)
         self.levels = (np.arange(256) / 255).astype(np.float32)
         self.pixels = np.zeros((images, *shapes[0].input), np.uint8)
         self.labels, self.ids = np.zeros(images, np.int64), np.zeros(images, np.int64)
-        self.keys = np.zeros(images + lanes, np.uint64)
+        self.keys = np.zeros(images + program.lanes, np.uint64)
         self.probabilities = np.zeros((images, self.classes), np.float32)
         self.unused = np.zeros(1, np.float32)
         self.count = 0
@@ -88,8 +90,8 @@ class EngineContext:
         self.pixels[:count] = pixels
         self.labels[:count] = labels
         return self.run(
-            training, overwrite, weights, gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels,
-            self.keys, self.probabilities.reshape(-1), count,
+            training, overwrite, weights, weights if self.shared is None else self.shared, gradient, self.memory,
+            self.levels, self.pixels.reshape(-1), self.labels, self.keys, self.probabilities.reshape(-1), count,
         )  # fmt: skip
 
 

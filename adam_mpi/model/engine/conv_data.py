@@ -32,22 +32,19 @@ def emit(
 
 
 def _sum(source: Source, shape: Shape, weight: int, lanes: int, planes: int, run: tiles.Run) -> None:
-    for plane in range(planes):
-        for column in range(run.width):
-            source(f"sum{plane}_{column} = zero()")
+    source(f"sums = {source.make('zeros', planes * run.width)}()")
     area = shape.kernel * shape.kernel
     with source.inside(f"for map in range({shape.maps}):"), source.inside("for line in range(first, last):"):
         source(f"v = errors + ((map * {shape.rows} + line) * {shape.columns} + column // {shape.stride}) * {lanes}")
         source(f"tap = row + {shape.pad} - line * {shape.stride}")
         source(f"w = {weight} + (map * {shape.channels} + plane) * {area} + tap * {shape.kernel}")
-        multiply_add(source, run.pattern, planes, area, lanes)
+        multiply_add(source, run, planes, area, lanes)
 
 
 def _store(source: Source, shape: Shape, lanes: int, planes: int, width: int, relu: bool) -> None:
-    for plane in range(planes):
-        source(f"to = (((plane + {plane}) * {shape.height} + row) * {shape.width} + column) * {lanes}")
-        for column in range(width):
-            value = f"sum{plane}_{column}"
-            if relu:
-                value = f"greater(load(memory, inputs + to + {column * lanes}), zero(), {value}, zero())"
-            source(f"store(memory, input_errors + to + {column * lanes}, {value})")
+    source(f"to = ((plane * {shape.height} + row) * {shape.width} + column) * {lanes}")
+    area = shape.height * shape.width
+    places = [(plane * area + column) * lanes for plane in range(planes) for column in range(width)]
+    if relu:
+        source(f"sums = {source.make('masks', *places)}(sums, memory, inputs + to)")
+    source(f"{source.make('stores', *places)}(memory, input_errors + to, sums)")

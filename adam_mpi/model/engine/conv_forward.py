@@ -46,21 +46,16 @@ def _rows(
     source(f"last = min({shape.kernel}, {shape.height + shape.pad} - row * {shape.stride})")
     columns = shape.columns // window * window
     for run in tiles.each(source, "column", tiles.runs(columns, tile.columns, lambda *at: forward_taps(shape, *at))):
-        for plane in range(planes):
-            source(f"start = broadcast(weights, {bias + plane} + plane)")
-            for column in range(run.width):
-                source(f"sum{plane}_{column} = start")
+        starts = [plane for plane in range(planes) for _ in range(run.width)]
+        source(f"sums = {source.make('broadcasts', *starts)}(weights, {bias} + plane)")
         _sum(source, shape, weight, lanes, planes, run)
-        for plane in range(planes):
-            if window == 1:
-                line = f"outputs + (((plane + {plane}) * {shape.rows} + row)"
-            else:
-                line = f"strip + (({plane * window} + step)"
-            source(f"to = {line} * {shape.columns} + column) * {lanes}")
-            for column in range(run.width):
-                value = f"sum{plane}_{column}"
-                value = f"maximum(zero(), {value})" if relu and window == 1 else value
-                source(f"store(memory, to + {column * lanes}, {value})")
+        if relu and window == 1:
+            source(f"sums = {source.make('positives', planes * run.width)}(sums)")
+        line = f"outputs + (plane * {shape.rows} + row" if window == 1 else "strip + (step"
+        source(f"to = {line}) * {shape.columns * lanes} + column * {lanes}")
+        apart = (shape.rows if window == 1 else window) * shape.columns
+        places = [(plane * apart + column) * lanes for plane in range(planes) for column in range(run.width)]
+        source(f"{source.make('stores', *places)}(memory, to, sums)")
 
 
 def _sum(source: Source, shape: Shape, weight: int, lanes: int, planes: int, run: tiles.Run) -> None:
@@ -69,15 +64,15 @@ def _sum(source: Source, shape: Shape, weight: int, lanes: int, planes: int, run
         source(f"line = channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}")
         source(f"v = inputs + (line * {shape.width} + column * {shape.stride}) * {lanes}")
         source(f"w = {weight} + (plane * {shape.channels} + channel) * {area} + tap * {shape.kernel}")
-        multiply_add(source, run.pattern, planes, shape.channels * area, lanes)
+        multiply_add(source, run, planes, shape.channels * area, lanes)
 
 
 def _pool(source: Source, shape: Shape, lanes: int, planes: int, relu: bool, window: int) -> None:
     across = shape.columns // window
     with source.inside(f"for column in range({across}):"):
-        for plane in range(planes):
-            source(f"v = strip + ({plane * window * shape.columns} + column * {window}) * {lanes}")
+        with source.inside(f"for line in range({planes}):"):
+            source(f"v = strip + (line * {window * shape.columns} + column * {window}) * {lanes}")
             pool.window(source, window, shape.columns, lanes, relu)
-            source(f"to = (((plane + {plane}) * {shape.rows // window} + top) * {across} + column) * {lanes}")
+            source(f"to = (((plane + line) * {shape.rows // window} + top) * {across} + column) * {lanes}")
             source("store(memory, outputs + to, best)")
             source("store(memory, winners + to, winner)")

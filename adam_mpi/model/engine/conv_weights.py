@@ -10,10 +10,11 @@
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.engine.source import Source
+from adam_mpi.model.engine.source import LOAD, Source
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,25 @@ def emit(source: Source, name: str, shape: Shape, weight: int, bias: int, lanes:
                     for taps in tiles.runs(shape.kernel, tile.taps):
                         for start in range(taps.start, taps.stop, taps.width):
                             _tile(source, shape, lanes, maps.width, channels.width, range(start, start + taps.width))
-                            _add(source, shape, weight, maps.width, channels.width, range(start, start + taps.width))
+                            add(source, shape, weight, maps.width, channels.width, range(start, start + taps.width))
         emit_bias(source, shape, bias, lanes)
 
 
 def _tile(source: Source, shape: Shape, lanes: int, maps: int, channels: int, taps: range) -> None:
-    for sum_name in _names(maps, channels, taps):
-        source(f"{sum_name} = zero()")
-    # Input row `row * stride + tap - pad` has to be inside.
-    source(f"first = max(0, ({shape.pad + shape.stride - 1} - tap) // {shape.stride})")
-    source(f"last = min({shape.rows}, ({shape.height + shape.pad - 1} - tap) // {shape.stride} + 1)")
+    source(f"sums = {source.make('zeros', maps * channels * len(taps))}()")
+    rows_inside(source, shape)
     with source.inside("for row in range(first, last):"):
         for run in tiles.each(source, "column", tiles.runs(shape.columns, 1, lambda at, _: _reached(shape, at, taps))):
             source(f"e = errors + ((map * {shape.rows} + row) * {shape.columns} + column) * {lanes}")
             line = f"channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}"
             source(f"v = inputs + (({line}) * {shape.width} + column * {shape.stride}) * {lanes}")
-            _multiply_add(source, shape, lanes, maps, channels, run.pattern)
+            _multiply_add(source, shape, lanes, maps, channels, taps, run.pattern)
+
+
+def rows_inside(source: Source, shape: Shape) -> None:
+    """Emit `first` and `last` of the output rows whose input row `row * stride + tap - pad` is inside."""
+    source(f"first = max(0, ({shape.pad + shape.stride - 1} - tap) // {shape.stride})")
+    source(f"last = min({shape.rows}, ({shape.height + shape.pad - 1} - tap) // {shape.stride} + 1)")
 
 
 def _reached(shape: Shape, column: int, taps: range) -> tuple[int, ...]:
@@ -70,27 +74,34 @@ def _reached(shape: Shape, column: int, taps: range) -> tuple[int, ...]:
     return tuple(tap for tap in taps if 0 <= column * shape.stride + tap - shape.pad < shape.width)
 
 
-def _multiply_add(source: Source, shape: Shape, lanes: int, maps: int, channels: int, reached: tuple[int, ...]) -> None:
+def _multiply_add(
+    source: Source, shape: Shape, lanes: int, maps: int, channels: int, taps: range, reached: tuple[int, ...]
+) -> None:
     if not reached:
         source("pass")
         return
-    for m in range(maps):
-        source(f"error{m} = load(memory, e + {m * shape.rows * shape.columns * lanes})")
-    for c in range(channels):
-        for tap in reached:
-            source(f"value = load(memory, v + {(c * shape.height * shape.width + tap - shape.pad) * lanes})")
-            for m in range(maps):
-                source(f"sum{m}_{c}_{tap} = fma(error{m}, value, sum{m}_{c}_{tap})")
+    products = [
+        (
+            (m * channels + c) * len(taps) + tap - taps.start,
+            m * shape.rows * shape.columns * lanes,
+            (c * shape.height * shape.width + tap - shape.pad) * lanes,
+        )
+        for c, tap, m in product(range(channels), reached, range(maps))
+    ]
+    step = source.make("multiply_adds", maps * channels * len(taps), LOAD, *products)
+    source(f"sums = {step}(sums, memory, e, memory, v)")
 
 
-def _add(source: Source, shape: Shape, weight: int, maps: int, channels: int, taps: range) -> None:
+def add(
+    source: Source, shape: Shape, weight: int, maps: int, channels: int, taps: range, kit: str = ""
+) -> None:
+    """Emit gradient += sums, their lanes added up; `kit` begins the names of the functions."""
     area = shape.kernel * shape.kernel
     source(f"w = {weight} + (map * {shape.channels} + channel) * {area} + tap * {shape.kernel}")
-    for m in range(maps):
-        for c in range(channels):
-            for tap in taps:
-                place = f"w + {(m * shape.channels + c) * area + tap}"
-                source(f"gradient[{place}] += total(sum{m}_{c}_{tap})")
+    places = [
+        (m * shape.channels + c) * area + tap for m, c, tap in product(range(maps), range(channels), taps)
+    ]
+    source(f"{source.make(f'{kit}add_totals', *places)}(gradient, w, sums)")
 
 
 def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
@@ -102,6 +113,3 @@ def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
             source("sum0 = add(sum0, load(memory, place))")
         source(f"gradient[{bias} + map] += total(sum0)")
 
-
-def _names(maps: int, channels: int, taps: range) -> list[str]:
-    return [f"sum{m}_{c}_{tap}" for m in range(maps) for c in range(channels) for tap in taps]

@@ -4,10 +4,12 @@ A tap is (kernel column, column of the tile, shift): kernel column and tile colu
 where the tile begins. Taps that would reach outside the image are not there, so padding costs nothing.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby, product
+from operator import itemgetter
 
-from adam_mpi.model.engine.source import Source
+from adam_mpi.model.engine import tiles
+from adam_mpi.model.engine.source import BROADCAST, Source
 
 Tap = tuple[int, int, int]
 
@@ -62,15 +64,16 @@ def data_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:
     return tuple(taps)
 
 
-def multiply_add(source: Source, taps: Iterable[Tap], planes: int, plane_stride: int, lanes: int) -> None:
-    """Emit sum{plane}_{column} += weights[w + plane * plane_stride + kernel column] * memory[v + shift * lanes]."""
-    met: dict[int, list[Tap]] = {}
-    for tap in taps:
-        met.setdefault(tap[0], []).append(tap)
-    for kernel_column, found in met.items():
-        for _, column, shift in found:
-            source(f"value{column} = load(memory, v + {shift * lanes})")
-        for plane in range(planes):
-            source(f"weight = broadcast(weights, w + {plane * plane_stride + kernel_column})")
-            for _, column, _ in found:
-                source(f"sum{plane}_{column} = fma(weight, value{column}, sum{plane}_{column})")
+def multiply_add(source: Source, run: tiles.Run, planes: int, plane_stride: int, lanes: int) -> None:
+    """Emit, for each tap of the run's pattern and each plane, with a sum per plane and column of the tile:
+
+    sum += weights[w + plane * plane_stride + kernel column] * memory[v + shift * lanes]
+    """
+    products = [
+        (plane * run.width + column, plane * plane_stride + kernel_column, shift * lanes)
+        for kernel_column, taps in groupby(run.pattern, key=itemgetter(0))
+        for plane, (_, column, shift) in product(range(planes), list(taps))
+    ]
+    if products:
+        step = source.make("multiply_adds", planes * run.width, BROADCAST, *products)
+        source(f"sums = {step}(sums, weights, w, memory, v)")

@@ -1,6 +1,7 @@
 """What kernels need to know of the CPU: how many float32 a vector register holds, how many registers there are."""
 
 import platform
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -28,6 +29,16 @@ def registers() -> int:
 
 def x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def caches() -> dict[str, int]:
+    """Bytes of the first core's data caches, by level ("L2"); empty where the system does not say."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        if kind != "Instruction" and size.endswith("K"):
+            found[f"L{level}"] = 1024 * int(size[:-1])
+    return found
 
 
 def name() -> str:

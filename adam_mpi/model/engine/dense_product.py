@@ -8,14 +8,24 @@
                 sums += weight * values
             results = sums
     relu, or the mask that relu left, over all results
+
+Back to the data a tile reads a few weights of every row, and rows whose length is a power of two fall into the same
+sets of the cache. Where there are many weights, those of a group of tiles are packed first:
+
+        for each group of tiles of units:
+            panel[term][unit] = weights                           a vector after the other; the next group is fetched
+            for each tile of blocks, for each tile of units of the group: as above, with weights of the panel
 """
 
 from dataclasses import dataclass
 
 from adam_mpi.model.engine import tiles
-from adam_mpi.model.engine.source import Source
+from adam_mpi.model.engine.memory import ALIGNMENT
+from adam_mpi.model.engine.source import BROADCAST, Source
 
 CHUNK = 128
+PACKED_WEIGHTS = 2**19
+"""So many weights are worth packing."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +56,35 @@ def choose(product: Product, blocks: int, registers: int) -> tuple[tiles.Tile, t
     return many, single
 
 
+def group(product: Product, lanes: int, tile: tiles.Tile) -> int:
+    """Units that are packed together, whole tiles and whole vectors of them; 0: none are."""
+    size = lanes * tile.planes
+    worth = product.unit_step == 1 and product.units * product.terms >= PACKED_WEIGHTS
+    return size if worth and product.units >= size else 0
+
+
 def emit(source: Source, name: str, product: Product, lanes: int, tile: tiles.Tile, single: tiles.Tile) -> None:
-    """`tile` is used while there are blocks enough for it, `single` for those that remain, one at a time."""
+    """`tile` is used while there are blocks enough for it, `single` for those that remain, one at a time.
+
+    `panel` is room for CHUNK times a group of weights.
+    """
     width = -(-product.terms // -(-product.terms // CHUNK))
-    head = f"{name}(memory, weights, weight, values, results, mask, blocks)"
+    packed = group(product, lanes, tile)
+    done = product.units // packed * packed if packed else 0
+    head = f"{name}(memory, weights, weight, values, results, mask, panel, blocks)"
     with source.kernel(head, f"{product}, {tile}, {single}."):
         if width < product.terms:
             _start(source, product, lanes)
         source(f"whole = blocks // {tile.columns} * {tile.columns}")
         with source.inside(f"for chunk in range(0, {product.terms}, {width}):"):
             source(f"end = min(chunk + {width}, {product.terms})")
-            for units in tiles.each(source, "unit", tiles.runs(product.units, tile.planes)):
+            if packed:
+                with source.inside(f"for group in range(0, {done}, {packed}):"):
+                    _pack(source, product, lanes, packed)
+                    with source.inside(f"for block in range(0, whole, {tile.columns}):"):
+                        with source.inside(f"for unit in range(group, group + {packed}, {tile.planes}):"):
+                            _tile(source, product, lanes, tile.planes, tile.columns, packed)
+            for units in tiles.each(source, "unit", tiles.runs(product.units, tile.planes, first=done)):
                 with source.inside(f"for block in range(0, whole, {tile.columns}):"):
                     _tile(source, product, lanes, units.width, tile.columns)
             if tile.columns > 1:
@@ -75,23 +103,38 @@ def _first(product: Product, unit: str) -> str:
     return "zero()" if product.bias is None else f"broadcast(weights, {product.bias} + {unit})"
 
 
-def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int) -> None:
+def _pack(source: Source, product: Product, lanes: int, packed: int) -> None:
+    with source.inside("for term in range(chunk, end):"):
+        source(f"w = weight + group + term * {product.term_step}")
+        source(f"to = panel + (term - chunk) * {packed}")
+        for unit in range(0, packed, lanes):
+            source(f"store(memory, to + {unit}, load(weights, w + {unit}))")
+        for unit in range(packed, 2 * packed, ALIGNMENT):
+            source(f"prefetch(weights, w + {unit})")
+
+
+def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int, packed: int = 0) -> None:
+    """`packed`: units in a row of the panel; 0: the weights are not packed."""
     source(f"to = results + (block * {product.units} + unit) * {lanes}")
-    places = {(unit, block): (block * product.units + unit) * lanes for unit in range(units) for block in range(blocks)}
-    for (unit, block), place in places.items():
-        so_far = f"load(memory, to + {place})" if product.terms > CHUNK else _first(product, f"{unit} + unit")
-        source(f"sum{unit}_{block} = {so_far}")
+    pairs = [(unit, block) for unit in range(units) for block in range(blocks)]
+    places = [(block * product.units + unit) * lanes for unit, block in pairs]
+    if product.terms > CHUNK:
+        source(f"sums = {source.make('loads', *places)}(memory, to)")
+    elif product.bias is None:
+        source(f"sums = {source.make('zeros', len(pairs))}()")
+    else:
+        source(f"sums = {source.make('broadcasts', *(unit for unit, _ in pairs))}(weights, {product.bias} + unit)")
     with source.inside("for term in range(chunk, end):"):
         source(f"v = values + (block * {product.terms} + term) * {lanes}")
-        source(f"w = weight + unit * {product.unit_step} + term * {product.term_step}")
-        for block in range(blocks):
-            source(f"value{block} = load(memory, v + {block * product.terms * lanes})")
-        for unit in range(units):
-            source(f"factor = broadcast(weights, w + {unit * product.unit_step})")
-            for block in range(blocks):
-                source(f"sum{unit}_{block} = fma(factor, value{block}, sum{unit}_{block})")
-    for (unit, block), place in places.items():
-        source(f"store(memory, to + {place}, sum{unit}_{block})")
+        if packed:
+            array, step, origin = "memory", 1, f"panel + (term - chunk) * {packed} + unit - group"
+        else:
+            array, step = "weights", product.unit_step
+            origin = f"weight + unit * {product.unit_step} + term * {product.term_step}"
+        source(f"w = {origin}")
+        products = [(number, unit * step, block * product.terms * lanes) for number, (unit, block) in enumerate(pairs)]
+        source(f"sums = {source.make('multiply_adds', len(pairs), BROADCAST, *products)}(sums, {array}, w, memory, v)")
+    source(f"{source.make('stores', *places)}(memory, to, sums)")
 
 
 def _finish(source: Source, product: Product, lanes: int) -> None:

@@ -9,15 +9,23 @@
     for each unit: the bias's gradient is the sum of its errors
 """
 
-from adam_mpi.model.engine import cpu, tiles
-from adam_mpi.model.engine.source import Source
+from adam_mpi.model.engine import cpu, tiles, wide
+from adam_mpi.model.engine.memory import ALIGNMENT
+from adam_mpi.model.engine.source import BROADCAST, Source
 
 CACHE_FLOATS = 8192
 
 
+def turned_row(features: int, lanes: int) -> int:
+    """Floats from one image's features to the next's, an odd number of cache lines: rows whose length is a power of two
+    would all fall into the same few sets of the cache.
+    """
+    return tiles.up(features, 2 * ALIGNMENT) + ALIGNMENT
+
+
 def turned_floats(features: int, lanes: int) -> int:
-    """Of one block's transposed inputs, whose rows are filled up to whole vectors."""
-    return tiles.up(features, lanes) * lanes
+    """Of one block's transposed inputs."""
+    return turned_row(features, lanes) * lanes
 
 
 def group(images: int) -> int:
@@ -27,25 +35,16 @@ def group(images: int) -> int:
 
 def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
     """Transpose squares of `lanes` features and images in registers: exchange halves, quarters, ..."""
-    row = tiles.up(features, lanes)
+    row = turned_row(features, lanes)
     with source.kernel(f"{name}(memory, inputs, turned, blocks)", f"{features} features, image by image."):
         with source.inside("for block in range(blocks):"):
             for run in tiles.each(source, "feature", tiles.runs(features, lanes)):
                 source(f"v = inputs + (block * {features} + feature) * {lanes}")
-                for i in range(lanes):
-                    source(f"row{i} = " + (f"load(memory, v + {i * lanes})" if i < run.width else "zero()"))
-                distance = lanes // 2
-                while distance:
-                    for i in range(lanes):
-                        if not i & distance:
-                            source(
-                                f"row{i}, row{i + distance} = low{distance}(row{i}, row{i + distance}), "
-                                f"high{distance}(row{i}, row{i + distance})"
-                            )
-                    distance //= 2
+                given = [i * lanes if i < run.width else None for i in range(lanes)]
+                source(f"values = {source.make('loads', *given)}(memory, v)")
+                source(f"values = {source.make('transpose', lanes)}(values)")
                 source(f"to = turned + block * {row * lanes} + feature")
-                for i in range(lanes):
-                    source(f"store(memory, to + {i * row}, row{i})")
+                source(f"{source.make('stores', *range(0, lanes * row, row))}(memory, to, values)")
 
 
 def emit(
@@ -53,10 +52,10 @@ def emit(
     bias: int | None = None,
 ) -> None:  # fmt: skip
     """`bias`: its place in the gradient; `tile`: units x vectors; `group`: vectors that stay in the cache."""
-    row = tiles.up(features, lanes)
+    row = turned_row(features, lanes)
     head = f"{name}(memory, gradient, weight, errors, turned, blocks, fresh)"
     with source.kernel(head, f"{units} x {features}, {tile}."):
-        for run in tiles.runs(row // lanes, tile.columns):
+        for run in wide.runs(features, lanes, tile.columns):
             step = tiles.up(group, run.width)
             with source.inside(f"for group in range({run.start}, {run.stop}, {step}):"):
                 source(f"end = min(group + {step}, {run.stop})")
@@ -65,7 +64,7 @@ def emit(
                         for unit in range(chosen.width):
                             source(f"prefetch(gradient, weight + (unit + {unit}) * {features} + vector * {lanes})")
                         _tile(source, units, row, lanes, chosen.width, run.width)
-                        _add(source, features, lanes, chosen.width, run.width)
+                        _add(source, features, lanes, chosen.width, run)
         if bias is None:
             return
         with source.inside(f"for unit in range({units}):"):
@@ -76,25 +75,30 @@ def emit(
 
 
 def _tile(source: Source, units: int, row: int, lanes: int, chosen: int, vectors: int) -> None:
-    for unit in range(chosen):
-        for vector in range(vectors):
-            source(f"sum{unit}_{vector} = zero()")
+    source(f"sums = {source.make('zeros', chosen * vectors)}()")
+    products = [
+        (unit * vectors + vector, unit * lanes, vector * lanes) for unit in range(chosen) for vector in range(vectors)
+    ]
     with source.inside("for block in range(blocks):"), source.inside(f"for image in range({lanes}):"):
         source(f"v = turned + (block * {lanes} + image) * {row} + vector * {lanes}")
         source(f"e = errors + (block * {units} + unit) * {lanes} + image")
-        for vector in range(vectors):
-            source(f"value{vector} = load(memory, v + {vector * lanes})")
-        for unit in range(chosen):
-            source(f"error = broadcast(memory, e + {unit * lanes})")
-            for vector in range(vectors):
-                source(f"sum{unit}_{vector} = fma(error, value{vector}, sum{unit}_{vector})")
+        step = source.make("multiply_adds", chosen * vectors, BROADCAST, *products)
+        source(f"sums = {step}(sums, memory, e, memory, v)")
 
 
-def _add(source: Source, features: int, lanes: int, chosen: int, vectors: int) -> None:
-    for vector in range(vectors):
-        source(f"count = min({lanes}, {features - vector * lanes} - vector * {lanes})" if features % lanes else "")
-        for unit in range(chosen):
-            source(f"to = weight + (unit + {unit}) * {features} + (vector + {vector}) * {lanes}")
-            old, end = ("load_part(gradient, to, count)", ", count") if features % lanes else ("load(gradient, to)", "")
-            store = "store_part" if features % lanes else "store"
-            source(f"{store}(gradient, to, sum{unit}_{vector} if fresh else add({old}, sum{unit}_{vector}){end})")
+def _add(source: Source, features: int, lanes: int, chosen: int, run: tiles.Run) -> None:
+    """The last vector of a row may be a part of one."""
+    pairs = [(unit, vector) for unit in range(chosen) for vector in range(run.width)]
+    source(f"to = weight + unit * {features} + vector * {lanes}")
+    if not run.pattern:
+        places = [unit * features + vector * lanes for unit, vector in pairs]
+        with source.inside("if fresh:"):
+            source(f"{source.make('stores', *places)}(gradient, to, sums)")
+        with source.inside("else:"):
+            source(f"{source.make('add_stores', *places)}(gradient, to, sums)")
+        return
+    for number, (unit, vector) in enumerate(pairs):
+        place = f"to + {unit * features + vector * lanes}"
+        count = run.pattern if vector == run.width - 1 else lanes
+        source(f"old = zero() if fresh else load_part(gradient, {place}, {count})")
+        source(f"store_part(gradient, {place}, add(old, sums[{number}]), {count})")

@@ -6,7 +6,7 @@ from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
 from adam_mpi.model.engine.source import Source
 
 Timed = Callable[[], float]
-ARGUMENTS = "training, overwrite, weights, gradient, memory, levels, pixels, labels, keys, probabilities, count"
+ARGUMENTS = "training, overwrite, weights, shared, gradient, memory, levels, pixels, labels, keys, probabilities, count"
 
 
 def emit(

@@ -26,14 +26,14 @@ HEADER = '''"""Emitted by adam_mpi.model.engine; {note}."""
 
 import numpy as np
 
-from adam_mpi.model.engine.{kit} import kit
+from adam_mpi.model.engine.{kit} import kit, wide
 from adam_mpi.model.kernels.dropout import SPREAD, mix
 
 globals().update(kit({lanes}))
 '''
 SIGNATURE = (
-    "(boolean, boolean, float32[::1], float32[::1], float32[::1], float32[::1], uint8[::1], int64[::1], uint64[::1], "
-    "float32[::1], int64)"
+    "(boolean, boolean, float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], uint8[::1], int64[::1], "
+    "uint64[::1], float32[::1], int64)"
 )
 
 
@@ -87,7 +87,7 @@ def plain(text: str, lanes: int) -> Callable:
 
 def key(source: str) -> str:
     """Of the source, the vector kit it uses, the CPU and the compiler."""
-    kit = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector.py", "functions.py"))
+    kit = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector.py", "bundle.py", "functions.py"))
     parts = (source.encode(), kit, cpu.name().encode(), numba.__version__.encode(), llvmlite.__version__.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 

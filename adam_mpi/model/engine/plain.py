@@ -5,14 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.model.engine import functions
+from adam_mpi.model.engine import functions, plain_bundle
 
 
 def kit(lanes: int) -> dict[str, Any]:
     """The same names as `vector.kit`."""
-    basic = _memory(lanes) | _arithmetic(lanes) | _shuffles(lanes)
+    basic = _memory(lanes) | _arithmetic(lanes)
+    basic |= plain_bundle.kit(basic)
     entry = {"kernel": _as_it_is, "entry": _as_it_is, "flush_to_zero": lambda: None, "restore": lambda before: None}
     return basic | functions.over(basic) | entry
+
+
+def wide(lanes: int) -> dict[str, Any]:
+    """The same under names of their own, for kernels that use vectors along an image."""
+    return {f"wide_{name}": function for name, function in kit(lanes).items()}
 
 
 def _as_it_is(function: Callable) -> Callable:
@@ -39,7 +45,7 @@ def _memory(lanes: int) -> dict[str, Callable]:
         return np.full(lanes, array[index])
 
     def prefetch(array: np.ndarray, index: int) -> None:
-        assert 0 <= index < array.size
+        """May point past the end: nothing is read."""
 
     return {f.__name__: f for f in (load, load_part, store, store_part, broadcast, prefetch)}
 
@@ -60,17 +66,6 @@ def _arithmetic(lanes: int) -> dict[str, Callable]:
         "splat": lambda value: np.full(lanes, value, np.float32),
         "greater": lambda a, b, yes, no: np.where(a > b, yes, no),
         "equal": lambda a, b, yes, no: np.where(a == b, yes, no),
+        "total": np.sum,
         "maximum": lambda a, b: np.where(a > b, a, b),
     }
-
-
-def _shuffles(lanes: int) -> dict[str, Callable]:
-    def exchange(places: list[int]) -> Callable:
-        return lambda a, b: np.concatenate([a, b])[places]
-
-    shuffles: dict[str, Callable] = {"total": np.sum}
-    for distance in (1, 2, 4, 8):
-        if distance < lanes:
-            shuffles[f"low{distance}"] = exchange([i + lanes - distance if i & distance else i for i in range(lanes)])
-            shuffles[f"high{distance}"] = exchange([i + lanes if i & distance else i + distance for i in range(lanes)])
-    return shuffles

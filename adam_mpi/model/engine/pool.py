@@ -54,12 +54,14 @@ def each_window(source: Source, shape: Shape, size: int, stride: int, lanes: int
         yield
 
 
-def emit_forward(source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int) -> None:
+def emit_forward(
+    source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int, relu: bool = False
+) -> None:
     head = f"{name}(memory, inputs, outputs, winners)"
     with source.kernel(head, f"Largest of windows of {size}, stride {stride}, over {shape}."):
         with each_window(source, shape, size, stride, lanes):
             source("v = inputs + corner")
-            window(source, size, shape[2], lanes, relu=False)
+            window(source, size, shape[2], lanes, relu)
             source("store(memory, outputs + at, best)")
             source("store(memory, winners + at, winner)")
 

@@ -12,6 +12,8 @@ from adam_mpi.model.engine import (
     dense_weights,
     dropout,
     entry,
+    image_conv,
+    image_dense,
     loss,
     normalise,
     pixels,
@@ -21,12 +23,14 @@ from adam_mpi.model.engine import (
     winograd_step,
 )
 from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step
+from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step, size
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 PASS_IMAGES = 64
 """Images that go through the network together; a larger batch takes several passes."""
+COPIED = 2**20
+"""Parameters of a fully-connected layer up to which each thread has a copy."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,16 @@ class Program:
 
     text: str
     floats: int
+    apart: int
+    """Floats that its buffers would take if none shared memory with another."""
     blocks: int
     """Blocks of images that go through the network together."""
+    lanes: int
+    """Images in a block."""
     choices: dict[str, convs.Choice]
     """How each convolution is computed."""
+    uncopied: tuple[str, ...]
+    """Layers whose weights are read in `shared`."""
     kept: dict[str, tuple[tuple[int, int], ...]]
     """Captured layer -> where its activations and its errors lie in memory, image by image: (place, floats apart)."""
 
@@ -75,11 +85,14 @@ class Builder:
         captured: Sequence[str] = (),
     ) -> None:
         self.choices = dict(choices or {})
+        # Few images would leave most lanes empty: each is a block of its own then, and vectors lie along its columns.
+        self.wide, lanes = lanes, 1 if 2 * images < lanes else lanes
         self.kept: dict[str, tuple[Buffer, ...]] = {layer: () for layer in captured}
         self.images = tiles.up(images, lanes)
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
         self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
+        self.uncopied = tuple(s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > COPIED)
         self.source = Source()
         self.steps: list[Step] = []
         dense = next(index for index, shape in enumerate(shapes) if isinstance(shape.layer, Dense))
@@ -92,6 +105,8 @@ class Builder:
         """Whether a layer with weights came already, so that errors have to go back that far."""
 
     def program(self) -> Program:
+        if self.lanes < self.wide:
+            self.source.head.append(f"globals().update(wide({self.wide}))")
         for function in sorted({s.layer.function for s in self.shapes if isinstance(s.layer, Activation)}):
             pointwise.emit(self.source, function, self.lanes)
         pixels.emit(self.source, math.prod(self.shapes[0].input), self.lanes)
@@ -108,8 +123,9 @@ class Builder:
             if len(tensor.shape) != 2
         ]
         text, floats, places = entry.emit(self.source, phases, self.blocks, self.lanes, added)
+        apart = sum(size(buffer, self.blocks) for buffer in places)
         kept = {layer: tuple((places[b], b.floats) for b in buffers) for layer, buffers in self.kept.items()}
-        return Program(text, floats, self.blocks, self.choices, kept)
+        return Program(text, floats, apart, self.blocks, self.lanes, self.choices, self.uncopied, kept)
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -142,9 +158,12 @@ class Builder:
             self.places[f"{self.shapes[index].name}/weight"], self.places[f"{self.shapes[index].name}/bias"],
             inputs, outputs, errors, input_errors if self.learning else None,
         )  # fmt: skip
-        choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
-        self.choices[job.name] = choice
-        self.steps.append(conv_step(job, choice))
+        if self.lanes < self.wide:
+            self.steps.append(image_conv.step(job, self.wide))
+        else:
+            choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
+            self.choices[job.name] = choice
+            self.steps.append(conv_step(job, choice))
         self.learning, self.relu = True, relu and window == 1
         return taken
 
@@ -153,39 +172,59 @@ class Builder:
         relu = self.is_relu(index + 1)
         units, features = self.shapes[index].weight or ()
         weight, bias = str(self.places[f"{name}/weight"]), self.places[f"{name}/bias"]
+        weights = "shared" if name in self.uncopied else "weights"
         inputs, input_errors, mask = self.values, self.errors, self.relu
         outputs, errors = self.output(index + relu)
-        self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
+        if self.lanes < self.wide:
+            layer = image_dense.Layer(weights, units, features, int(weight), bias, self.wide)
+            buffers = inputs, outputs, errors, input_errors if self.learning else None
+            step = image_dense.step(source, name, layer, relu, mask, self.registers, *buffers)
+            self.keep(step, name, (inputs, features), (errors, units))
+            self.steps.append(step)
+            self.learning, self.relu = True, relu
+            return 1 + relu
+        panel = self.product(f"{name}_forward", dense_product.forward(units, features, bias, relu))
         turned = self.turned(name, "activations", features)
         dense_weights.emit_turn(source, f"{name}_turn", features, lanes)
         tile = tiles.choose(units, -(-features // lanes), self.registers, overhead=1.0)
         group = dense_weights.group(self.blocks * lanes)
         dense_weights.emit(source, f"{name}_weights", units, features, lanes, tile, group, bias)
-        step = Step(False, [Call(f"{name}_forward", ("memory", "weights", weight, inputs, outputs, outputs, "blocks"))])
+        arguments = ("memory", weights, weight, inputs, outputs, outputs, panel, "blocks")
+        step = Step(False, [Call(f"{name}_forward", arguments)])
         if self.learning:
-            self.product(f"{name}_data", dense_product.to_data(units, features, mask))
-            arguments = ("memory", "weights", weight, errors, input_errors, inputs, "blocks")
+            panel = self.product(f"{name}_data", dense_product.to_data(units, features, mask))
+            arguments = ("memory", weights, weight, errors, input_errors, inputs, panel, "blocks")
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
         step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
         if name in self.kept:
-            turned_errors = self.turned(name, "errors", units)
-            dense_weights.emit_turn(source, f"{name}_turn_errors", units, lanes)
-            step.backward.append(Call(f"{name}_turn_errors", ("memory", errors, turned_errors, "blocks")))
-            self.kept[name] = turned, turned_errors
+            self.kept[name] = (turned,)
+            self.keep(step, name, (errors, units))
         self.steps.append(step)
         self.learning, self.relu = True, relu
         return 1 + relu
 
+    def keep(self, step: Step, name: str, *kept: tuple[Buffer, int]) -> None:
+        """A captured layer's buffers, so many numbers per image each, are turned as they are on the way back."""
+        if name in self.kept:
+            for number, (buffer, columns) in enumerate(kept):
+                turned = self.turned(name, f"kept{number}", columns)
+                dense_weights.emit_turn(self.source, f"{name}_keep{number}", columns, self.lanes)
+                step.backward.append(Call(f"{name}_keep{number}", ("memory", buffer, turned, "blocks")))
+                self.kept[name] += (turned,)
+
     def turned(self, name: str, what: str, columns: int) -> Buffer:
         """Where values lie image by image: of a pass, or of the whole batch if they are kept."""
         if name in self.kept:
-            return Buffer(f"{name}/{what}", tiles.up(columns, self.lanes), images=self.images)
+            return Buffer(f"{name}/{what}", dense_weights.turned_row(columns, self.lanes), images=self.images)
         return Buffer(f"{name}/{what}", dense_weights.turned_floats(columns, self.lanes))
 
-    def product(self, name: str, product: dense_product.Product) -> None:
-        chosen = dense_product.choose(product, self.blocks, self.registers)
-        dense_product.emit(self.source, name, product, self.lanes, *chosen)
+    def product(self, name: str, product: dense_product.Product) -> Buffer:
+        """Emit it; the panel it works with."""
+        tile, single = dense_product.choose(product, self.blocks, self.registers)
+        dense_product.emit(self.source, name, product, self.lanes, tile, single)
+        packed = dense_product.group(product, self.lanes, tile)
+        return Buffer(f"{name}/panel", dense_product.CHUNK * packed, each_block=False)
 
     def pool(self, index: int, layer: Pool) -> None:
         shape, inputs, input_errors = self.shapes[index], self.values, self.errors

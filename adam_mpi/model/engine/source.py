@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# What the first factor of `multiply_adds` is: the same number in all lanes, or a vector.
+BROADCAST, LOAD = repr("broadcast"), repr("load")
+
 
 class Source:
     def __init__(self) -> None:
+        self.head: list[str] = []
         self.lines: list[str] = []
         self.depth = 0
+        self.made: dict[str, str] = {}
 
     def __call__(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
@@ -30,6 +35,12 @@ class Source:
             self(f'"""{nest}"""')
             yield
 
+    def make(self, function: str, *arguments: object) -> str:
+        """The name of a function that `function(arguments)` makes; it is made once, before all kernels."""
+        call = f"{function}({', '.join(map(str, arguments))})"
+        return self.made.setdefault(call, f"{function}_{len(self.made) + 1}")
+
     @property
     def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        made = [f"{name} = {call}" for call, name in self.made.items()]
+        return "\n".join(self.head + made + self.lines) + "\n"

@@ -28,10 +28,12 @@ class Run:
     pattern: Any = None
 
 
-def runs(total: int, width: int, pattern: Callable[[int, int], Any] = lambda start, width: None) -> list[Run]:
-    """Cut range(total) into tiles of `width`, and a rest; neighbours of equal pattern make a run."""
+def runs(
+    total: int, width: int, pattern: Callable[[int, int], Any] = lambda start, width: None, first: int = 0
+) -> list[Run]:
+    """Cut range(first, total) into tiles of `width`, and a rest; neighbours of equal pattern make a run."""
     found: list[Run] = []
-    for start in range(0, total, width):
+    for start in range(first, total, width):
         size = min(width, total - start)
         run = Run(start, start + size, size, pattern(start, size))
         if found and (found[-1].width, found[-1].pattern) == (run.width, run.pattern):

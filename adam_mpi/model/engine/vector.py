@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from adam_mpi.model.engine import cpu, functions
+from adam_mpi.model.engine import bundle, cpu, functions
 
 INDEX = ir.IntType(32)
 FLOAT = ir.FloatType()
@@ -42,9 +42,15 @@ class VectorModel(models.PrimitiveModel):
 def kit(lanes: int) -> dict[str, Any]:
     """The functions by the names that emitted source uses."""
     vector = Vector(lanes)
-    basic = _memory(vector) | _arithmetic(vector) | _choices(vector) | _shuffles(vector)
+    basic = _memory(vector) | _arithmetic(vector) | _choices(vector)
+    basic |= bundle.kit(vector, define, _builders(vector))
     derived = {name: kernel(function) for name, function in functions.over(basic).items()}
     return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero, "restore": restore}
+
+
+def wide(lanes: int) -> dict[str, Any]:
+    """The same under names of their own, for kernels that use vectors along an image."""
+    return {f"wide_{name}": function for name, function in kit(lanes).items()}
 
 
 def define(build: Callable, result: types.Type, *arguments: types.Type | None) -> Callable:
@@ -68,10 +74,9 @@ def define(build: Callable, result: types.Type, *arguments: types.Type | None) -
     return intrinsic(typed)
 
 
-def _memory(vector: Vector) -> dict[str, Callable]:
-    """Loads and stores at any index of a float32 array; `part` touches the first `count` lanes only."""
+def _builders(vector: Vector) -> dict[str, Callable]:
+    """What memory and arithmetic on single vectors and on bundles are made of."""
     pointer = vector.ir.as_pointer()
-    mask = ir.VectorType(ir.IntType(1), vector.lanes)
 
     def place(builder: Any, data: Any, index: Any) -> Any:
         return builder.bitcast(builder.gep(data, [index]), pointer)
@@ -81,6 +86,50 @@ def _memory(vector: Vector) -> dict[str, Callable]:
 
     def store(builder: Any, data: Any, index: Any, value: Any) -> None:
         builder.store(value, place(builder, data, index), align=4)
+
+    def broadcast(builder: Any, data: Any, index: Any) -> Any:
+        return _spread(builder, builder.load(builder.gep(data, [index])), vector.lanes)
+
+    def fma(builder: Any, *values: Any) -> Any:
+        kind = ir.FunctionType(vector.ir, [vector.ir] * 3)
+        return builder.call(_llvm(builder, f"llvm.fmuladd.v{vector.lanes}f32", kind), values)
+
+    def maximum(builder: Any, a: Any, b: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    built = {f.__name__: f for f in (place, load, store, broadcast, fma, maximum)}
+    return built | _shuffles(vector.lanes)
+
+
+def _shuffles(lanes: int) -> dict[str, Callable]:
+    """`total` adds up the lanes; `low` and `high` transpose: lanes `distance` apart change places."""
+
+    def pick(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INDEX, len(places)), places))
+
+    def total(builder: Any, value: Any) -> Any:
+        width = lanes
+        while width > 1:
+            width //= 2
+            upper, lower = list(range(width, 2 * width)), list(range(width))
+            value = builder.fadd(pick(builder, value, value, lower), pick(builder, value, value, upper))
+        return builder.extract_element(value, INDEX(0))
+
+    def low(builder: Any, a: Any, b: Any, distance: int) -> Any:
+        return pick(builder, a, b, [i + lanes - distance if i & distance else i for i in range(lanes)])
+
+    def high(builder: Any, a: Any, b: Any, distance: int) -> Any:
+        return pick(builder, a, b, [i + lanes if i & distance else i + distance for i in range(lanes)])
+
+    return {"total": total, "low": low, "high": high}
+
+
+def _memory(vector: Vector) -> dict[str, Callable]:
+    """Loads and stores at any index of a float32 array; `part` touches the first `count` lanes only."""
+    pointer = vector.ir.as_pointer()
+    mask = ir.VectorType(ir.IntType(1), vector.lanes)
+    builders = _builders(vector)
+    place = builders["place"]
 
     def first(builder: Any, count: Any) -> Any:
         steps = ir.Constant(ir.VectorType(ir.IntType(64), vector.lanes), list(range(vector.lanes)))
@@ -97,9 +146,6 @@ def _memory(vector: Vector) -> dict[str, Callable]:
         function = _llvm(builder, f"llvm.masked.store.v{vector.lanes}f32.p0", kind)
         builder.call(function, [value, place(builder, data, index), INDEX(4), first(builder, count)])
 
-    def broadcast(builder: Any, data: Any, index: Any) -> Any:
-        return _spread(builder, builder.load(builder.gep(data, [index])), vector.lanes)
-
     def prefetch(builder: Any, data: Any, index: Any) -> None:
         kind = ir.FunctionType(ir.VoidType(), [data.type, INDEX, INDEX, INDEX])
         function = _llvm(builder, "llvm.prefetch.p0", kind)
@@ -108,11 +154,11 @@ def _memory(vector: Vector) -> dict[str, Callable]:
     index = types.intp
     return {
         "prefetch": define(prefetch, types.void, None, index),
-        "load": define(load, vector, None, index),
+        "load": define(builders["load"], vector, None, index),
         "load_part": define(load_part, vector, None, index, index),
-        "store": define(store, types.void, None, index, vector),
+        "store": define(builders["store"], types.void, None, index, vector),
         "store_part": define(store_part, types.void, None, index, vector, index),
-        "broadcast": define(broadcast, vector, None, index),
+        "broadcast": define(builders["broadcast"], vector, None, index),
     }
 
 
@@ -124,10 +170,6 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
         return lambda builder, value: builder.call(
             _llvm(builder, f"llvm.{name}.v{vector.lanes}f32", kind), [value]
         )
-
-    def fma(builder: Any, *values: Any) -> Any:
-        kind = ir.FunctionType(vector.ir, [vector.ir] * 3)
-        return builder.call(_llvm(builder, f"llvm.fmuladd.v{vector.lanes}f32", kind), values)
 
     def power(builder: Any, exponent: Any) -> Any:
         """2 ** exponent of a whole number, by writing it into the exponent bits."""
@@ -152,13 +194,14 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
         "sub": binary("fsub"),
         "mul": binary("fmul"),
         "div": binary("fdiv"),
-        "fma": define(fma, vector, vector, vector, vector),
+        "fma": define(_builders(vector)["fma"], vector, vector, vector, vector),
         "root": define(unary("sqrt"), vector, vector),
         "whole": define(unary("rint"), vector, vector),
         "power": define(power, vector, vector),
         "exponent": define(exponent, vector, vector),
         "mantissa": define(mantissa, vector, vector),
         "zero": define(lambda builder: ir.Constant(vector.ir, [0.0] * vector.lanes), vector),
+        "total": define(_builders(vector)["total"], types.float32, vector),
         "splat": define(lambda builder, value: _spread(builder, value, vector.lanes), vector, types.float32),
     }
 
@@ -169,40 +212,11 @@ def _choices(vector: Vector) -> dict[str, Callable]:
     def choice(sign: str) -> Callable:
         return lambda builder, a, b, yes, no: builder.select(builder.fcmp_ordered(sign, a, b), yes, no)
 
-    def maximum(builder: Any, a: Any, b: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
     return {
         "greater": define(choice(">"), vector, vector, vector, vector, vector),
         "equal": define(choice("=="), vector, vector, vector, vector, vector),
-        "maximum": define(maximum, vector, vector, vector),
+        "maximum": define(_builders(vector)["maximum"], vector, vector, vector),
     }
-
-
-def _shuffles(vector: Vector) -> dict[str, Callable]:
-    """`total` adds up the lanes; `low`/`high` with 1, 2, 4, ... are the steps of a transposition."""
-    lanes = vector.lanes
-
-    def pick(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INDEX, len(places)), places))
-
-    def total(builder: Any, value: Any) -> Any:
-        width = lanes
-        while width > 1:
-            width //= 2
-            upper, lower = list(range(width, 2 * width)), list(range(width))
-            value = builder.fadd(pick(builder, value, value, lower), pick(builder, value, value, upper))
-        return builder.extract_element(value, INDEX(0))
-
-    def exchange(places: list[int]) -> Callable:
-        return define(lambda builder, a, b: pick(builder, a, b, places), vector, vector, vector)
-
-    shuffles = {"total": define(total, types.float32, vector)}
-    for distance in (1, 2, 4, 8):
-        if distance < lanes:
-            shuffles[f"low{distance}"] = exchange([i + lanes - distance if i & distance else i for i in range(lanes)])
-            shuffles[f"high{distance}"] = exchange([i + lanes if i & distance else i + distance for i in range(lanes)])
-    return shuffles
 
 
 def _spread(builder: Any, value: Any, lanes: int) -> Any:

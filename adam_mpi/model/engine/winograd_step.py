@@ -68,11 +68,18 @@ def step(job: Job) -> Step:
     )
 
 
-def _scratch(job: Job, sides: tuple[Side, Side]) -> tuple[Buffer, Buffer, Buffer]:
-    """Padded planes, transformed tiles, and products."""
+def _scratch(job: Job, sides: tuple[Side, Side]) -> tuple[Buffer, Buffer, Buffer, Buffer]:
+    """Padded planes, transformed tiles, products, and a panel of packed kernels."""
     widest = PARTS * max(side.group for side in sides) * max(side.planes for side in sides) * job.lanes
     padded = max(side.planes * side.padded[0] * side.padded[1] for side in sides) * job.lanes
-    return job.buffer("padded", padded), job.buffer("tiles", widest), job.buffer("products", widest)
+    rest = job.buffer("tiles", widest), job.buffer("products", widest), _panel(job, sides[1])
+    return job.buffer("padded", padded), *rest
+
+
+def _panel(job: Job, errors: Side) -> Buffer:
+    product = dense_product.to_data(job.shape.maps, job.shape.channels)
+    tile, _ = dense_product.choose(product, errors.group, job.registers)
+    return job.buffer("panel", dense_product.CHUNK * dense_product.group(product, job.lanes, tile))
 
 
 def emit_forward(job: Job, side: Side) -> None:
@@ -100,7 +107,7 @@ def _emit_chain(job: Job, name: str, side: Side, product: dense_product.Product,
     winograd.emit_values(source, f"{name}_values", side.planes, *side.padded, side.group_rows, side.columns, lanes)
     chosen = dense_product.choose(product, side.group, job.registers)
     dense_product.emit(source, f"{name}_product", product, lanes, *chosen)
-    head = f"{name}(memory, weights, planes, outputs, extra, kernels, padded, tiles, products)"
+    head = f"{name}(memory, weights, planes, outputs, extra, kernels, padded, tiles, products, panel)"
     with source.kernel(head, f"{job.shape}, Winograd, groups of {side.group} tiles."):
         source(f"{name}_pad(memory, planes, padded)")
         with source.inside(f"for group in range({side.rows // side.group_rows}):"):
@@ -108,9 +115,8 @@ def _emit_chain(job: Job, name: str, side: Side, product: dense_product.Product,
             for part, kernel in enumerate(parts):
                 values = f"tiles + {part * side.group * product.terms * lanes}"
                 results = f"products + {part * side.group * product.units * lanes}"
-                source(
-                    f"{name}_product(memory, memory, kernels + {kernel * pairs}, {values}, {results}, 0, {side.group})"
-                )
+                places = f"kernels + {kernel * pairs}, {values}, {results}, 0, panel"
+                source(f"{name}_product(memory, memory, {places}, {side.group})")
             source(f"{name}_outputs(memory, weights, products, outputs, extra, group)")
 
 
@@ -121,7 +127,7 @@ def emit_weights(job: Job, side: Side) -> None:
     tile = tiles.choose(shape.maps, -(-shape.channels // lanes), job.registers, overhead=1.0)
     group = dense_weights.group(side.group * lanes)
     dense_weights.emit(source, f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile, group)
-    head = f"{name}_weights(memory, gradient, errors, planes, sums, padded, tiles, products, turned)"
+    head = f"{name}_weights(memory, gradient, errors, planes, sums, padded, tiles, products, panel, turned)"
     with source.kernel(head, f"{shape}, Winograd, groups of {side.group} tiles."):
         source(f"{name}_forward_pad(memory, planes, padded)")
         with source.inside(f"for group in range({side.rows // side.group_rows}):"):

@@ -1,0 +1,153 @@
+"""Bundles of vectors, for numba: the sums of a tile as one value, and what a kernel does with all of them at once.
+
+Each entry of `kit` makes a function for emitted source, from offsets known when that is emitted. One call instead of
+dozens: numba's time goes by the number of calls it has to type. `plain_bundle.kit` has the same for numpy, and says
+in a few lines what each does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+INDEX = types.intp
+
+
+def kit(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
+    """`basic` builds the operations on single vectors."""
+    return _memory(vector, define, basic) | _arithmetic(vector, define, basic)
+
+
+def _at(builder: Any, place: Any, offset: int) -> Any:
+    return builder.add(place, ir.Constant(place.type, offset))
+
+
+def _each(builder: Any, values: Any) -> list[Any]:
+    return [builder.extract_value(values, number) for number in range(values.type.count)]
+
+
+def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
+    nothing = ir.Constant(vector.ir, [0.0] * vector.lanes)
+
+    def gathered(operation: str) -> Callable:
+        def make(*offsets: int | None) -> Callable:
+            def build(builder: Any, data: Any, place: Any) -> Any:
+                values: dict[int | None, Any] = {None: nothing}
+                for offset in offsets:
+                    if offset is not None and offset not in values:
+                        values[offset] = basic[operation](builder, data, _at(builder, place, offset))
+                return cgutils.pack_array(builder, [values[offset] for offset in offsets])
+
+            return define(build, types.UniTuple(vector, len(offsets)), None, INDEX)
+
+        return make
+
+    def changed(change: Callable) -> Callable:
+        """Of functions that store what `change` makes of a vector and its place."""
+
+        def make(*offsets: int) -> Callable:
+            def build(builder: Any, data: Any, place: Any, values: Any) -> None:
+                for offset, value in zip(offsets, _each(builder, values), strict=True):
+                    at = _at(builder, place, offset)
+                    basic["store"](builder, data, at, change(builder, data, at, value))
+
+            return define(build, types.void, None, INDEX, types.UniTuple(vector, len(offsets)))
+
+        return make
+
+    def add_totals(*offsets: int) -> Callable:
+        def build(builder: Any, data: Any, place: Any, values: Any) -> None:
+            for offset, value in zip(offsets, _each(builder, values), strict=True):
+                at = builder.gep(data, [_at(builder, place, offset)])
+                builder.store(builder.fadd(builder.load(at), basic["total"](builder, value)), at)
+
+        return define(build, types.void, None, INDEX, types.UniTuple(vector, len(offsets)))
+
+    return {
+        "loads": gathered("load"),
+        "broadcasts": gathered("broadcast"),
+        "stores": changed(lambda builder, data, at, value: value),
+        "add_stores": changed(lambda builder, data, at, value: builder.fadd(basic["load"](builder, data, at), value)),
+        "add_totals": add_totals,
+    }
+
+
+def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
+    nothing = ir.Constant(vector.ir, [0.0] * vector.lanes)
+
+    def zeros(count: int) -> Callable:
+        made = types.UniTuple(vector, count)
+        return define(lambda builder: cgutils.pack_array(builder, [nothing] * count), made)
+
+    def positives(count: int) -> Callable:
+        def build(builder: Any, values: Any) -> Any:
+            return cgutils.pack_array(
+                builder, [basic["maximum"](builder, nothing, value) for value in _each(builder, values)]
+            )
+
+        return define(build, *[types.UniTuple(vector, count)] * 2)
+
+    def masks(*offsets: int) -> Callable:
+        def build(builder: Any, values: Any, data: Any, place: Any) -> Any:
+            kept = []
+            for offset, value in zip(offsets, _each(builder, values), strict=True):
+                mask = basic["load"](builder, data, _at(builder, place, offset))
+                kept.append(builder.select(builder.fcmp_ordered(">", mask, nothing), value, nothing))
+            return cgutils.pack_array(builder, kept)
+
+        return define(build, *[types.UniTuple(vector, len(offsets))] * 2, None, INDEX)
+
+    def multiply_adds(count: int, factor: str, *products: tuple[int, int, int]) -> Callable:
+        def build(builder: Any, sums: Any, data: Any, f: Any, memory: Any, v: Any) -> Any:
+            results, factors, values = _each(builder, sums), {}, {}
+            for number, one, other in products:
+                if one not in factors:
+                    factors[one] = basic[factor](builder, data, _at(builder, f, one))
+                if other not in values:
+                    values[other] = basic["load"](builder, memory, _at(builder, v, other))
+                results[number] = basic["fma"](builder, factors[one], values[other], results[number])
+            return cgutils.pack_array(builder, results)
+
+        return define(build, *[types.UniTuple(vector, count)] * 2, None, INDEX, None, INDEX)
+
+    def sandwich(*matrix: Sequence[int]) -> Callable:
+        def combined(builder: Any, row: Sequence[int], values: Sequence[Any]) -> Any:
+            added, taken = ([value for sign, value in zip(row, values, strict=True) if sign == s] for s in (1, -1))
+            result = added.pop(0) if added else nothing
+            for value in added:
+                result = builder.fadd(result, value)
+            for value in taken:
+                result = builder.fsub(result, value)
+            return result
+
+        size, inner = len(matrix), len(matrix[0])
+
+        def build(builder: Any, values: Any) -> Any:
+            given = _each(builder, values)
+            halves = [[combined(builder, row, given[j::inner]) for j in range(inner)] for row in matrix]
+            return cgutils.pack_array(builder, [combined(builder, row, half) for half in halves for row in matrix])
+
+        return define(build, types.UniTuple(vector, size**2), types.UniTuple(vector, inner**2))
+
+    def transpose(count: int) -> Callable:
+        def build(builder: Any, values: Any) -> Any:
+            rows, distance = _each(builder, values), count // 2
+            while distance:
+                for i in [i for i in range(count) if not i & distance]:
+                    pair = builder, rows[i], rows[i + distance], distance
+                    rows[i], rows[i + distance] = basic["low"](*pair), basic["high"](*pair)
+                distance //= 2
+            return cgutils.pack_array(builder, rows)
+
+        return define(build, *[types.UniTuple(vector, count)] * 2)
+
+    return {
+        "zeros": zeros,
+        "positives": positives,
+        "masks": masks,
+        "multiply_adds": multiply_adds,
+        "sandwich": sandwich,
+        "transpose": transpose,
+    }

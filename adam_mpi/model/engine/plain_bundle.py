@@ -1,0 +1,86 @@
+"""Bundles of vectors for numpy: tuples, and the same functions as `bundle.kit` makes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Bundle = tuple[np.ndarray, ...]
+
+
+def kit(basic: dict[str, Any]) -> dict[str, Callable]:
+    """Each entry makes a function, of offsets from the place that it is given when it is called."""
+    load, store, broadcast, zero = basic["load"], basic["store"], basic["broadcast"], basic["zero"]
+
+    def loads(*offsets: int | None) -> Callable:
+        """None stands for zero."""
+        return lambda array, place: tuple(
+            zero() if offset is None else load(array, place + offset) for offset in offsets
+        )
+
+    def broadcasts(*offsets: int) -> Callable:
+        return lambda array, place: tuple(broadcast(array, place + offset) for offset in offsets)
+
+    def stores(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                store(array, place + offset, value)
+
+        return function
+
+    def add_stores(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                store(array, place + offset, load(array, place + offset) + value)
+
+        return function
+
+    def add_totals(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                array[place + offset] += value.sum()
+
+        return function
+
+    def masks(*offsets: int) -> Callable:
+        """Zero where what lies at the offset is not above zero."""
+        return lambda values, array, place: tuple(
+            np.where(load(array, place + offset) > 0, value, np.float32(0))
+            for offset, value in zip(offsets, values, strict=True)
+        )
+
+    def multiply_adds(count: int, factor: str, *products: tuple[int, int, int]) -> Callable:
+        """sums[number] += array[f + one] * memory[v + other], for each product (number, one, other)."""
+
+        def function(sums: Bundle, array: np.ndarray, f: int, memory: np.ndarray, v: int) -> Bundle:
+            assert len(sums) == count
+            results = list(sums)
+            for number, one, other in products:
+                results[number] = results[number] + basic[factor](array, f + one) * load(memory, v + other)
+            return tuple(results)
+
+        return function
+
+    def sandwich(*matrix: Sequence[int]) -> Callable:
+        """matrix values matrix'."""
+
+        def function(values: Bundle) -> Bundle:
+            sides, inner = np.array(matrix, np.float32), len(matrix[0])
+            given = np.array(values).reshape(inner, inner, -1)
+            return tuple(np.einsum("ik,jl,kln->ijn", sides, sides, given).reshape(len(matrix) ** 2, -1))
+
+        return function
+
+    return {
+        "loads": loads,
+        "broadcasts": broadcasts,
+        "stores": stores,
+        "add_stores": add_stores,
+        "add_totals": add_totals,
+        "zeros": lambda count: lambda: (zero(),) * count,
+        "positives": lambda count: lambda values: tuple(np.where(value < 0, zero(), value) for value in values),
+        "masks": masks,
+        "multiply_adds": multiply_adds,
+        "sandwich": sandwich,
+        "transpose": lambda count: lambda values: tuple(np.array(values).T.copy()),
+    }

@@ -1,0 +1,78 @@
+"""A trainer thread's copy of its node's weights: a thread is to its node what a replica is to the servers.
+
+Threads that all write the shared weights after every batch spend their time passing cache lines around. So a thread
+takes a copy, steps on that, and adds what it learnt to the shared weights at the end of a round of batches. Layers too
+large for a copy (`Network.uncopied`) are read where they are shared, and change at the end of a round only.
+"""
+
+import numpy as np
+from numba import njit
+
+from adam_mpi.model.network import Network
+
+ROUND = 4
+"""Batches between two additions to the shared weights."""
+
+
+class Copy:
+    """`weights` is what the thread computes on, `gradient` the sum over the batches of its round.
+
+    `alone`: no copy, and every batch is a round: for a single thread, or where every batch is pushed.
+    """
+
+    def __init__(self, network: Network, shared: np.ndarray, index: int, alone: bool) -> None:
+        self.shared, self.gradient, self.alone = shared, np.zeros_like(shared), alone
+        self.weights, self.start = (shared, shared) if alone else (np.zeros_like(shared), np.zeros_like(shared))
+        self.ranges = np.array(network.copied(), np.int64).reshape(-1, 2)
+        self.batches = 0
+        """Of the round so far."""
+        # The first rounds differ in length, so that threads do not end theirs together.
+        self.length = ROUND - index % ROUND
+
+    def begin(self) -> bool:
+        """Before a batch; whether it is the first of a round, which begins with the shared weights as they are."""
+        if self.batches == 0 and not self.alone:
+            take(self.shared, self.start, self.weights, self.ranges)
+        return self.batches == 0
+
+    def step(self, total: np.ndarray, factor: float, unit: float, last: bool = False) -> None:
+        """After a batch: step on the copy, or end the round, at the latest with the last batch of a push."""
+        self.batches += 1
+        if self.alone or last or self.batches >= self.length:
+            self.end(total, factor, unit)
+        else:
+            ahead(self.start, self.gradient, self.weights, self.ranges, np.float32(factor))
+
+    def end(self, total: np.ndarray, factor: float, unit: float) -> None:
+        """Add the round, if there is one, to the shared weights and to the contribution."""
+        if self.batches:
+            settle(self.shared, total, self.gradient, np.float32(factor), np.float32(unit))
+            self.batches, self.length = 0, ROUND
+
+
+@njit(nogil=True, cache=True)
+def take(shared: np.ndarray, start: np.ndarray, weights: np.ndarray, ranges: np.ndarray) -> None:
+    """The same values into both, though others change them meanwhile."""
+    for row in range(len(ranges)):
+        for i in range(ranges[row, 0], ranges[row, 1]):
+            start[i] = shared[i]
+            weights[i] = start[i]
+
+
+@njit(nogil=True, cache=True)
+def ahead(start: np.ndarray, gradient: np.ndarray, weights: np.ndarray, ranges: np.ndarray, factor: float) -> None:
+    """The weights that the gradient of the round so far leads to."""
+    for row in range(len(ranges)):
+        for i in range(ranges[row, 0], ranges[row, 1]):
+            weights[i] = start[i] - factor * gradient[i]
+
+
+@njit(nogil=True, cache=True)
+def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float, unit: float) -> None:
+    """Add `unit` times a gradient to the contribution, and the step it predicts to the local weights.
+
+    Other threads do the same to `local` at the same time, without locks: a lost addition is a little noise.
+    """
+    for i in range(gradient.size):
+        total[i] += unit * gradient[i]
+        local[i] -= factor * gradient[i]

@@ -1,0 +1,125 @@
+"""A thread's copy of the weights: rounds of batches, and what they add to the shared weights."""
+
+import threading
+
+import numpy as np
+import pytest
+from launch import given, spread
+
+from adam_mpi.model.engine import library, program
+from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.layers import Activation, Conv, Dense, infer
+from adam_mpi.model.network import Network
+from adam_mpi.model.parameters import initial, spans, total
+from adam_mpi.worker.copy import ROUND, Copy
+
+RATE, RELU = 0.01, Activation("relu")
+SHAPES = infer([Conv(2, 3), RELU, Dense(12), RELU, Dense(3)], (1, 5, 5), 3)
+
+
+def blocks(count, seed=0):
+    random = np.random.default_rng(seed)
+    return [
+        (random.integers(0, 256, (4, 1, 5, 5), dtype=np.uint8), random.integers(0, 3, 4), np.arange(4))
+        for _ in range(count)
+    ]
+
+
+def work(copy, context, batches, contribution):
+    for batch in batches:
+        overwrite = copy.begin()
+        context.train(copy.weights, copy.gradient, *batch, 1, overwrite)
+        copy.step(contribution, RATE, 1.0)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_thread_takes_the_steps_of_plain_descent(alone):
+    network, shared = Network(SHAPES, 4, 0), initial(SHAPES, 0)
+    wanted, sums, gradient = shared.copy(), np.zeros_like(shared), np.zeros_like(shared)
+    copy, contribution = Copy(network, shared, 0, alone), np.zeros_like(shared)
+    for number, batch in enumerate(blocks(2 * ROUND), start=1):
+        network.context().train(wanted, gradient, *batch, 1, overwrite=True)
+        wanted -= np.float32(RATE) * gradient
+        sums += gradient
+        work(copy, network.context(), [batch], contribution)
+        if alone or number % ROUND == 0:
+            np.testing.assert_allclose(shared, wanted, atol=1e-6)
+            np.testing.assert_allclose(contribution, sums, rtol=1e-4, atol=1e-5)
+        else:
+            np.testing.assert_allclose(copy.weights, wanted, atol=1e-6)
+            assert np.abs(shared - wanted).max() > 1e-4
+
+
+def test_a_push_ends_a_round_and_the_next_begins_with_the_shared_weights():
+    network, shared = Network(SHAPES, 4, 0), initial(SHAPES, 0)
+    copy, contribution = Copy(network, shared, 0, False), np.zeros_like(shared)
+    copy.begin()
+    copy.gradient[:] = 1
+    copy.step(contribution, RATE, 1.0, last=True)
+    assert (contribution == 1).all()
+    np.testing.assert_allclose(shared, initial(SHAPES, 0) - RATE, atol=1e-6)
+    copy.end(contribution, RATE, 1.0)
+    assert (contribution == 1).all()
+    shared += 5
+    assert copy.begin()
+    np.testing.assert_array_equal(copy.weights, shared)
+
+
+def test_threads_end_their_rounds_apart():
+    copies = [Copy(Network(SHAPES, 4, 0), np.zeros(total(SHAPES), np.float32), index, False) for index in range(ROUND)]
+    assert sorted(copy.length for copy in copies) == list(range(1, ROUND + 1))
+
+
+def test_two_threads_lose_next_to_nothing():
+    network, shared = Network(SHAPES, 4, 0), np.zeros(total(SHAPES), np.float32)
+    contributions = [np.zeros_like(shared) for _ in range(2)]
+
+    def descend(index):
+        copy = Copy(network, shared, index, False)
+        for _ in range(100 * ROUND):
+            copy.begin()
+            copy.gradient[:] = -1
+            copy.step(contributions[index], 1.0, 1.0)
+        copy.end(contributions[index], 1.0, 1.0)
+
+    threads = [threading.Thread(target=descend, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    given = -sum(contribution.mean() for contribution in contributions)
+    assert given > 200 and shared.mean() == pytest.approx(given, rel=0.05)
+
+
+def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(monkeypatch):
+    monkeypatch.setattr(program, "COPIED", 100)
+    network = Network(SHAPES, 4, 0, engine="generated")
+    assert network.uncopied == ("dense1",)
+    start, stop = spans(SHAPES)["dense1"]
+    assert network.copied() == [(0, start), (stop, total(SHAPES))]
+    run = library.plain(network.program.text, network.program.lanes)
+    shared, batches = initial(SHAPES, 0), blocks(2)
+    copy, contribution = Copy(network, shared, 0, False), np.zeros_like(shared)
+    work(copy, EngineContext(SHAPES, 4, 0, network.program, run, shared), batches, contribution)
+    # The copy has steps in it, the shared weights have not; of the large layer there is no copy.
+    assert not copy.weights[start:stop].any() and (copy.weights[:start] != shared[:start]).any()
+    np.testing.assert_array_equal(shared, initial(SHAPES, 0))
+    mixed = copy.weights.copy()
+    mixed[start:stop] = shared[start:stop]
+    wanted = EngineContext(SHAPES, 4, 0, network.program, run).evaluate(mixed, *batches[0][:2])
+    assert EngineContext(SHAPES, 4, 0, network.program, run, shared).evaluate(
+        copy.weights, *batches[0][:2]
+    ) == wanted
+    copy.end(contribution, RATE, 1.0)
+    assert (shared[start:stop] != initial(SHAPES, 0)[start:stop]).any()
+
+
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize(("case", "mpi"), spread([2]), indirect=["mpi"])
+def test_two_threads_with_copies_learn_as_well_as_one(case, launch):
+    settings = given("data.images=6000", "train.epochs=2", "push.images=128", "pull.images=128")
+    one, two = (launch(1, "train", *settings, *given(f"worker.threads={threads}")) for threads in (1, case))
+    assert one.returncode == two.returncode == 0, two.said()
+    assert two.summary["images"] == 12_000
+    assert two.summary["test_accuracy"] > one.summary["test_accuracy"] - 0.02
+    assert two.summary["test_accuracy"] > 0.9
