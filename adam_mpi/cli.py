@@ -1,6 +1,7 @@
 """The commands of `python -m adam_mpi`; each is one short function. `train` is meant where none is named."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ def train(options: argparse.Namespace) -> int:
     """Train a network; started by mpirun with any number of ranks."""
     from adam_mpi import run
 
-    return run.train(options.config, options.set, options.run, options.resume)
+    return run.train(options.config, options.set, options.run, options.resume, options.max_minutes)
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -99,7 +100,10 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
     made["train"].add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
-    made["train"].add_argument("--resume", action="store_true", help="go on from the run directory's last snapshot")
+    made["train"].add_argument("--resume", action="store_true", help="go on from what the run directory holds")
+    made["train"].add_argument(
+        "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after so long"
+    )
     made["plan"].add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
     made["plan"].add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
     made["eval"].add_argument("run", help="run directory")
