@@ -184,6 +184,9 @@ class DataServer:
             return phase.number > known and self._tell_phase(source, slot, phase)
         elif phase.number < known:
             return False
+        elif phase.number > known:
+            # An ask that was long under way: its phase is over, and it must not get a batch of another.
+            self._send(source, slot, batch.pack([batch.EXHAUSTED, known], *NOTHING))
         elif kind == batch.SHARE:
             return self._hand_share(source, slot, number, self.order.share(number, replica, replicas), columns)
         else:
