@@ -64,12 +64,31 @@ def pack(options: argparse.Namespace) -> int:
     return 0
 
 
+def inspect(options: argparse.Namespace) -> int:
+    """Tell what is in a snapshot, a store, a file of weights or a run; exit code 1 if it is not whole."""
+    from adam_mpi.durable.inspect import inspect
+
+    text, whole = inspect(Path(options.path))
+    print(text)
+    return 0 if whole else 1
+
+
+def merge(options: argparse.Namespace) -> int:
+    """Write a snapshot as one HDF5 file with a dataset per tensor."""
+    from adam_mpi.durable.merge import merge
+
+    print(merge(Path(options.path), Path(options.output)))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
     "plan": plan,
     "fetch": fetch,
     "pack": pack,
+    "inspect": inspect,
+    "merge": merge,
 }
 
 
@@ -113,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     made["pack"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
     made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
     made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
+    made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
+    made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
+    made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
     return parser
 
 
