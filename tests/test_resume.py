@@ -71,7 +71,7 @@ def test_a_synchronous_run_cut_twice_ends_with_the_same_bits(start_job, settings
     expected = weights(done(start_job(6, "train", *settings, *layout)).run)
 
     # Slow enough to be caught inside an epoch, with a snapshot every few clocks.
-    slow = given("snapshot.minutes=0.001", 'inject.faults=["delay rank=3 at=compute seconds=0.003"]')
+    slow = given("snapshot.minutes=0.001", 'inject.faults=["delay role=worker at=compute seconds=0.05"]')
     first = start_job(6, "train", *settings, *layout, *slow)
     kill(first.until(lambda: inside_an_epoch(first), "a snapshot inside an epoch"))
     shutil.copytree(first.run, tmp_path / "elsewhere")

@@ -81,7 +81,7 @@ def test_a_job_on_two_nodes_trains_to_its_end(slurm: dict[str, str], project: Pa
 
 def test_a_warned_job_is_queued_again_and_goes_on_to_its_end(slurm: dict[str, str], project: Path) -> None:
     slow = 'inject.faults=["delay role=worker at=compute seconds=0.1"]'
-    job = submit(slurm, project, *given("train.epochs=4", "layout.servers=1", slow), options=("--ntasks=3",))
+    job = submit(slurm, project, *given("train.epochs=2", "layout.servers=1", slow), options=("--ntasks=3",))
     run = project / "runs" / f"job-{job}"
     until(lambda: (run / "metrics.jsonl").exists(), "the first images", project)
     # What Slurm does itself some time before the job's time is up.
