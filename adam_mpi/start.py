@@ -22,6 +22,7 @@ from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
 from adam_mpi.durable import newest, snapshot
+from adam_mpi.durable.checksum import checksum
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
@@ -41,6 +42,7 @@ from adam_mpi.worker import contribution
 from adam_mpi.worker.worker import Worker
 
 COMPILE_SECONDS = 600.0
+SWITCH_SECONDS = 0.0005
 log = logging.getLogger(__name__)
 
 
@@ -132,6 +134,8 @@ def crew(world: World, job: Job) -> Crew:
         published = Published(plan, rank, window.memory)
         made["server"] = Server(world, plan, published, mail, window, post, job.description.train, position)
         made["server"].start(_first_state(job))
+        # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
+        sys.setswitchinterval(SWITCH_SECONDS)
         if keeps_store(job.config) and plan.held[rank]:
             made["server"].write_behind(job.life / snapshot.file_name(rank))
     # Workers read weights at once: they must be in place everywhere.
@@ -210,6 +214,7 @@ def _warm(net: Network) -> None:
     mailbox.finite(message)
     mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
     mailbox.state(message, 0, message.size, 1, False)
+    checksum(values)
     for kernel in apply.KERNELS.values():
         kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
     contribution.settle(values, values, values, one, one)

@@ -20,6 +20,7 @@ import numpy as np
 from adam_mpi.config import Store
 from adam_mpi.durable import slots
 from adam_mpi.durable.behind import WriteBehind
+from adam_mpi.durable.checksum import checksum
 from adam_mpi.durable.position import Position
 from adam_mpi.server.shards import Shard
 
@@ -74,6 +75,7 @@ def check(path, words):
 def main():
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     draw, lost = random.Random(7), []
+    checksum(np.zeros(1, np.float32))  # compiled before the first fork
     for attempt in range(kills):
         path = folder / f"{attempt}.h5"
         reader, writer = os.pipe()

@@ -20,7 +20,7 @@ from adam_mpi.durable.slots import Record, Slots
 from adam_mpi.errors import UserError
 from adam_mpi.server.shards import Shard
 
-BUFFERS = 16
+BUFFERS = 32
 """Copies on their way at the most; also the most that are written between two waits for the disk."""
 WARN_SECONDS = 30.0
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class WriteBehind:
     def _written(self, group: list[tuple[Record, np.ndarray]]) -> None:
         assert self.missing is not None, "the first step has been taken"
         self.missing -= {record.place for record, _ in group}
-        self.patience = self.config.interval / 4
+        self.patience = self.config.interval / 2
         self.written += sum(record.body.nbytes for record, _ in group)
         self.error = None
         if self.warned and self.behind < self.config.interval:

@@ -57,7 +57,7 @@ def write_virtual(folder: Path, files: Sequence[str], tensors: Sequence[Tensor],
     kept: list[str] = []
     for name in files:
         with open_file(folder / name, snapshot.KIND) as file:
-            shards, kept = file["shards"][:, :2], snapshot.parts(file)
+            shards, kept = file["shards"][:, :2].astype(np.int64), snapshot.parts(file)
         edges = np.cumsum([0, *shards[:, 1]]).tolist()
         sources += [Source(name, edges[-1], edge, *row) for edge, row in zip(edges, shards.tolist(), strict=False)]
     with new_file(folder / snapshot.MODEL, KIND) as out:

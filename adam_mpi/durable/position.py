@@ -37,11 +37,14 @@ class Position:
 
     @staticmethod
     def packed_bytes(room: int) -> int:
-        return 8 * FIELDS + -(-room // 8)
+        return 8 * (FIELDS + -(-room // 64))
 
     def pack(self) -> np.ndarray:
         fields = np.array([self.batches.size, self.epoch, self.images, self.clock], np.int64)
-        return np.concatenate([fields.view(np.uint8), np.packbits(self.batches)])
+        packed = np.zeros(self.packed_bytes(self.batches.size), np.uint8)
+        packed[: 8 * FIELDS] = fields.view(np.uint8)
+        packed[8 * FIELDS :][: -(-self.batches.size // 8)] = np.packbits(self.batches)
+        return packed
 
     @staticmethod
     def unpack(packed: np.ndarray) -> "Position":

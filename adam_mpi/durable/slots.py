@@ -1,8 +1,8 @@
 """A file that is readable after `kill -9` at any moment: HDF5, laid out once, two slots per record.
 
 A record is a shard (weights, state of the optimiser, average), or last the position. A write goes to the older slot of
-its record; when the body is on disk, the head follows: version, images applied, time, crc of all that. A write cut
-short leaves the other slot, which is whole.
+its record; when the body is on disk, the head follows: version, images applied, time, checksum of all that. A write
+cut short leaves the other slot, which is whole.
 
 The bytes are written in place by `pwrite` into HDF5's contiguous datasets: HDF5's own structure never changes, a full
 disk is a plain error that leaves nothing in a library's cache, and nobody holds a lock.
@@ -10,7 +10,6 @@ disk is a plain error that leaves nothing in a library's cache, and nobody holds
 
 import errno
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,11 +19,12 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
+from adam_mpi.durable.checksum import checksum
 from adam_mpi.durable.files import new_file, open_file, sync
 from adam_mpi.server.shards import Shard
 
 KIND = "store"
-HEAD = np.dtype([("version", "<u8"), ("images", "<u8"), ("nanoseconds", "<u8"), ("crc", "<u8")])
+HEAD = np.dtype([("version", "<u8"), ("images", "<u8"), ("nanoseconds", "<u8"), ("checksum", "<u8")])
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Record:
     def head(self) -> np.ndarray:
         head = np.zeros((), HEAD)
         head["version"], head["images"], head["nanoseconds"] = self.version, self.images, self.nanoseconds
-        head["crc"] = checksum(head, self.body)
+        head["checksum"] = check_value(head, self.body)
         return head
 
 
-def checksum(head: np.ndarray, body: np.ndarray) -> int:
+def check_value(head: np.ndarray, body: np.ndarray) -> int:
     """Over the other fields of the head too: an old head with a new body is no record."""
-    return zlib.crc32(body.view(np.uint8).data, zlib.crc32(head.tobytes()[:24]))
+    return checksum(body, checksum(np.frombuffer(head.tobytes()[:24], np.uint32)))
 
 
 def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
@@ -150,7 +150,7 @@ def read(path: Path) -> tuple[list[Piece | None], np.ndarray | None]:
 def newest(heads: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
     """Which of a record's two slots to believe."""
     written = [slot for slot in (0, 1) if heads[slot]["nanoseconds"]]
-    whole = [slot for slot in written if heads[slot]["crc"] == checksum(heads[slot], bodies[slot])]
+    whole = [slot for slot in written if heads[slot]["checksum"] == check_value(heads[slot], bodies[slot])]
     return max(whole, key=lambda slot: (int(heads[slot]["version"]), int(heads[slot]["nanoseconds"])), default=None)
 
 

@@ -10,14 +10,14 @@ a rank, so any layout can read them. docs/FORMAT.md is the whole story.
 """
 
 import json
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from adam_mpi.durable.checksum import add_checksums
 from adam_mpi.durable.files import FORMAT, new_file, open_file
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
@@ -40,23 +40,21 @@ def write(
 ) -> None:
     """One server's part: `state` has its shards one after the other, by the name of what it is."""
     with new_file(path, KIND) as file:
-        rows, offset = [], 0
-        for shard, version in zip(shards, versions.tolist(), strict=True):
-            part = slice(offset, offset + shard.size)
-            rows.append((shard.start, shard.size, version, _checksum(values[part] for values in state.values())))
-            offset += shard.size
-        file["shards"] = np.array(rows, np.int64).reshape(-1, 4)
-        for part_name, values in state.items():
-            file[part_name] = values
+        sizes = [shard.size for shard in shards]
+        columns = ([shard.start for shard in shards], sizes, versions, _checksums(sizes, state.values()))
+        file["shards"] = np.array(columns, np.uint64).T
+        for part, values in state.items():
+            file[part] = values
         file["position"] = position
-        file["shards"].attrs["columns"] = ["start", "size", "version", "crc32"]
+        file["shards"].attrs["columns"] = ["start", "size", "version", "checksum"]
 
 
-def _checksum(arrays: Iterator[np.ndarray]) -> int:
-    crc = 0
-    for array in arrays:
-        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
-    return crc
+def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Of each shard, over all that is kept of it."""
+    sums = np.zeros(len(sizes), np.uint64)
+    for values in parts:
+        add_checksums(values, np.cumsum([0, *sizes]), sums)
+    return sums
 
 
 def parts(file: h5py.File) -> list[str]:
@@ -92,12 +90,12 @@ def check(path: Path) -> Position:
 
 
 def _check_shards(path: Path, file: h5py.File) -> int:
-    offset = 0
-    for start, size, _, crc in file["shards"][...].tolist():
-        if _checksum(file[part][offset : offset + size] for part in parts(file)) != crc:
-            raise UserError(f"{path}: shard {start} is damaged")
-        offset += size
-    return offset
+    starts, sizes, _, told = file["shards"][...].T
+    # Part by part: a server's whole file may be larger than memory.
+    damaged = _checksums(sizes.tolist(), (file[part][...] for part in parts(file))) != told
+    if damaged.any():
+        raise UserError(f"{path}: shard {starts[damaged][0]} is damaged")
+    return int(sizes.sum())
 
 
 def pieces(path: Path) -> Iterator[tuple[int, dict[str, h5py.Dataset | np.ndarray]]]:
