@@ -106,6 +106,13 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+class _KeysHelp(argparse.HelpFormatter):
+    """Help that ends with the configuration keys; they are put together only when it is asked for."""
+
+    def format_help(self) -> str:
+        return f"{super().format_help()}\n{_keys()}\n"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="adam_mpi", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -114,8 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         for name, function in COMMANDS.items()
     }
     for name in ("train", "plan"):
-        made[name].formatter_class = argparse.RawDescriptionHelpFormatter
-        made[name].epilog = _keys()
+        made[name].formatter_class = _KeysHelp
         made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
     made["train"].add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")

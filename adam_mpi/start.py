@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi import compiling
 from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
@@ -22,7 +22,6 @@ from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
 from adam_mpi.durable import newest, snapshot
-from adam_mpi.durable.checksum import checksum
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
@@ -31,17 +30,13 @@ from adam_mpi.job import Job
 from adam_mpi.model import parameters
 from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.network import Network, warm
 from adam_mpi.observe import rundir
 from adam_mpi.plan import check_partitions, model, network, plan_shelves
-from adam_mpi.server import apply, mailbox
 from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
-from adam_mpi.worker import contribution
 from adam_mpi.worker.worker import Worker
 
-COMPILE_SECONDS = 600.0
 SWITCH_SECONDS = 0.0005
 log = logging.getLogger(__name__)
 
@@ -118,9 +113,9 @@ def crew(world: World, job: Job) -> Crew:
     plan = plan_shelves(job.config, job.shapes, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
     captured = [layer for layer, choice in choices.items() if choice.factors is not None]
-    net = network(job.config, job.description, job.shapes, captured, job.kernels)
-    _compile_once(world, net)
     roles, post, rank = world.place.roles, Post(world.control), world.rank
+    net = network(job.config, job.description, job.shapes, captured, job.kernels) if "worker" in roles else None
+    compiling.compile_once(world, net)
     kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
     mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
     window = kind.to_read(world.comm, world.node, plan.published_bytes(rank) if serves else 0)
@@ -139,8 +134,8 @@ def crew(world: World, job: Job) -> Crew:
         if keeps_store(job.config) and plan.held[rank]:
             made["server"].write_behind(job.life / snapshot.file_name(rank))
     # Workers read weights at once: they must be in place everywhere.
-    world.wait(world.comm.Ibarrier().Test, "all ranks to start", COMPILE_SECONDS)
-    if "worker" in roles:
+    world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
+    if net is not None:
         made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
     return Crew(post, made, head, [mail, window])
 
@@ -185,38 +180,3 @@ def _threads(world: World) -> int:
             "or set worker.threads = %d", threads, len(cores), threads, len(cores),
         )  # fmt: skip
     return threads
-
-
-def _compile_once(world: World, net: Network) -> None:
-    """The first rank of a node compiles the kernels into numba's cache; the others load them from there."""
-    notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
-    notice.daemon = True
-    if world.rank == 0:
-        notice.start()
-    if world.node.rank == 0:
-        _warm(net)
-    world.wait(world.node.Ibarrier().Test, "the node's first rank to compile", COMPILE_SECONDS)
-    if world.node.rank != 0:
-        _warm(net)
-    notice.cancel()
-
-
-def _warm(net: Network) -> None:
-    if net.program:
-        net.context()
-    else:
-        warm(net.shapes)
-    values, one = np.zeros(2, np.float32), np.float32(1)
-    message = np.zeros(mailbox.message_words(2, 1), np.uint32)
-    mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
-    mailbox.sign(message)
-    mailbox.copy(message, message)
-    mailbox.finite(message)
-    mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
-    mailbox.state(message, 0, message.size, 1, False)
-    checksum(values)
-    for kernel in apply.KERNELS.values():
-        kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
-    contribution.settle(values, values, values, one, one)
-    contribution.predict(values, values, one)
-    contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

@@ -52,6 +52,11 @@ def up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
+def _cut(total: int, width: int) -> tuple[tuple[int, int], ...]:
+    """(how many, how wide): whole tiles and the rest."""
+    return (total // width, width), (int(total % width > 0), total % width)
+
+
 def cost(total: int, width: int, other_total: int, other_width: int, overhead: float = 0.0) -> float:
     """Cycles, relative, of total x other_total sums in tiles of width x other_width.
 
@@ -59,10 +64,9 @@ def cost(total: int, width: int, other_total: int, other_width: int, overhead: f
     `overhead`, of the loop around a step, is counted in multiply-adds.
     """
     cycles = 0.0
-    for run in runs(total, width):
-        for other in runs(other_total, other_width):
-            count = (run.stop - run.start) // run.width * ((other.stop - other.start) // other.width)
-            cycles += count * (overhead + max(run.width * other.width, LATENCY, 1.2 * (run.width + other.width)))
+    for count, a in _cut(total, width):
+        for other_count, b in _cut(other_total, other_width):
+            cycles += count * other_count * (overhead + max(a * b, LATENCY, 1.2 * (a + b)))
     return cycles
 
 

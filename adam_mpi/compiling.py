@@ -1,0 +1,60 @@
+"""Kernels compiled once per node: a node's first rank of each role compiles what the role needs, others load it."""
+
+import threading
+
+import numpy as np
+
+from adam_mpi.cluster.world import World
+from adam_mpi.durable.checksum import checksum
+from adam_mpi.model.network import Network, warm
+from adam_mpi.server import apply, mailbox
+from adam_mpi.worker import contribution
+
+SECONDS = 600.0
+
+
+def compile_once(world: World, net: Network | None) -> None:
+    """Collective over the node. `net` is what a worker computes with."""
+    notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
+    notice.daemon = True
+    if world.rank == 0:
+        notice.start()
+    first, others = _turns(world)
+    for role in first:
+        _warm(role, net)
+    world.wait(world.node.Ibarrier().Test, "the first ranks of the node to compile", SECONDS)
+    for role in others:
+        _warm(role, net)
+    notice.cancel()
+
+
+def _turns(world: World) -> tuple[list[str], list[str]]:
+    """The roles of this rank that have kernels: those it is the node's first rank of, and the others."""
+    layout = world.layout
+    roles = [role for role in ("worker", "server") if role in world.place.roles]
+    firsts = {role: min(r for r in layout.having(role) if world.hosts[r] == world.place.host) for role in roles}
+    return [r for r in roles if firsts[r] == world.rank], [r for r in roles if firsts[r] != world.rank]
+
+
+def _warm(role: str, net: Network | None) -> None:
+    values, one = np.zeros(2, np.float32), np.float32(1)
+    message = np.zeros(mailbox.message_words(2, 1), np.uint32)
+    mailbox.copy(message, message)
+    if role == "server":
+        mailbox.finite(message)
+        mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
+        mailbox.state(message, 0, message.size, 1, False)
+        checksum(values)
+        for kernel in apply.KERNELS.values():
+            kernel(values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
+        return
+    assert net is not None, "a worker has a network"
+    if net.program:
+        net.context()
+    else:
+        warm(net.shapes)
+    mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
+    mailbox.sign(message)
+    contribution.settle(values, values, values, one, one)
+    contribution.predict(values, values, one)
+    contribution.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)
