@@ -139,6 +139,16 @@ def test_without_clocks_the_store_is_gone_on_from_and_says_what_is_lost(start_jo
     assert [path.name for path in (first.run / "store").iterdir()] == ["0002"]
 
 
+@pytest.mark.parametrize("required", [False, True])
+def test_a_store_that_cannot_be_written_stops_only_who_wants_it(required, launch, settings, tmp_path):
+    (tmp_path / "file").touch()
+    where = given(f"store.dir={tmp_path / 'file'}", f"store.required={str(required).lower()}", "train.epochs=1")
+    job = launch(1, "train", *settings, *where)
+    assert job.returncode == (2 if required else 0) and (job.run / "DONE").exists() != required, job.said()
+    end = "store.required = true" if required else "training goes on"
+    assert re.search(rf"adam_mpi: .*store {tmp_path / 'file'}\S+: .*{end}", job.stderr), job.said()
+
+
 def test_usr1_takes_a_snapshot_and_training_goes_on(start_job, settings):
     slow = given("snapshot.minutes=0", "train.epochs=1000000")
     job = start_job(2, "train", *settings, *slow, *given("consistency.staleness=1"))

@@ -16,7 +16,7 @@ from adam_mpi.durable.files import FORMAT, sync
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.observe.rundir import write_json
 
-PART = ".part-"
+PART, POSITION = ".part-", ("epoch", "batches", "images", "clock")
 log = logging.getLogger(__name__)
 
 
@@ -84,6 +84,9 @@ class Conductor:
 
     def _seal(self, answers: Sequence[dict[str, Any]]) -> None:
         self.error = next((answer["error"] for answer in answers if "error" in answer), "")
+        positions = {tuple(answer.get(key) for key in POSITION) for answer in answers}
+        if not self.error and len(positions) > 1:
+            self.error = f"the servers are not at one position: {positions}"
         try:
             if not self.error:
                 self._name(answers)
@@ -95,8 +98,7 @@ class Conductor:
 
     def _name(self, answers: Sequence[dict[str, Any]]) -> None:
         """All servers agree: write the model file and the manifest, and give the folder its name."""
-        [position] = {tuple(answer[key] for key in ("epoch", "batches", "images", "clock")) for answer in answers}
-        epoch, batches, images, clock = position
+        epoch, batches, images, clock = (answers[0][key] for key in POSITION)
         done = epoch <= self.told["epochs"]
         epochs, batches = (self.told["epochs"], 0) if done else (epoch - 1, batches)
         name = snapshot.name(epochs, batches)
