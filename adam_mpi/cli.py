@@ -1,6 +1,7 @@
 """The commands of `python -m adam_mpi`; each is one short function. `train` is meant where none is named."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ def train(options: argparse.Namespace) -> int:
     """Train a network; started by mpirun with any number of ranks."""
     from adam_mpi import run
 
-    return run.train(options.config, options.set, options.run, options.resume)
+    return run.train(options.config, options.set, options.run, options.resume, options.max_minutes)
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -63,12 +64,31 @@ def pack(options: argparse.Namespace) -> int:
     return 0
 
 
+def inspect(options: argparse.Namespace) -> int:
+    """Tell what is in a snapshot, a store, a file of weights or a run; exit code 1 if it is not whole."""
+    from adam_mpi.durable.inspect import inspect
+
+    text, whole = inspect(Path(options.path))
+    print(text)
+    return 0 if whole else 1
+
+
+def merge(options: argparse.Namespace) -> int:
+    """Write a snapshot as one HDF5 file with a dataset per tensor."""
+    from adam_mpi.durable.merge import merge
+
+    print(merge(Path(options.path), Path(options.output)))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
     "plan": plan,
     "fetch": fetch,
     "pack": pack,
+    "inspect": inspect,
+    "merge": merge,
 }
 
 
@@ -105,7 +125,10 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
     made["train"].add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
-    made["train"].add_argument("--resume", action="store_true", help="go on from the run directory's last snapshot")
+    made["train"].add_argument("--resume", action="store_true", help="go on from what the run directory holds")
+    made["train"].add_argument(
+        "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after so long"
+    )
     made["plan"].add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
     made["plan"].add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
     made["eval"].add_argument("run", help="run directory")
@@ -115,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     made["pack"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
     made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
     made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
+    made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
+    made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
+    made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
     return parser
 
 

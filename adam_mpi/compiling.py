@@ -5,6 +5,7 @@ import threading
 import numpy as np
 
 from adam_mpi.cluster.world import World
+from adam_mpi.durable.checksum import checksum
 from adam_mpi.model.engine import update
 from adam_mpi.model.network import Network, warm
 from adam_mpi.server import apply, mailbox
@@ -44,6 +45,7 @@ def _warm(role: str, net: Network | None) -> None:
         mailbox.finite(message)
         mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
         mailbox.state(message, 0, message.size, 1, False)
+        checksum(values)
         apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
         return
     assert net is not None, "a worker has a network"

@@ -201,6 +201,26 @@ class Server:
 
 
 @dataclass
+class Store:
+    """Each server's own file, written behind, for runs without clocks (staleness inf)."""
+
+    dir: str = ""
+    """Folder of the servers' stores, shared or of each node; empty takes `store` in the run directory."""
+    interval: float = limited(10.0, low=0.0)
+    """Seconds that a server's store is behind at the most; 0 writes none."""
+    required: bool = False
+    """What a full, read-only or slow disk does: a warning, and training goes on; or it ends the job."""
+
+
+@dataclass
+class Snapshot:
+    minutes: float = limited(10.0, low=0.0)
+    """Minutes between two snapshots inside an epoch; 0 takes them at epoch ends only."""
+    keep: int = limited(2, low=1)
+    """Snapshots that are kept, the newest ones."""
+
+
+@dataclass
 class Consistency:
     staleness: float = limited(math.inf, low=0.0)
     """Clocks the fastest replica may be ahead of the slowest: 0 is synchronous, inf never waits."""
@@ -247,6 +267,8 @@ class Config:
     push: Push = field(default_factory=Push)
     pull: Pull = field(default_factory=Pull)
     server: Server = field(default_factory=Server)
+    store: Store = field(default_factory=Store)
+    snapshot: Snapshot = field(default_factory=Snapshot)
     consistency: Consistency = field(default_factory=Consistency)
     worker: Worker = field(default_factory=Worker)
     cluster: Cluster = field(default_factory=Cluster)

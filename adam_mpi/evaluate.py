@@ -8,12 +8,12 @@ from adam_mpi import config
 from adam_mpi.data.course import Phase
 from adam_mpi.data.preparation import Preparation
 from adam_mpi.data.sets import open_set
+from adam_mpi.durable import model as model_file
 from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.context import Context
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.plan import model, network
-from adam_mpi.server import store
 
 
 def evaluate(run: Path) -> str:
@@ -23,7 +23,7 @@ def evaluate(run: Path) -> str:
     settings = config.load(run / "config.toml")
     data = open_set(settings.data)
     shapes = model(settings, data.description)
-    weights = store.read_weights(run / "weights.h5", parameters.tensors(shapes))
+    weights = model_file.read(run / "weights.h5", parameters.tensors(shapes))
     context = network(settings, data.description, shapes).context()
     preparation = Preparation(data, settings.run.seed)
     batch = settings.train.batch

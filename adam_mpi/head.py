@@ -2,44 +2,45 @@
 
 import json
 import logging
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
-from adam_mpi import config
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
 from adam_mpi.data.course import Course, Phase
 from adam_mpi.data.serving import DataServer
+from adam_mpi.durable.keeper import Keeper
 from adam_mpi.errors import RankFailure
-from adam_mpi.model import parameters
-from adam_mpi.model.layers import LayerShape
+from adam_mpi.job import Job
 from adam_mpi.observe.board import Board
 from adam_mpi.observe.progress import Progress
 from adam_mpi.observe.provenance import provenance
-from adam_mpi.observe.rundir import newest_snapshot, snapshot_name, write_json
-from adam_mpi.server import store
+from adam_mpi.observe.rundir import write_json
+from adam_mpi.server.shelves import Shelves
 
 log = logging.getLogger(__name__)
 
 
 class Head:
     def __init__(
-        self, world: World, data: DataServer, post: Post, directory: Path, shapes: tuple[LayerShape, ...], epochs: int
+        self, world: World, data: DataServer, post: Post, job: Job, shelves: Shelves
     ) -> None:
-        self.world, self.config, self.data, self.post, self.directory = world, world.config, data, post, directory
-        self.shapes, self.board = shapes, Board()
-        self.course = Course(self.config.train, data.count("validation") > 0, epochs)
+        self.world, self.config, self.data, self.post, self.directory = world, world.config, data, post, job.directory
+        self.board, resume = Board(), job.resume
+        epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
+        self.course = Course(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
         self.began = self.shown = self.phase_began = now = time.monotonic()
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
-        self.stored: dict[str, set[int]] = {}
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
         self.train_seconds = 0.0
         self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
-        self._clear_broken_snapshots()
+        self.resumed, self.stopped_by = resume.note if resume else "", ""
+        self.kernels = job.kernels
+        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, job.life, self._describe)
+        if resume is not None:
+            self.progress.say(f"going on from {resume.note}")
         self._begin(self.course.phase)
 
     def step(self) -> bool:
@@ -47,6 +48,9 @@ class Head:
         phase = self.course.phase
         if phase is None:
             return self._finish()
+        if why := self.keeper.look(phase.training):
+            self._stop(why)
+            return True
         if self._phase_done(phase):
             self._end_phase(phase)
             return True
@@ -61,9 +65,9 @@ class Head:
         self.heard[source] = time.monotonic()
         if message["kind"] == "stats":
             self.board.hear(source, message)
+            self.keeper.forget_old_stores(self.board)
         else:
-            self.stored[message["snapshot"]].add(source)
-            self._seal(message["snapshot"])
+            self.keeper.snapshots.hear(source, message)
 
     def _begin(self, phase: Phase | None) -> None:
         order = {"kind": "phase", "phase": None if phase is None else [phase.number, phase.part, phase.epoch]}
@@ -73,6 +77,7 @@ class Head:
         if phase is not None:
             log.info("phase %d: %s, epoch %d", phase.number, phase.part, phase.epoch)
             self.progress.begin(phase, self.data.count(phase.part))
+            self.keeper.stale |= phase.training
 
     def _tell_data(self, message: dict[str, Any]) -> None:
         for rank in self.world.layout.data:
@@ -85,9 +90,7 @@ class Head:
 
     def _phase_done(self, phase: Phase) -> bool:
         shares = self.board.shares(phase)
-        counted = len(shares) == len(self.world.layout.data) and all(share["done"] for share in shares)
-        # A snapshot is of one moment: no server may see the next epoch's pushes before it has written this one's.
-        return counted and all(self._whole(name) for name in self.stored)
+        return len(shares) == len(self.world.layout.data) and all(share["done"] for share in shares)
 
     def _end_phase(self, phase: Phase) -> None:
         seconds = time.monotonic() - self.phase_began
@@ -99,7 +102,7 @@ class Head:
             self.results |= {"epochs": phase.epoch, "train_loss": figures["loss"]}
             self.results["images"] += figures["images"]
             self.results["images_skipped"] += figures["images_skipped"]
-            self._order_snapshot(phase.epoch, final=False)
+            self.keeper.epoch_ended()
         else:
             self.results |= {f"{phase.part}_accuracy": figures["accuracy"], f"{phase.part}_loss": figures["loss"]}
         self._write_summary("running")
@@ -108,22 +111,45 @@ class Head:
     def _finish(self) -> bool:
         """Workers have stopped: let the servers write and end, then put the results together."""
         layout = self.world.layout
-        if self.finished or self.board.finals("worker") < len(layout.workers):
+        workers = self.board.finals("worker") == len(layout.workers)
+        if self.finished or not workers or not self.keeper.finished():
             return False
         if not self.finishing:
             self.finishing = True
-            self._order_snapshot(self.results["epochs"], final=True)
+            for rank in layout.servers:
+                self.post.send({"kind": "store", "order": "finish"}, rank)
             return True
         if self.board.finals("server") < len(layout.servers):
             return False
-        self._write_weights()
-        self._write_summary("done")
-        (self.directory / "DONE").touch()
-        self._say_result()
+        self._end()
         for place in layout.places:
             self.post.send({"kind": "over"}, place.rank)
         self.finished = True
         return True
+
+    def _stop(self, why: str) -> None:
+        """End the job in order, inside an epoch if need be: `--resume` goes on from there."""
+        log.info("the job is stopped by %s", why)
+        self.stopped_by = self.course.reason = why
+        self.course.phase = None
+        self._tell_data({"kind": "phase", "stop": True})
+
+    def _end(self) -> None:
+        """The marker comes last: all that it stands for is there."""
+        if self.stopped_by:
+            self._write_summary("stopped")
+            (self.directory / "STOPPED").write_text(f"{self.stopped_by}\n")
+            self.progress.say(f"stopped by {self.stopped_by}; go on with --run {self.directory} --resume")
+            return
+        self.keeper.write_weights()
+        self._write_summary("done")
+        (self.directory / "DONE").touch()
+        self._say_result()
+
+    def _describe(self) -> dict[str, Any]:
+        """What snapshots say about the job besides its position."""
+        best = {"best": self.course.best, "best_epoch": self.course.best_epoch}
+        return {"epochs": self.results["epochs"], "kernels": self.kernels} | best
 
     def _say_result(self) -> None:
         accuracy = self.results["test_accuracy"]
@@ -131,33 +157,6 @@ class Head:
         seconds = time.monotonic() - self.began
         self.progress.say(f"test accuracy {accuracy:.2%} after {seconds:.1f} s, {rate:.0f} images/s in training")
         self.progress.say(f"summary: {self.directory / 'summary.json'}")
-
-    def _order_snapshot(self, epoch: int, final: bool) -> None:
-        name = snapshot_name(epoch)
-        self.stored.setdefault(name, set())
-        for rank in self.world.layout.servers:
-            self.post.send({"kind": "store", "snapshot": name, "final": final}, rank)
-
-    def _whole(self, name: str) -> bool:
-        return self.stored[name] == set(self.world.layout.servers)
-
-    def _seal(self, name: str) -> None:
-        """Mark a snapshot that every server has written."""
-        if self._whole(name):
-            write_json(self.directory / "snapshots" / name / "whole.json", {"epoch": self.results["epochs"]})
-
-    def _clear_broken_snapshots(self) -> None:
-        for directory in (self.directory / "snapshots").glob("*"):
-            if not (directory / "whole.json").exists():
-                shutil.rmtree(directory)
-
-    def _write_weights(self) -> None:
-        newest = newest_snapshot(self.directory)
-        assert newest is not None, "the servers have just written one"
-        state = store.read(newest[0], parameters.total(self.shapes))
-        weights = state["average" if self.config.optimiser.average else "weights"]
-        tensors = parameters.tensors(self.shapes)
-        store.write_weights(self.directory / "weights.h5", weights, tensors, config.to_toml(self.config))
 
     def _check_silence(self) -> None:
         limit = self.config.cluster.seconds
@@ -184,7 +183,10 @@ class Head:
         summary = {
             "status": status,
             "stopped_by": self.course.reason,
+            "resumed": self.resumed,
             **self.results,
+            "best_accuracy": self.course.best,
+            "best_epoch": self.course.best_epoch,
             "images_bad": self.board.bad(),
             "seconds": round(time.monotonic() - self.began, 3),
             "images_per_second": round(self.results["images"] / max(self.train_seconds, 1e-9), 1),
@@ -196,6 +198,8 @@ class Head:
             "cpu_seconds": self.board.cpu(),
             "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
+            "snapshots": self.keeper.snapshots.taken,
+            "store": {str(word["rank"]): word["store"] for word in self.board.of("server") if word["store"]},
             "recoveries": [],
             "provenance": self.provenance,
         }

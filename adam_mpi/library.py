@@ -14,7 +14,6 @@ bounded delay `after=[the one k before]`, eventual consistency no `after` at all
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,7 +233,7 @@ class ParameterServer:
         if not serves:
             return None
         published = Published(self.shelves, world.rank, self.window.memory)
-        server = Server(world, self.shelves, published, self.mail, self.window, self.post, Path(), 0, 0)
+        server = Server(world, self.shelves, published, self.mail, self.window, self.post, 0)
         server.start({"weights": np.asarray(initial, np.float32)})
         return server
 

@@ -22,13 +22,13 @@ from adam_mpi.observe import log as logs
 log = logging.getLogger(__name__)
 
 
-def train(path: str | None, overrides: Sequence[str], directory: str | None, resume: bool) -> int:
+def train(path: str | None, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float) -> int:
     """One rank's way through a training job; returns its exit code."""
     comm = MPI.COMM_WORLD
     try:
-        config = _agree(comm, lambda: configuration.load(path, overrides))
+        config = _agree(comm, lambda: configuration.load(path or _saved(directory, resume), overrides))
         world = World(comm, config)
-        job = _agree(comm, lambda: start.prepare(config, directory, resume))
+        job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes))
     except UserError as error:
         # Every rank has the same error; one tells it.
         if comm.rank == 0:
@@ -48,6 +48,12 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
     wire.bye()
     log.info("finished")
     return 0
+
+
+def _saved(directory: str | None, resume: bool) -> Path | None:
+    """A run goes on with the configuration it has, unless another is given."""
+    saved = Path(directory or "") / "config.toml"
+    return saved if resume and directory and saved.exists() else None
 
 
 def _serve(world: World, crew: Crew) -> None:

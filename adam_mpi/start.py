@@ -2,8 +2,11 @@
 
 import json
 import logging
+import math
 import os
-from dataclasses import dataclass
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +20,72 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import Config, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
-from adam_mpi.data.sets import Description, describe, open_set
+from adam_mpi.data.sets import describe, open_set
+from adam_mpi.durable import newest, snapshot
+from adam_mpi.durable.newest import Resume
+from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
+from adam_mpi.job import Job
 from adam_mpi.model import parameters
 from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.observe import rundir
 from adam_mpi.plan import check_partitions, model, network, plan_shelves
-from adam_mpi.server import store
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
 from adam_mpi.worker.worker import Worker
 
+SWITCH_SECONDS = 0.0005
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Job:
-    """What all ranks agree on before they start: made by rank 0, the same everywhere."""
+def prepare(
+    config: Config, directory: str | None, resume: bool, replicas: int = 1, minutes: float = math.inf
+) -> Job:
+    """Everything that can be wrong with what was given shows here, on rank 0, before any work.
 
-    config: Config
-    directory: Path
-    description: Description
-    shapes: tuple[LayerShape, ...]
-    snapshot: tuple[Path, int] | None
-    kernels: dict | None
-    """How convolutions are computed, where arithmetic does not decide: the same on every rank, and after a resume."""
-
-
-def prepare(config: Config, directory: str | None, resume: bool) -> Job:
-    """Everything that can be wrong with what was given shows here, on rank 0, before any work."""
+    `minutes`: how long the job may take.
+    """
+    until = time.time() + 60 * minutes
     description = describe(config.data)
     shapes = model(config, description)
     check_partitions(config.layout.partitions, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     path = rundir.choose(config, directory, resume)
-    for stale in (path / "log" / "failure.txt", path / "DONE"):
+    found = _find(config, path, replicas, shapes) if resume else None
+    for stale in (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP"):
         stale.unlink(missing_ok=True)
     (path / "config.toml").write_text(to_toml(config))
-    snapshot = rundir.newest_snapshot(path) if resume else None
-    return Job(config, path, description, shapes, snapshot, _kernels(config, shapes, path / "kernels.json"))
+    kernels = _kernels(config, shapes, path / "kernels.json")
+    life = _new_life(config, path, replicas, parameters.total(shapes))
+    return Job(config, path, description, shapes, found, kernels, life, until)
+
+
+def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...]) -> Resume | None:
+    """What to go on from; what is not whole is named."""
+    found, passed_over = newest.find(config, path)
+    for trouble in passed_over:
+        print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
+    if found is not None and (note := newest.check(found, config, replicas, parameters.total(shapes))):
+        print(f"adam_mpi: {note}", file=sys.stderr, flush=True)
+    return found
+
+
+def _new_life(config: Config, path: Path, replicas: int, size: int) -> Path:
+    """The folder of this job's stores, with what is to be known about them."""
+    life = newest.next_life(config, path)
+    if keeps_store(config):
+        with suppress(OSError):
+            newest.describe_store(life, config, replicas, size)
+    return life
+
+
+def keeps_store(config: Config) -> bool:
+    """With clocks only a snapshot is of use: the store is of no one clock."""
+    return config.asynchronous and config.store.interval > 0
 
 
 def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
@@ -94,18 +120,19 @@ def crew(world: World, job: Job) -> Crew:
     mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
     window = kind.to_read(world.comm, world.node, plan.published_bytes(rank) if serves else 0)
     made: dict[str, Any] = {}
-    head, epochs_done = None, job.snapshot[1] if job.snapshot else 0
+    head, position = None, _position(job, world.layout.replicas)
     if "data" in roles:
-        made["data"] = DataServer(world, open_set(job.config.data), post)
+        made["data"] = DataServer(world, open_set(job.config.data), post, position)
         if rank == world.layout.head:
-            head = Head(world, made["data"], post, job.directory, job.shapes, epochs_done)
+            head = Head(world, made["data"], post, job, plan)
     if serves:
         published = Published(plan, rank, window.memory)
-        directory = job.directory / "snapshots"
-        made["server"] = Server(
-            world, plan, published, mail, window, post, directory, job.description.train, epochs_done
-        )
+        made["server"] = Server(world, plan, published, mail, window, post, job.description.train, position)
         made["server"].start(_first_state(job))
+        # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
+        sys.setswitchinterval(SWITCH_SECONDS)
+        if keeps_store(job.config) and plan.held[rank]:
+            made["server"].write_behind(job.life / snapshot.file_name(rank))
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
     if net is not None:
@@ -115,9 +142,21 @@ def crew(world: World, job: Job) -> Crew:
 
 def _first_state(job: Job) -> dict[str, np.ndarray]:
     """What the servers begin with: the snapshot, or new weights."""
-    if job.snapshot is not None:
-        return store.read(job.snapshot[0], parameters.total(job.shapes))
+    if job.resume is not None:
+        return newest.state(job.resume, parameters.total(job.shapes))
     return {"weights": parameters.initial(job.shapes, job.config.run.seed)}
+
+
+def _position(job: Job, replicas: int) -> Position:
+    """Where training stands, with room for the batches of an epoch; uneven shares make a few more than even ones."""
+    room = -(-job.description.train // job.config.train.batch) + replicas
+    position = Position(room)
+    if job.resume is not None:
+        known = job.resume.position
+        position.epoch, position.images, position.clock = known.epoch, known.images, known.clock
+        count = min(room, known.batches.size)
+        position.batches[:count] = known.batches[:count]
+    return position
 
 
 def _cores() -> frozenset[int]:

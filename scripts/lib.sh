@@ -106,12 +106,72 @@ mpi_launch() {
     launch=("$1" -n "$2")
     case $("$1" --version 2>&1) in
     *"Open MPI"* | *OpenRTE*)
-        # Bound to one core, a rank's threads would share it; ob1 is the transport that reports failures;
-        # UCX's windows complain.
-        launch+=(--bind-to none --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1)
+        # ob1 is the transport that reports failures; UCX's windows complain.
+        launch+=($(binding) --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1)
         # In a Slurm job the allocation says how many ranks there may be.
         [ -n "${SLURM_JOB_ID:-}" ] || launch+=(--host "localhost:$2")
         [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
         ;;
     esac
+}
+
+# How Open MPI binds ranks. By default each gets one core, which all its threads would share; where a Slurm job has given
+# each task cores, and they are there, the rank gets those.
+binding() {
+    local tasks=${SLURM_TASKS_PER_NODE:-1} cpus=${SLURM_CPUS_PER_TASK:-1}
+    if [ "$cpus" -gt 1 ] && [ $((${tasks%%[!0-9]*} * cpus)) -le "$(physical_cores)" ]; then
+        echo "--map-by slot:PE=$cpus --bind-to core"
+    else
+        echo "--bind-to none"
+    fi
+}
+
+# Slurm may count the threads of a core as CPUs, Open MPI does not.
+physical_cores() { lscpu -p=CORE,SOCKET 2>/dev/null | grep -v '^#' | sort -u | wc -l; }
+
+# run_directory ARGUMENTS...: the one they name with --run, or a new one.
+run_directory() {
+    local run=runs/$(date +%Y%m%d-%H%M%S)
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --run) run=${2:-} ;;
+        --run=*) run=${1#--run=} ;;
+        esac
+        shift
+    done
+    echo "$run"
+}
+
+# supervise RUN RESTARTS COMMAND...: runs a training job until its run directory says that it is complete. A job that
+# fails is started again, so many times at the most; it goes on from what the run directory holds. Returns 0 when the
+# training is complete, 3 when the job was stopped on request, else what the job returned (never 0).
+# While it runs, the job's process is $job; once $warned is set, nothing is started again.
+supervise() {
+    local run=$1 left=$2 status
+    shift 2
+    while true; do
+        rm -f "$run/DONE" "$run/STOPPED"
+        "$@" &
+        job=$!
+        wait_for_job && status=0 || status=$?
+        # mpirun can return 0 although its ranks were killed: only the marker tells.
+        [ ! -e "$run/DONE" ] || return 0
+        [ ! -e "$run/STOPPED" ] || return 3
+        # What was given cannot work, or somebody pressed Ctrl-C: no better the second time.
+        case $status in 2 | 130 | 143) return $status ;; esac
+        [ "$left" -gt 0 ] && [ -z "${warned:-}" ] || break
+        left=$((left - 1))
+        echo "The job failed ($status); it is started again, $left more times at the most." >&2
+    done
+    echo "$run has no DONE: the training is not complete." >&2
+    return $((status ? status : 1))
+}
+
+# A signal that is trapped ends `wait` before the job has ended.
+wait_for_job() {
+    local status
+    while true; do
+        wait "$job" && status=0 || status=$?
+        kill -0 "$job" 2>/dev/null || return $status
+    done
 }

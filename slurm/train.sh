@@ -3,12 +3,16 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks=8
 #SBATCH --time=01:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
 #
-# Trains as a Slurm job on one node; submit it from the project's root:
+# Trains as a Slurm job, on one node or several; submit it from the project's root:
 #
-#   sbatch [--ntasks=N ...] slurm/train.sh [CONFIG] [--set section.key=value ...]
+#   sbatch [--nodes=N --ntasks=N --cpus-per-task=N --time=T ...] slurm/train.sh [CONFIG] [--set section.key=value ...]
 #
-# The run directory is runs/job-<job id>; a job that Slurm starts again goes on from there.
+# The run directory is runs/job-<job id>. Before its time is up the job takes a snapshot and is queued again; started
+# again, for whatever reason, it goes on from there. A failed job is started again ADAM_MPI_RESTARTS times (default: 2).
 set -euo pipefail
 
 # Slurm runs a copy of this file from its spool, so the place of submission says where the project is.
@@ -26,16 +30,31 @@ export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
 run=$root/runs/job-$SLURM_JOB_ID
-resume=()
-[ ! -d "$run" ] || resume=(--resume)
+threads=()
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || threads=(--set "worker.threads=$SLURM_CPUS_PER_TASK")
 
-status=0
+# The warning: a snapshot at once, then the job is to end by itself; if that takes too long, the snapshot must do.
+warned='' job='' grace=80
+warn() {
+    warned=yes
+    mkdir -p "$run"
+    touch "$run/STOP"
+    [ -n "$job" ] || return 0
+    kill -USR1 "$job" || true
+    (sleep $grace && kill -TERM "$job") &
+}
+trap warn USR1
+
 mpi_launch "$(default_mpirun)" "${SLURM_NTASKS:-1}"
-"${launch[@]}" "$venv/bin/python" -m adam_mpi train "$@" --run "$run" ${resume[@]+"${resume[@]}"} || status=$?
+status=0
+supervise "$run" "${ADAM_MPI_RESTARTS:-2}" "${launch[@]}" "$venv/bin/python" -m adam_mpi train \
+    ${threads[@]+"${threads[@]}"} "$@" --run "$run" --resume || status=$?
 
-# mpirun can return 0 although its ranks were killed: only the marker says that the training is complete.
-if [ ! -e "$run/DONE" ]; then
-    echo "slurm/train.sh: $run has no DONE: the training is not complete." >&2
-    exit $((status ? status : 1))
+if [ -n "$warned" ] && [ $status != 0 ] && [ $status != 2 ]; then
+    echo "slurm/train.sh: out of time; queued again, to go on from $run."
+    scontrol requeue "$SLURM_JOB_ID"
+    # Slurm ends this script when it has taken the job back.
+    sleep 60
 fi
+[ $status != 3 ] || status=0
 exit $status

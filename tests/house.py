@@ -1,7 +1,5 @@
 """A server and a pusher in one process: the real windows, mailbox and clients, on a world of one rank."""
 
-from pathlib import Path
-
 import numpy as np
 from mpi4py import MPI
 
@@ -10,6 +8,7 @@ from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
+from adam_mpi.durable.position import Position
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.server import shelves
 from adam_mpi.server.protocol import choose
@@ -38,9 +37,8 @@ class House:
         self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes)
         self.window = kind.to_read(world.comm, world.node, self.shelves.published_bytes(0))
         published = Published(self.shelves, 0, self.window.memory)
-        self.server = Server(
-            world, self.shelves, published, self.mail, self.window, Post(world.control), Path(), 1000, 0
-        )
+        post = Post(world.control)
+        self.server = Server(world, self.shelves, published, self.mail, self.window, post, 1000, Position(8))
         self.server.start({"weights": np.zeros(size, np.float32)})
         self.pushes = PushClient(world, self.shelves, choose(self.shelves, config, 1, 1), self.mail, self.window)
         self.pulls = PullClient(world, self.shelves, self.window)

@@ -11,8 +11,8 @@ from launch import available, start
 
 from adam_mpi.config import LAYERS
 from adam_mpi.data.glyphs import SIDE
+from adam_mpi.durable import model
 from adam_mpi.model import layers, parameters
-from adam_mpi.server import store
 
 TENSORS = parameters.tensors(layers.infer(layers.parse(LAYERS), (1, SIDE, SIDE), 10))
 TURNS = cycle(range(2))
@@ -39,7 +39,7 @@ def train(tmp_path_factory):
 
 
 def weights(job):
-    return store.read_weights(job.run / "weights.h5", TENSORS)
+    return model.read(job.run / "weights.h5", TENSORS)
 
 
 def check_counts(job):

@@ -4,9 +4,9 @@ from adam_mpi.config import Train
 from adam_mpi.data.course import Course
 
 
-def walk(train, validates=True, accuracies=(), epochs_done=0):
+def walk(train, validates=True, accuracies=(), **resumed):
     """Part and epoch of every phase, with these validation accuracies in turn, and why training stopped."""
-    course, given, seen = Course(train, validates, epochs_done), iter(accuracies), []
+    course, given, seen = Course(train, validates, **resumed), iter(accuracies), []
     while (phase := course.phase) is not None:
         assert phase.number == len(seen)
         seen.append(f"{phase.part} {phase.epoch}")
@@ -42,11 +42,13 @@ def test_without_patience_and_target_nothing_stops_early():
 
 
 def test_a_resumed_job_goes_on_after_the_epochs_done():
-    assert walk(Train(epochs=3), epochs_done=2)[0] == ["train 3", "validation 3", "test 3"]
-    assert walk(Train(epochs=3), epochs_done=3)[0] == ["test 3"]
-    assert walk(Train(epochs=3), epochs_done=5)[0] == ["test 5"]
+    assert walk(Train(epochs=3), epochs_done=2)[0] == ["validation 2", "train 3", "validation 3", "test 3"]
+    assert walk(Train(epochs=3), epochs_done=3)[0] == ["validation 3", "test 3"]
+    assert walk(Train(epochs=3), epochs_done=5)[0] == ["validation 5", "test 5"]
+    assert walk(Train(epochs=3), validates=False, epochs_done=2)[0] == ["train 3", "test 3"]
+    assert walk(Train(epochs=3), epochs_done=2, midway=True)[0] == ["train 3", "validation 3", "test 3"]
 
 
-def test_patience_of_a_resumed_job_counts_from_where_it_goes_on():
-    phases, reason = walk(Train(epochs=9, patience=1), accuracies=(0.5, 0.5), epochs_done=4)
-    assert (phases[-1], reason) == ("test 6", "patience")
+def test_a_resumed_job_knows_the_best_epoch_so_far():
+    phases, reason = walk(Train(epochs=9, patience=2), accuracies=(0.7, 0.7, 0.9), epochs_done=4, best=(0.8, 3))
+    assert (phases[-1], reason) == ("test 5", "patience")

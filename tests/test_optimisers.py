@@ -12,9 +12,9 @@ from adam_mpi.config import load
 from adam_mpi.data.course import Phase
 from adam_mpi.data.order import Order
 from adam_mpi.data.sets import open_set
+from adam_mpi.durable import model
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
-from adam_mpi.server import store
 
 EPOCHS, IMAGES, BATCH = 2, 200, 16
 SMALL = [{"kind": "conv", "maps": 4, "kernel": 5}, "relu", {"kind": "pool", "size": 4}, {"kind": "dense", "units": 10}]
@@ -42,7 +42,7 @@ def trained(settings, folder):
     crew = start.crew(world, job)
     run._serve(world, crew)
     crew.free()
-    return store.read_weights(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
+    return model.read(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
 
 
 def gradients(config, shapes, weights, data):

@@ -1,30 +1,38 @@
-"""A run goes on from its last whole snapshot, on the same layout with the same bits, on another to rounding."""
+"""A run cut short at any moment goes on: with clocks bit for bit, without them with no more lost than promised."""
 
+import os
+import random
 import re
 import shutil
+import signal
+import time
 
 import h5py
 import numpy as np
 import pytest
-from launch import given, spread
+from launch import Job, available, given, start
+
+from adam_mpi.config import load
+from adam_mpi.durable import newest, snapshot
+from adam_mpi.durable.position import Position
+from adam_mpi.errors import UserError
 
 # Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
 pytestmark = pytest.mark.timeout(430)
-STEADY = given("data.images=2000", "consistency.staleness=0", "optimiser.schedule=constant", "optimiser.momentum=0.5")
+MODEL = 'model.layers=[{kind="dense",units=64},"relu",{kind="dense",units=4}]'
+SMALL = [MODEL, "server.shard=512", "worker.threads=1", "optimiser.momentum=0.5", "observe.interval=0.1"]
 
 
-def both(values):
-    return pytest.mark.parametrize(("case", "mpi"), spread(values), indirect=["mpi"])
-
-
-@pytest.fixture
-def train(launch):
-    def call(ranks, epochs, *arguments, **options):
-        job = launch(ranks, "train", *STEADY, *given(f"train.epochs={epochs}"), *arguments, **options)
-        assert job.returncode == 0, job.said()
-        return job
-
-    return call
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """Four classes of noisy 8x8 images in a file, and a small network for them."""
+    draw = np.random.default_rng(0)
+    centres, labels = draw.integers(0, 256, (4, 8, 8)), np.arange(2000) % 4
+    images = np.clip(centres[labels] + draw.normal(0, 90, (2000, 8, 8)), 0, 255).astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "noisy.npz"
+    np.savez(path, train_images=images[:1600], train_labels=labels[:1600], test_images=images[1600:],
+             test_labels=labels[1600:])  # fmt: skip
+    return given(*SMALL, f"data.set={path}", "kernels.engine=reference")
 
 
 def weights(run):
@@ -34,68 +42,190 @@ def weights(run):
     return found
 
 
-def trained(job):
-    return [line["epoch"] for line in job.metrics() if line["done"] and line["part"] == "train"]
+def equal(run, expected):
+    return all(array.tobytes() == expected[name].tobytes() for name, array in weights(run).items())
 
 
-@both([3])
-def test_a_resumed_run_ends_like_an_uncut_one(case, train, tmp_path):
-    whole, cut = train(case, 3), train(case, 2)
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(cut.run, elsewhere)
-    before = (cut.run / "metrics.jsonl").read_text()
+def inside_an_epoch(job):
+    """The names of snapshots that were taken inside an epoch."""
+    return [path.name for path in job.run.glob("snapshots/epoch-*-batch-*")]
 
-    resumed = train(case, 3, "--run", cut.run, "--resume")
-    assert trained(resumed) == [1, 2, 3] and (cut.run / "metrics.jsonl").read_text().startswith(before)
-    assert resumed.summary["status"] == "done" and resumed.summary["epochs"] == 3 and (cut.run / "DONE").exists()
-    expected = weights(whole.run)
-    assert all(array.tobytes() == expected[name].tobytes() for name, array in weights(cut.run).items())
 
-    train(case + 2, 3, "--run", elsewhere, "--resume")
-    for name, array in weights(elsewhere).items():
+def kill(job: Job):
+    """The whole job at once, as a node that goes down."""
+    for process in job.ranks():
+        process.kill()
+    job.process.kill()
+    job.process.wait(20)
+    assert job.left_over(20) == []
+
+
+def done(job: Job):
+    job.wait(150)
+    assert job.returncode == 0 and job.summary["status"] == "done" and (job.run / "DONE").exists(), job.said()
+    return job
+
+
+def test_a_synchronous_run_cut_twice_ends_with_the_same_bits(start_job, settings, tmp_path):
+    layout = given("layout.data=2", "layout.servers=2", "consistency.staleness=0", "train.epochs=2")
+    expected = weights(done(start_job(6, "train", *settings, *layout)).run)
+
+    # Slow enough to be caught inside an epoch, with a snapshot every few clocks.
+    slow = given("snapshot.minutes=0.001", 'inject.faults=["delay role=worker at=compute seconds=0.05"]')
+    first = start_job(6, "train", *settings, *layout, *slow)
+    kill(first.until(lambda: inside_an_epoch(first), "a snapshot inside an epoch"))
+    shutil.copytree(first.run, tmp_path / "elsewhere")
+
+    # The configuration is that of the run; a file stops it inside an epoch, in order.
+    second = start_job(6, "train", "--run", first.run, "--resume")
+    seen = len(second.metrics())
+    second.until(lambda: any(line["images"] for line in second.metrics()[seen:]), "its first images")
+    (second.run / "STOP").touch()
+    second.wait(60)
+    assert second.returncode == 0 and second.summary["status"] == "stopped", second.said()
+    assert (second.run / "STOPPED").read_text() == "the file STOP\n" and not (second.run / "DONE").exists()
+    fast = given("inject.faults=[]", "snapshot.minutes=0")
+    third = done(start_job(6, "train", "--run", first.run, "--resume", *fast))
+    assert "going on from snapshot epoch-" in third.stdout and equal(third.run, expected), third.said()
+
+    # On another layout the sums have another order.
+    other = given("layout.data=1", "layout.servers=1")
+    done(start_job(3, "train", "--run", tmp_path / "elsewhere", "--resume", *fast, *other))
+    for name, array in weights(tmp_path / "elsewhere").items():
         np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@both(["kill", "stop short"])
-def test_a_run_cut_short_goes_on_at_its_last_whole_snapshot(case, launch, train):
-    # The server stores after each epoch: its third time is the third epoch's.
-    fault = given('inject.faults=["kill rank=1 at=store step=3"]')
-    killed = launch(3, "train", *STEADY, *given("train.epochs=4"), *fault)
-    assert killed.returncode != 0 and killed.summary["status"] == "failed"
-    if case == "stop short":
-        # As if the second snapshot had not been finished either.
-        (killed.run / "snapshots" / "epoch-0002" / "whole.json").unlink()
-    last = 2 if case == "kill" else 1
-    resumed = train(3, 4, "--run", killed.run, "--resume", "--set", "inject.faults=[]")
-    log = resumed.logs()["rank-00000"]
-    began = re.findall(r"phase 0: train, epoch (\d+)", log)
-    assert [int(epoch) for epoch in began] == [1, last + 1]
-    assert resumed.summary["status"] == "done" and "failure" not in resumed.summary
+def batches(job):
+    return sum(line["images"] for line in job.metrics() if line["part"] == "train")
 
 
-@both([2])
-def test_resuming_a_run_without_a_snapshot_starts_it(case, launch, train):
-    killed = launch(case, "train", *STEADY, *given('inject.faults=["kill rank=1 at=start"]'))
-    assert killed.returncode != 0
-    resumed = train(case, 1, "--run", killed.run, "--resume")
-    assert trained(resumed) == [1]
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.full)])
+def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, settings, tmp_path):
+    """Each time on another number of ranks, and on another MPI where there are two."""
+    draw = random.Random(kills)
+    common = ["train", *settings, "--run", tmp_path / "run", "--resume", *given("train.epochs=6", "store.interval=0.3")]
+    slow = given('inject.faults=["delay role=worker at=compute seconds=0.004"]')
+    notes = []
+    for turn in range(kills):
+        mpi, ranks = available()[turn % len(available())], 3 + turn % 4
+        job = start(mpi, ranks, *common, *slow, folder=tmp_path / f"job-{turn}")
+        seen = len(job.metrics())
+        job.until(lambda job=job, seen=seen: len(job.metrics()) > seen, "its first images")
+        time.sleep(draw.uniform(0.0, 1.5))  # a random moment
+        kill(job)
+        notes += re.findall("going on from (store|snapshot)", job.stdout)
+    job = start(available()[0], 5, *common, *given("inject.faults=[]"), folder=tmp_path / "last")
+    done(job)
+    assert len(notes) >= kills - 1 and job.summary["test_accuracy"] > 0.97, job.said()
 
 
-@both([1])
-def test_resuming_a_finished_run_only_tests_it(case, train):
-    first = train(case, 1)
+def test_without_clocks_the_store_is_gone_on_from_and_says_what_is_lost(start_job, settings):
+    fault = 'inject.faults=["delay role=worker at=compute seconds=0.05"]'
+    slow = given("snapshot.minutes=0", "store.interval=0.2", fault)
+    first = start_job(4, "train", *settings, *slow, *given("train.epochs=1"))
+    first.until(lambda: any(line["images"] > 800 for line in first.metrics()), "half of its images")
+    kill(first)
+    acknowledged = max(line["images"] for line in first.metrics())
+    found, passed_over = newest.find(load(first.run / "config.toml"), first.run)
+    assert found.kind == "store" and found.midway and passed_over == []
+    assert found.position.count * 32 <= 1600
+    # About 260 images in an interval, and a disk that takes longer is told.
+    assert found.images > 0.5 * acknowledged or "s behind" in first.stderr, (found, acknowledged)
+    second = start_job(5, "train", "--run", first.run, "--resume", *given("inject.faults=[]"))
+    done(second)
+    assert re.search(r"going on from store .* in the last 0.2 s before the end.* is lost", second.stdout)
+    trained = [line["images"] for line in second.metrics() if line["done"] and line["part"] == "train"]
+    assert trained[-1] <= 1600 - found.images + 32 * 20
+    assert second.summary["test_accuracy"] > 0.9
+    assert [path.name for path in (first.run / "store").iterdir()] == ["0002"]
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_store_that_cannot_be_written_stops_only_who_wants_it(required, launch, settings, tmp_path):
+    (tmp_path / "file").touch()
+    where = given(f"store.dir={tmp_path / 'file'}", f"store.required={str(required).lower()}", "train.epochs=1")
+    job = launch(1, "train", *settings, *where)
+    assert job.returncode == (2 if required else 0) and (job.run / "DONE").exists() != required, job.said()
+    end = "store.required = true" if required else "training goes on"
+    assert re.search(rf"adam_mpi: .*store {tmp_path / 'file'}\S+: .*{end}", job.stderr), job.said()
+
+
+def test_usr1_takes_a_snapshot_and_training_goes_on(start_job, settings):
+    slow = given("snapshot.minutes=0", "train.epochs=1000000")
+    job = start_job(2, "train", *settings, *slow, *given("consistency.staleness=1"))
+    job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
+    os.kill(job.process.pid, signal.SIGUSR1)
+    job.until(lambda: inside_an_epoch(job), "the snapshot")
+    seen = len(job.metrics())
+    job.until(lambda: len(job.metrics()) > seen + 3, "more progress")
+
+
+def test_max_minutes_stops_and_the_same_command_goes_on(launch, settings):
+    command = ["train", *settings, "--resume", "--run", "run", *given("train.epochs=1000000")]
+    first = launch(3, *command, "--max-minutes", "0.05")
+    assert first.returncode == 0 and first.summary["status"] == "stopped", first.said()
+    assert first.summary["stopped_by"] == "--max-minutes"
+    [name] = [path.name for path in first.run.glob("snapshots/*") if path.name == max(first.summary["snapshots"])]
+    shutil.copytree(first.run, first.folder.parent / "job-1" / "run")
+    again = launch(3, *command, "--max-minutes", "0.05")
+    assert f"going on from snapshot {name}" in again.stdout and again.summary["status"] == "stopped", again.said()
+
+
+def test_a_damaged_snapshot_is_named_and_the_one_before_is_taken(start_job, settings):
+    first = done(start_job(1, "train", *settings, *given("train.epochs=3", "consistency.staleness=0")))
+    kept = sorted(path.name for path in (first.run / "snapshots").iterdir())
+    assert kept == ["epoch-0002", "epoch-0003"]
     expected = weights(first.run)
-    again = train(case, 1, "--run", first.run, "--resume")
-    assert trained(again) == [1] and again.summary["test_accuracy"] == first.summary["test_accuracy"]
-    assert all(array.tobytes() == expected[name].tobytes() for name, array in weights(first.run).items())
+    with h5py.File(first.run / "snapshots" / "epoch-0003" / "server-00000.h5", "r+") as file:
+        file["weights"][100] += 1
+    again = done(start_job(1, "train", "--run", first.run, "--resume"))
+    assert re.search(r"passed over: .*server-00000.h5: shard \d+ is damaged", again.stderr)
+    assert "going on from snapshot epoch-0002" in again.stdout and equal(again.run, expected)
+    last = done(start_job(1, "train", "--run", first.run, "--resume"))
+    assert last.summary["test_accuracy"] == first.summary["test_accuracy"] and equal(last.run, expected)
 
 
-@both([3])
-def test_another_model_is_refused_by_the_one_rank_that_sees_it(case, launch, train):
-    first = train(case, 1)
-    other = given('model.layers=["relu", {kind = "dense", units = 10}]')
-    refused = launch(case, "train", *STEADY, *other, "--run", first.run, "--resume")
+def test_another_model_is_refused_in_one_line(start_job, settings):
+    first = done(start_job(3, "train", *settings, *given("train.epochs=0")))
+    other = given('model.layers=[{kind="dense",units=4}]')
+    refused = start_job(3, "train", *other, "--run", first.run, "--resume").wait()
     told = re.findall(r"^adam_mpi: .*", refused.stderr, re.M)
     assert refused.returncode == 2 and len(told) == 1 and "Traceback" not in refused.stderr, refused.said()
-    assert re.match(r"adam_mpi: rank 1, server on \S+: .*parameters", told[0])
-    assert refused.summary["status"] == "failed" and refused.left_over() == []
+    assert re.search("holds 4420 parameters, this model has 260; resume with the run's config", told[0])
+
+
+def resume(config, epochs, epoch, replicas=2):
+    position = Position(10, epoch)
+    order = newest.order_settings(config)
+    return newest.Resume("snapshot", "somewhere", epochs, position, (-1.0, 0), 100, replicas, order, "")
+
+
+def test_what_cannot_go_on_inside_an_epoch_is_refused():
+    config = load(None, ["train.batch=16"])
+    inside, at_end = resume(config, 1, 2), resume(config, 2, 2)
+    assert newest.check(inside, config, 5, 100) == ""
+    config.train.batch = 32
+    with pytest.raises(UserError, match="train.batch = 32: the run is inside an epoch begun with 16; resume with that"):
+        newest.check(inside, config, 2, 100)
+    assert newest.check(at_end, config, 2, 100) == ""
+
+
+def test_skewed_shares_want_the_replicas_they_were_drawn_for():
+    config = load(None, ["data.skew=by_class"])
+    assert newest.check(resume(config, 1, 2), config, 2, 100) == ""
+    with pytest.raises(UserError, match="shares were drawn for 2 replicas, now 3; resume with 2"):
+        newest.check(resume(config, 1, 2), config, 3, 100)
+    assert "drawn anew" in newest.check(resume(config, 2, 2), config, 3, 100)
+
+
+def test_names_sort_by_what_is_trained():
+    names = [snapshot.name(*done) for done in ((0, 0), (0, 7), (0, 12), (1, 0), (1, 3), (9, 0), (10, 0))]
+    assert names == sorted(names)
+
+
+def test_the_position_of_a_store_is_what_all_servers_have():
+    first, second, ahead = Position(6, 2, 90), Position(6, 2, 70), Position(6, 3, 120)
+    first.batches[:4], second.batches[2:5], ahead.batches[:] = True, True, True
+    both_have = newest.merged([first, ahead, second])
+    assert (both_have.epoch, both_have.images) == (2, 70)
+    assert np.flatnonzero(both_have.batches).tolist() == [2, 3]

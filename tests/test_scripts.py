@@ -1,6 +1,7 @@
 """The shell side: what scripts/test counts, and what scripts/lib.sh chooses."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,53 @@ def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "3.11 or newer; found Python 3.9.2" in done.stderr
+
+
+JOB = 'echo ran >>"$1/runs"; set -- "$1" $(wc -l <"$1/runs"); '
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "runs", "code"),
+    [
+        ('touch "$1/DONE"', 3, 1, 0),
+        # mpirun may say 0 for ranks that were killed, and another code for a training that is complete.
+        ("exit 0", 2, 3, 1),
+        ('touch "$1/DONE"; exit 9', 2, 1, 0),
+        ('[ $2 = 3 ] && touch "$1/DONE"; exit 7', 5, 3, 0),
+        ("exit 7", 0, 1, 7),
+        ("exit 2", 5, 1, 2),
+        ('touch "$1/STOPPED"', 5, 1, 3),
+    ],
+)
+def test_a_supervisor_believes_the_marker_and_starts_again_what_failed(tmp_path, job, restarts, runs, code) -> None:
+    (tmp_path / "DONE").touch()
+    done = shell(f'supervise "$1" "$2" sh -c {shlex.quote(JOB + job)} job "$1"', tmp_path, restarts)
+    assert (done.returncode, len((tmp_path / "runs").read_text().split())) == (code, runs), done.stderr
+    assert ("has no DONE" in done.stderr) == (code in (1, 7))
+
+
+def test_a_warned_job_is_not_started_again(tmp_path: Path) -> None:
+    script = 'warned=; trap "warned=yes" USR1; supervise "$1" 3 sh -c "echo ran >>$1/runs; kill -USR1 $$; exit 5"'
+    done = shell(script, tmp_path)
+    assert done.returncode == 5 and (tmp_path / "runs").read_text() == "ran\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "run"),
+    [(("a.toml", "--run", "x y", "--set", "a.b=1"), "x y"), (("--run=z",), "z"), ((), None)],
+)
+def test_the_run_directory_is_the_one_that_is_named(arguments, run) -> None:
+    found = shell('run_directory "$@"', *arguments).stdout.strip()
+    assert found == run or (run is None and found.startswith("runs/20"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "cpus", "options"),
+    [("2(x3)", "4", "--map-by slot:PE=4 --bind-to core"), ("4", "4", "--bind-to none"), ("8", "1", "--bind-to none")],
+)
+def test_ranks_are_bound_to_the_cores_that_slurm_gives_them(tmp_path: Path, tasks, cpus, options) -> None:
+    lines = "\\n".join(["# CORE,SOCKET", *(f"{core % 4},{core // 4}" for core in (*range(8), *range(8)))])
+    program(tmp_path / "lscpu", f"printf '{lines}\\n'")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = shell("binding", PATH=path, SLURM_TASKS_PER_NODE=tasks, SLURM_CPUS_PER_TASK=cpus)
+    assert done.stdout.strip() == options

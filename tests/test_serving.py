@@ -240,3 +240,37 @@ def test_bad_images_are_left_out_of_their_batches(path):
             assert len(images) == len(set(images)) == COUNT - len(word["bad"]) == word["finished"]
             assert len(word["bad"]) == len(range(0, COUNT, 5)) and word["done"]
             assert all(pixels.dtype == np.float32 and (pixels == 1).all() for _, _, pixels in floor.taken)
+
+
+def test_a_job_stopped_inside_an_epoch_leaves_all_replicas_at_the_same_clock(path):
+    for data, replicas in layouts():
+        floor = Floor(path, data, replicas, "consistency.staleness=0", "data.prefetch=4")
+        floor.begin(Phase(0, "train", 1))
+        # Replicas are not equally far when the data ranks hear of it, one after the other.
+        floor.run(lambda floor=floor: floor.take(2 + floor.world.rank))
+        if floor.server:
+            floor.server.hear({"stop": True})
+        floor.run(floor.take)
+        numbers = floor.world.comm.allgather([number for number, _, _ in floor.taken] if floor.client else None)
+        taken = [found for found in numbers if found is not None]
+        assert all(found == list(range(len(taken[0]))) for found in taken) and 2 <= len(taken[0]) < 26
+        if floor.client:
+            floor.client.next_phase()
+        floor.run(lambda floor=floor: floor.client is None or floor.client.stopped)
+
+
+def test_a_late_ask_gets_nothing_of_the_next_phase(path):
+    from adam_mpi.data import batch
+
+    floor = Floor(path, 1, size())
+    floor.begin(Phase(0, "train", 1))
+    floor.run(floor.all_done)
+    if floor.server:
+        floor.server.begin(Phase(1, "test", 1))
+    if floor.client:
+        # As if this ask of the first phase had been under way all the time.
+        slot = floor.client.free.pop()
+        floor.client._send_ask(slot, 0, [batch.ANY, 0, 0, 0, 0, 1, 0, 6])
+        floor.client.asking.append(slot)
+    floor.run(lambda: floor.client is None or not floor.client.asking)
+    assert floor.client is None or not floor.client.arrived

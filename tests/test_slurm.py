@@ -1,14 +1,17 @@
 """slurm/train.sh as a job of a real Slurm."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launch import ROOT, clean_environment
+from launch import ROOT, clean_environment, given
 
 SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name, path=SYSTEM_PATH)]
@@ -41,22 +44,58 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def sbatch(slurm: dict[str, str], project: Path, *arguments: str) -> tuple[int, str]:
-    """Runs the job to its end; its exit code and its output."""
-    command = ["sbatch", "--wait", "--ntasks=4", "--output=job.out", "slurm/train.sh", *arguments]
-    code = subprocess.run(command, cwd=project, env=slurm, timeout=200, check=False).returncode
-    return code, (project / "job.out").read_text()
+def submit(slurm: dict[str, str], project: Path, *arguments: str, options: tuple[str, ...]) -> str:
+    """Submits the job, with a small network on few images; returns its id."""
+    small = given(
+        'model.layers=[{kind="dense",units=10}]', "kernels.engine=reference", "data.images=600", "observe.interval=0.1"
+    )
+    command = ["sbatch", "--parsable", "--output=job.out", *options, "slurm/train.sh", *small, *arguments]
+    done = subprocess.run(command, cwd=project, env=slurm, timeout=60, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
-def test_a_job_trains_to_its_end(slurm: dict[str, str], project: Path) -> None:
-    code, output = sbatch(slurm, project, "--set", "train.epochs=1", "--set", "data.images=512")
-    assert code == 0, output
-    (run,) = (project / "runs").iterdir()
-    assert run.name.startswith("job-")
-    assert (run / "DONE").exists(), output
+def output(project: Path) -> str:
+    return (project / "job.out").read_text() if (project / "job.out").exists() else ""
 
 
-def test_a_job_that_cannot_train_fails(slurm: dict[str, str], project: Path) -> None:
-    code, output = sbatch(slurm, project, "--set", "train.epoks=1")
-    assert code != 0
-    assert "train.epoks" in output
+def until(happened: Callable[[], object], what: str, project: Path, seconds: float = 100) -> None:
+    limit = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < limit, f"{what} did not come in {seconds:g} s:\n{output(project)}"
+        time.sleep(0.1)
+
+
+def state(slurm: dict[str, str], job: str) -> str:
+    shown = subprocess.run(["scontrol", "show", "job", job], env=slurm, capture_output=True, text=True, check=True)
+    return re.findall(r"JobState=(\w+)", shown.stdout)[0]
+
+
+def test_a_job_on_two_nodes_trains_to_its_end(slurm: dict[str, str], project: Path) -> None:
+    job = submit(slurm, project, *given("train.epochs=1"), options=("--nodes=2", "--ntasks=4", "--ntasks-per-node=2"))
+    until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING"), "its end", project)
+    assert state(slurm, job) == "COMPLETED", output(project)
+    run = project / "runs" / f"job-{job}"
+    assert (run / "DONE").exists()
+    assert len(json.loads((run / "summary.json").read_text())["provenance"]["hosts"]) == 2
+
+
+def test_a_warned_job_is_queued_again_and_goes_on_to_its_end(slurm: dict[str, str], project: Path) -> None:
+    slow = 'inject.faults=["delay role=worker at=compute seconds=0.1"]'
+    job = submit(slurm, project, *given("train.epochs=2", "layout.servers=1", slow), options=("--ntasks=3",))
+    run = project / "runs" / f"job-{job}"
+    until(lambda: (run / "metrics.jsonl").exists(), "the first images", project)
+    # What Slurm does itself some time before the job's time is up.
+    subprocess.run(["scancel", "--batch", "--signal=USR1", job], env=slurm, timeout=20, check=True)
+    until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING"), "its end", project)
+    said = output(project)
+    assert state(slurm, job) == "COMPLETED" and (run / "DONE").exists(), said
+    assert "stopped by the file STOP" in said and "queued again" in said and "going on from s" in said, said
+
+
+def test_a_job_that_fails_is_started_again_and_then_counts_as_failed(slurm: dict[str, str], project: Path) -> None:
+    fault = given('inject.faults=["kill rank=1 at=start"]')
+    job = submit(slurm | {"ADAM_MPI_RESTARTS": "1"}, project, *fault, options=("--ntasks=2",))
+    until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING"), "its end", project)
+    said = output(project)
+    assert state(slurm, job) == "FAILED" and said.count("rank 1, worker") == 2, said
+    assert said.count("started again") == 1 and "has no DONE" in said

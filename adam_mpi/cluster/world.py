@@ -42,6 +42,8 @@ class World:
         self.replica = self._members(self.place.replica is not None, self.place.replica or 0)
         self.injector = Injector(parse(config.inject.faults), self.place, config.run.seed)
         self.signal: int | None = None
+        self.asked = 0
+        """How often somebody has asked for a snapshot."""
 
     @property
     def rank(self) -> int:
@@ -63,13 +65,18 @@ class World:
         return [name if len(leaders[name]) == 1 else f"{name}-{leaders[name].index(lead)}" for name, lead in nodes]
 
     def catch_signals(self) -> None:
-        """Note Ctrl-C and TERM; the next check ends this rank in order."""
+        """Note Ctrl-C and TERM: the next check ends this rank in order. USR1 asks for a snapshot: the head hears it."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self.signal = number
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, note)
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.asked += 1
+
+        signal.signal(signal.SIGUSR1, ask)
 
     def check(self) -> None:
         """Drive MPI's progress, and raise when a member is dead or the job is asked to end."""

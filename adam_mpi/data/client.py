@@ -23,6 +23,8 @@ class Slot:
     memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.HEADER_WORDS, np.uint8))
     request: MPI.Request | None = None
     source: int = -1
+    batch: int = 0
+    """The batch that was asked for, where a certain one was."""
 
 
 class DataClient:
@@ -126,7 +128,7 @@ class DataClient:
     def _ask(self, slot: Slot) -> bool:
         place, layout = self.world.place, self.world.layout
         if self.shared:
-            if self.next_share == self.shares:
+            if self.next_share >= self.shares:
                 return False
             source = layout.data[self.next_share % len(layout.data)]
             number, self.next_share = self.next_share, self.next_share + 1
@@ -136,7 +138,7 @@ class DataClient:
             self.sources.rotate(-1)
             source = next(rank for rank in self.sources if rank not in self.exhausted)
             number = 0
-        kind = batch.SHARE if self.shared else batch.ANY
+        kind, slot.batch = batch.SHARE if self.shared else batch.ANY, number
         words = [kind, slot.number, self.phase.number, number, place.replica or 0, layout.replicas, *self.columns]
         self._send_ask(slot, source, words)
         return True
@@ -152,11 +154,24 @@ class DataClient:
     def _take(self, slot: Slot) -> None:
         kind, phase = slot.memory[:16].view(np.int64).tolist()
         slot.request = None
-        if kind == batch.BATCH:
+        if kind == batch.STOP:
+            self._end(slot)
+        elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
             self.left[slot.source] = int(slot.memory[48:56].view(np.int64)[0])
             self.arrived.append((slot, batch.unpack(slot.memory, slot.source, self.shape, self.itemsize)))
             return
-        if kind == batch.EXHAUSTED and phase == self.phase.number:
+        elif kind == batch.EXHAUSTED and phase == self.phase.number:
             self.exhausted.add(slot.source)
             self.left[slot.source] = 0
         self.free.append(slot)
+
+    def _end(self, slot: Slot) -> None:
+        """The job ends inside this phase: no batch follows; of joint ones, none after those that all replicas have."""
+        self.exhausted.add(slot.source)
+        self.left[slot.source] = 0
+        if self.shared:
+            self.shares = min(self.shares, slot.batch)
+            return
+        # These are not begun; whoever resumes the run gets them.
+        while self.arrived:
+            self.free.append(self.arrived.popleft()[0])

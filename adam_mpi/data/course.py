@@ -19,11 +19,18 @@ class Phase:
 
 
 class Course:
-    def __init__(self, train: Train, validates: bool, epochs_done: int = 0) -> None:
+    def __init__(
+        self, train: Train, validates: bool, epochs_done: int = 0, best: tuple[float, int] = (-1.0, 0),
+        midway: bool = False,
+    ) -> None:  # fmt: skip
+        """After `epochs_done` epochs that are not validated yet, or `midway` in the one after."""
         self.train, self.validates = train, validates
-        self.best, self.best_epoch = -1.0, epochs_done
+        self.best, self.best_epoch = best
         self.reason = "epochs"
-        self.phase: Phase | None = self._train_or_test(Phase(-1, "", epochs_done))
+        if epochs_done and validates and not midway:
+            self.phase: Phase | None = Phase(0, "validation", epochs_done)
+        else:
+            self.phase = self._train_or_test(Phase(-1, "", epochs_done))
 
     def advance(self, accuracy: float) -> Phase | None:
         """The phase after the current one, which ended with this accuracy; None when the job is done."""

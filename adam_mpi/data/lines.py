@@ -54,6 +54,11 @@ class Line:
         self.upcoming.clear()
         return left
 
+    def stop(self) -> None:
+        """Hand out no more, but for the shares of those batches that somebody has a share of."""
+        self.upcoming.clear()
+        self.started = {number: place for number, place in self.started.items() if number in self.taken}
+
     def _begin(self) -> None:
         numbers = [self.upcoming.popleft() for _ in range(min(self.size, len(self.upcoming)))]
         self.size = min(2 * self.size, self.group)

@@ -17,6 +17,7 @@ from adam_mpi.data.order import Order
 from adam_mpi.data.preparation import Block, Preparation
 from adam_mpi.data.sets import DataSet
 from adam_mpi.data.tally import Tally
+from adam_mpi.durable.position import Position
 
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 
@@ -24,7 +25,8 @@ NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 class DataServer:
     """Serves its share of a phase: the batches whose number leaves its place among the data ranks as remainder."""
 
-    def __init__(self, world: World, data: DataSet, post: Post) -> None:
+    def __init__(self, world: World, data: DataSet, post: Post, position: Position | None = None) -> None:
+        """`position`: where an earlier job has got to; its batches are not handed out again."""
         self.world, self.data, self.config, self.post = world, data, world.config, post
         self.replicas = world.layout.replicas
         self.preparation = Preparation(data, self.config.run.seed)
@@ -40,12 +42,17 @@ class DataServer:
         self.joint = self.static = False
         """Whether all replicas compute each batch together, each its share; or each replica has batches of its own."""
         self.tally: Tally | None = None
+        self.resumed = position or Position(0)
+        self.stopping = False
 
     def hear(self, message: dict[str, Any]) -> None:
         if message.get("close"):
             self.close()
+        elif message.get("stop"):
+            self.stop()
         else:
-            self.begin(None if message["phase"] is None else Phase(*message["phase"]))
+            phase = None if message["phase"] is None else Phase(*message["phase"])
+            self.begin(phase, self._done(phase))
 
     def begin(self, phase: Phase | None, done: np.ndarray | None = None) -> None:
         """Start serving a phase, without the batches that are `done`; None answers every further ask with a stop."""
@@ -57,6 +64,7 @@ class DataServer:
         owners, count = self.owners if phase.training else None, self.count(phase.part)
         self.order = Order(phase, count, self.config.train.batch, self.config.run.seed, owners, self.joint)
         own = range(self.world.layout.data.index(self.world.rank), len(self.order), len(self.world.layout.data))
+        done = None if done is None else done[: len(self.order)]
         self.tally = Tally(self.order, own, self._owner, self.replicas if self.static else 1, done)
         numbers = [number for number in own if not self.tally.done[number]]
         self._line_up(phase, numbers)
@@ -69,6 +77,18 @@ class DataServer:
             for number in line.close():
                 self.tally.skip(number)
         self.news = True
+
+    def stop(self) -> None:
+        """The job ends inside this phase: hand out only what somebody has taken his share of already."""
+        for line in self.lines:
+            line.stop()
+        self.stopping = True
+
+    def _done(self, phase: Phase | None) -> np.ndarray | None:
+        """What an earlier job has done of this phase."""
+        if phase is None or not phase.training or phase.epoch != self.resumed.epoch:
+            return None
+        return self.resumed.batches
 
     def count(self, part: str) -> int:
         return getattr(self.data.description, part)
@@ -157,12 +177,16 @@ class DataServer:
         """Answer an ask if that is possible now."""
         kind, slot, known, number, replica, replicas, first, last = ask.tolist()
         phase, columns = self.phase, slice(first, last or None)
-        if phase is None:
+        begun = kind == batch.SHARE and number in self.lines[0].started
+        if phase is None or (self.stopping and not begun):
             self._send(source, slot, batch.pack([batch.STOP], *NOTHING))
         elif kind == batch.NEXT_PHASE:
             return phase.number > known and self._tell_phase(source, slot, phase)
         elif phase.number < known:
             return False
+        elif phase.number > known:
+            # An ask that was long under way: its phase is over, and it must not get a batch of another.
+            self._send(source, slot, batch.pack([batch.EXHAUSTED, known], *NOTHING))
         elif kind == batch.SHARE:
             return self._hand_share(source, slot, number, self.order.share(number, replica, replicas), columns)
         else:
@@ -172,7 +196,7 @@ class DataServer:
     def _tell_phase(self, source: int, slot: int, phase: Phase) -> bool:
         assert self.tally is not None
         part, itemsize = batch.PARTS.index(phase.part), np.dtype(self.data.description.dtype).itemsize
-        first = int(np.argmin(self.tally.done)) if len(self.tally.done) else 0
+        first = len(self.tally.done) if self.tally.done.all() else int(np.argmin(self.tally.done))
         header = [batch.PHASE, phase.number, part, phase.epoch, self.count(phase.part), itemsize, first]
         self._send(source, slot, batch.pack(header, *NOTHING))
         return True

@@ -29,14 +29,3 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=2) + "\n")
     part.replace(path)
-
-
-def snapshot_name(epoch: int) -> str:
-    return f"epoch-{epoch:04d}"
-
-
-def newest_snapshot(path: Path) -> tuple[Path, int] | None:
-    """(directory, epochs done) of the newest whole snapshot of a run."""
-    for marker in sorted((path / "snapshots").glob("*/whole.json"), reverse=True):
-        return marker.parent, int(json.loads(marker.read_text())["epoch"])
-    return None

@@ -163,6 +163,11 @@ class Inbox:
             return SENT_AGAIN
         return ""
 
+    def batches(self, mail: Mail) -> np.ndarray:
+        """The batches whose gradients are in a message that is not acknowledged yet."""
+        start = mail.start + mail.words + mail.words % 2
+        return self.words[start : start + 2 * mail.batches].view(np.int64)
+
     def _words(self, mail: Mail) -> int:
         """How long the body of such a message must be."""
         if mail.kind == mailbox.SPARSE:

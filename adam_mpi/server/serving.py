@@ -13,7 +13,11 @@ from adam_mpi.cluster import numa
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.server import mailbox, schedule, store
+from adam_mpi.durable import snapshot
+from adam_mpi.durable.behind import WriteBehind
+from adam_mpi.durable.cut import Cut
+from adam_mpi.durable.position import Position
+from adam_mpi.server import mailbox, schedule
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.mail import Inbox, Mail
 from adam_mpi.server.published import Published
@@ -27,9 +31,9 @@ log = logging.getLogger(__name__)
 class Server:
     def __init__(
         self, world: World, shelves: Shelves, published: Published, mail: Window,
-        window: Window, post: Post, directory: Path, epoch_images: int, epochs_done: int,
+        window: Window, post: Post, epoch_images: int, position: Position | None = None,
     ) -> None:  # fmt: skip
-        self.world, self.config, self.shelves, self.post, self.directory = world, world.config, shelves, post, directory
+        self.world, self.config, self.shelves, self.post = world, world.config, shelves, post
         self.published, self.window, self.mail = published, window, mail
         self.shards = shelves.held[world.rank]
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
@@ -42,20 +46,41 @@ class Server:
             numa.bind(cores[0])
         self.clocks = [0] * len(shelves.pushers)
         self.staged: dict[int, list[Mail]] = defaultdict(list)
-        self.images, self.total = epochs_done * epoch_images, self.config.train.epochs * epoch_images
-        """Images applied so far, and those of the whole training: they set the learning rate."""
+        self.position = position or Position(0)
+        """Where training stands here; images applied so far and those of the whole training set the learning rate."""
+        self.total = self.config.train.epochs * epoch_images
+        self.first_clock = self.position.clock
+        self.cut = Cut(len(shelves.pushers))
+        self.store: WriteBehind | None = None
         self.counts: Counter[str] = Counter()
         self.leads: Counter[int] = Counter()
         self.delays: Counter[int] = Counter()
 
     @property
     def rate(self) -> float:
-        return schedule.rate(self.config.optimiser, self.images, self.total)
+        return schedule.rate(self.config.optimiser, self.position.images, self.total)
 
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
         self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in self.shards)
         self.published.rate[0] = self.rate
+
+    def write_behind(self, path: Path) -> None:
+        """Keep a store there from now on."""
+        room = Position.packed_bytes(self.position.batches.size)
+        touched = partial(self.world.injector.at, "write")
+        parts = list(self.stepper.state())
+        self.store = WriteBehind(path, self.config.store, self.shards, parts, room, self._copy, touched)
+
+    def _copy(self, place: int, buffer: np.ndarray) -> tuple[int, int]:
+        """A record for the store: a shard, or after the last one the position."""
+        if place == len(self.shards):
+            buffer[:] = self.position.pack()
+            return self.position.images, self.position.images
+        shard, kept = self.shards[place], self.stepper.state().values()
+        for values, part in zip(kept, np.split(buffer, len(kept)), strict=True):
+            part[:] = values[shard.index].view(np.uint8)
+        return int(self.published.versions[place]), self.position.images
 
     def step(self) -> bool:
         self.mail.sync()
@@ -70,7 +95,18 @@ class Server:
             self._apply(ready)
         if self.inbox.news:
             self._publish()
+        self._keep()
         return bool(arrived)
+
+    def _keep(self) -> None:
+        """Go on with what is written: the store, and a snapshot that is under way."""
+        if self.store is not None:
+            self.store.step()
+        if self.cut.reached(self.clocks):
+            name = snapshot.file_name(self.world.rank)
+            self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.position)
+        while not self.cut.written.empty():
+            self.post.send({"kind": "stored", **self.cut.written.get()}, self.world.layout.head)
 
     def _stage(self, mail: Mail) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
@@ -86,14 +122,18 @@ class Server:
     def _take_ready(self, shard: int) -> list[Mail]:
         """What can be applied to a shard now: everything, or in synchronous training the parts of a whole clock."""
         staged = self.staged.pop(shard)
-        if self.config.consistency.staleness > 0:
+        held = [mail for mail in staged if not self.cut.allows(mail.ring, mail.clock)]
+        if held:
+            staged = [mail for mail in staged if self.cut.allows(mail.ring, mail.clock)]
+            self.staged[shard] = held
+        if self.config.consistency.staleness > 0 or not staged:
             return staged
         clock = min(mail.clock for mail in staged)
         parts = sorted((mail for mail in staged if mail.clock == clock), key=lambda mail: (mail.ring, mail.part))
         if sum(mail.part == mail.parts - 1 for mail in parts) < len(self.shelves.pushers):
-            self.staged[shard] = staged
+            self.staged[shard] = staged + held
             return []
-        later = [mail for mail in staged if mail.clock != clock]
+        later = [mail for mail in staged if mail.clock != clock] + held
         if later:
             self.staged[shard] = later
         return parts
@@ -115,8 +155,13 @@ class Server:
             self.counts["folded"] += len(mails)
             for mail in mails:
                 self._settle(mail)
+            if self.store is not None:
+                self.store.touch(self.place[shard])
+        if self.store is not None:
+            self.store.touch(len(self.shards))
 
     def _settle(self, mail: Mail) -> None:
+        self.cut.begun[mail.ring] = max(self.cut.begun[mail.ring], mail.clock + 1)
         mail.shards -= 1
         if mail.shards:
             return
@@ -129,7 +174,9 @@ class Server:
                 self.counts["too_stale"] += 1
                 log.error("push %d of %s is %d clocks ahead", mail.sequence, self.inbox.pusher(mail.ring), lead)
             self.clocks[mail.ring] = mail.clock + 1
-            self.images += mail.images
+            self.position.images += mail.images
+            self.position.clock = self.first_clock + max(self.clocks)
+            self.position.add(self.inbox.batches(mail))
             self.counts["applied"] += 1
 
     def _publish(self) -> None:
@@ -141,15 +188,18 @@ class Server:
         self.window.sync()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """An order of the head: write the shards; with the final one tell the last figures."""
-        self.world.injector.at("store")
+        """An order of the head: hold for a snapshot, take it at a cut, or finish and tell the last figures."""
         head = self.world.layout.head
-        path = self.directory / message["snapshot"] / f"server-{self.world.rank:05d}.h5"
-        if not path.exists():
-            store.write(path, self.shards, self.stepper.state(), self.published.versions)
-        self.post.send({"kind": "stored", "snapshot": message["snapshot"], "rank": self.world.rank}, head)
-        if message["final"]:
-            self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
+        match message["order"]:
+            case "hold":
+                self.world.injector.at("store")
+                self.post.send({"kind": "held", "clocks": self.cut.hold()}, head)
+            case "cut":
+                self.cut.at(message["clocks"], Path(message["folder"]))
+            case "finish":
+                if self.store is not None:
+                    self.store.close()
+                self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
 
     def stats(self) -> dict[str, Any]:
         counts = self.counts + self.inbox.counts
@@ -162,4 +212,11 @@ class Server:
             "delays": dict(self.delays),
             "shards": len(self.shards),
             "parameters": sum(shard.size for shard in self.shards),
+            "store": self._store_figures(),
         }
+
+    def _store_figures(self) -> dict[str, Any] | None:
+        if self.store is None:
+            return None
+        behind, written = round(self.store.behind, 3), self.store.written
+        return {"behind": behind, "bytes": written, "whole": self.store.whole}

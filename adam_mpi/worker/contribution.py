@@ -20,6 +20,7 @@ class Done:
     images: int
     loss: float
     correct: int
+    epoch: int = 0
 
 
 @dataclass

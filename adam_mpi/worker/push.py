@@ -9,6 +9,7 @@ import numpy as np
 
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
+from adam_mpi.durable.position import batch_id
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
 from adam_mpi.server.factors import FactorPlan
@@ -183,4 +184,4 @@ class PushClient:
 
 
 def _batches(contribution: Contribution) -> np.ndarray:
-    return np.array([done.number for done in contribution.done], np.int64)
+    return np.array([batch_id(done.epoch, done.number) for done in contribution.done], np.int64)

@@ -140,4 +140,4 @@ def _compute(trainer: Trainer, batch: Batch, weights: np.ndarray, overwrite: boo
 
 
 def _done(batch: Batch, loss: float, correct: int) -> Done:
-    return Done(batch.source, batch.phase, batch.number, batch.labels.size, float(loss), int(correct))
+    return Done(batch.source, batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)

@@ -1,0 +1,181 @@
+"""Writing behind: what a server has applied goes to its store on a thread of its own, many updates in one write.
+
+The main thread copies a shard when it has been dirty for a while; the writing thread takes what has been copied, a
+group at a time. A disk that is full, read-only or slow stops nobody: what was not written stays dirty and is tried
+again, and a loud warning says how far behind the store is.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from adam_mpi.config import Store
+from adam_mpi.durable.slots import Record, Slots
+from adam_mpi.errors import UserError
+from adam_mpi.server.shards import Shard
+
+BUFFERS = 32
+"""Copies on their way at the most; also the most that are written between two waits for the disk."""
+WARN_SECONDS = 30.0
+log = logging.getLogger(__name__)
+
+Copy = Callable[[int, np.ndarray], tuple[int, int]]
+"""(place, buffer) -> (version, images): copy a shard's state, and say what is in it."""
+
+
+class WriteBehind:
+    """The store of one server. `touch` after each update, `step` often: both by the main thread."""
+
+    def __init__(
+        self, path: Path, config: Store, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int,
+        copy: Copy, before_write: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.path, self.config, self.copy, self.before_write = path, config, copy, before_write
+        self.make = lambda: Slots(path, shards, parts, position_bytes)
+        self.bytes = [4 * len(parts) * shard.size for shard in shards] + [position_bytes]
+        self.dirty: dict[int, float] = {}
+        """Record -> since when it has an update that is not copied; the oldest first."""
+        self.flying: dict[int, float] = {}
+        """The same for those that are copied and not on disk."""
+        self.pause = self.patience = 0.0
+        self.missing: set[int] | None = None
+        """Records that have never been written; all of them at the first step."""
+        self.error: Exception | None = None
+        self.warned = 0.0
+        self.written = 0
+        self.free = [np.empty(max(self.bytes), np.uint8) for _ in range(BUFFERS)]
+        self.orders: SimpleQueue[tuple[Record, np.ndarray] | None] = SimpleQueue()
+        self.done: SimpleQueue[tuple[list[tuple[Record, np.ndarray]], Exception | None]] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self.thread.start()
+
+    @property
+    def whole(self) -> bool:
+        """Whether every record has been written at least once."""
+        return self.missing == set()
+
+    @property
+    def behind(self) -> float:
+        """Seconds since the oldest update that is not on disk."""
+        oldest = min([*self.flying.values(), *list(self.dirty.values())[:1]], default=None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
+    def touch(self, place: int) -> None:
+        """A record has changed."""
+        self.dirty.setdefault(place, time.monotonic())
+
+    def step(self) -> None:
+        """Take note of what has been written; copy one record if it is time for it; tell when the disk is slow."""
+        now = time.monotonic()
+        if self.missing is None:
+            self.missing = set(range(len(self.bytes)))
+            self.dirty = dict.fromkeys(self.missing, now)
+        self._collect()
+        if self.dirty and self.free and now >= self.pause:
+            place, since = next(iter(self.dirty.items()))
+            # Its updates gather for a while, and what is under way is written before it is copied again.
+            if (now - since >= self.patience or place in self.missing) and place not in self.flying:
+                self._send(place)
+        if self.behind > self.config.interval:
+            self._warn("slow disk" if self.error is None else _reason(self.error))
+
+    def close(self) -> None:
+        """Write all that is dirty, once, and end the thread."""
+        self.patience = self.pause = 0.0
+        while (self.dirty or self.flying) and self.error is None:
+            self.step()
+            time.sleep(1e-4)
+        if self.thread.is_alive():
+            self.orders.put(None)
+            self.thread.join(self.config.interval)
+
+    def _send(self, place: int) -> None:
+        buffer, size = self.free.pop(), self.bytes[place]
+        version, images = self.copy(place, buffer[:size])
+        record = Record(place, version, images, time.time_ns(), buffer[:size])
+        self.flying[place] = self.dirty.pop(place)
+        self.orders.put((record, buffer))
+
+    def _collect(self) -> None:
+        while not self.done.empty():
+            group, error = self.done.get()
+            for record, buffer in group:
+                self.free.append(buffer)
+                since = self.flying.pop(record.place)
+                if error is not None:
+                    # Back to the front: nothing has been dirty for longer.
+                    self.dirty = {record.place: since} | {p: s for p, s in self.dirty.items() if p != record.place}
+            if error is None:
+                self._written(group)
+            else:
+                self._failed(error)
+
+    def _written(self, group: list[tuple[Record, np.ndarray]]) -> None:
+        assert self.missing is not None, "the first step has been taken"
+        self.missing -= {record.place for record, _ in group}
+        self.patience = self.config.interval / 2
+        self.written += sum(record.body.nbytes for record, _ in group)
+        self.error = None
+        if self.warned and self.behind < self.config.interval:
+            self.warned = 0.0
+            _say(f"store {self.path}: has caught up")
+
+    def _failed(self, error: Exception) -> None:
+        # HDF5 has errors of its own when a file cannot be made.
+        if not isinstance(error, OSError | RuntimeError):
+            raise error
+        self.error, self.pause = error, time.monotonic() + self.config.interval / 4
+        self._warn(_reason(error))
+
+    def _warn(self, trouble: str) -> None:
+        if self.config.required:
+            cure = "store.required = true: make room, or give another store.dir"
+            raise UserError(f"store {self.path}: {trouble}; {cure}")
+        if not self.warned or time.monotonic() - self.warned > WARN_SECONDS:
+            self.warned = time.monotonic()
+            _say(f"warning: store {self.path}: {trouble}; {self.behind:.1f} s behind; training goes on")
+
+    def _run(self) -> None:
+        """The writing thread: whatever has been copied, in one go."""
+        file: Slots | None = None
+        while group := self._gather():
+            try:
+                self.before_write()
+                file = self.make() if file is None else file
+                file.write([record for record, _ in group])
+                self.done.put((group, None))
+            except Exception as error:  # told to the main thread
+                self.done.put((group, error))
+        if file is not None:
+            file.close()
+
+    def _gather(self) -> list[tuple[Record, np.ndarray]]:
+        """Wait for a copy, and take those that are there besides; nothing at the end."""
+        group = []
+        order = self.orders.get()
+        while order is not None:
+            group.append(order)
+            try:
+                order = self.orders.get_nowait()
+            except Empty:
+                return group
+        if group:
+            self.orders.put(None)
+        return group
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _say(text: str) -> None:
+    """In the log, and where people see it."""
+    log.warning(text)
+    sys.stderr.write(f"adam_mpi: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,140 @@
+"""The head's part of a snapshot: ask the servers to hold, make the cut, and name the folder when all have written.
+
+    hold ->  <- held (how far)   cut ->  <- stored (what is in it)   model file, manifest, rename, remove old ones
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from adam_mpi.cluster.post import Post
+from adam_mpi.durable import model, snapshot
+from adam_mpi.durable.files import FORMAT, sync
+from adam_mpi.model.parameters import Tensor
+from adam_mpi.observe.rundir import write_json
+
+PART, POSITION = ".part-", ("epoch", "batches", "images", "clock")
+log = logging.getLogger(__name__)
+
+
+class Conductor:
+    def __init__(
+        self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:  # fmt: skip
+        self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
+        self.tensors, self.describe = tensors, describe
+        """What the manifest says besides the position, as it is when the snapshot is ordered."""
+        self.number = 0
+        self.answers: dict[int, dict[str, Any]] = {}
+        self.stage, self.again = "", False
+        self.told: dict[str, Any] = {}
+        self.taken: list[str] = []
+        """Snapshots of this job."""
+        self.error = ""
+        self.began = self.ended = time.monotonic()
+        self._clear(lambda path: path.name.startswith("."))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.stage)
+
+    @property
+    def part(self) -> Path:
+        return self.folder / f"{PART}{self.number}"
+
+    def order(self) -> None:
+        """Take a snapshot now, or another one after the one under way."""
+        if self.busy:
+            self.again = True
+            return
+        self.again, self.stage, self.error, self.answers = False, "held", "", {}
+        self.number += 1
+        self.told, self.began = self.describe(), time.monotonic()
+        self._tell({"order": "hold"})
+
+    def hear(self, source: int, message: dict[str, Any]) -> None:
+        """An answer of a server; with the last one the next step follows."""
+        assert message["kind"] == self.stage, f"{message['kind']} of rank {source} while waiting for {self.stage}"
+        self.answers[source] = message
+        if len(self.answers) < len(self.servers):
+            return
+        answers = [self.answers[server] for server in self.servers]
+        self.answers = {}
+        if self.stage == "held":
+            self.stage = "stored"
+            self._tell({"order": "cut", "clocks": self._clocks(answers), "folder": str(self.part)})
+        else:
+            self._seal(answers)
+            self.stage, self.ended = "", time.monotonic()
+            if self.again:
+                self.order()
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        for server in self.servers:
+            self.post.send({"kind": "store", **order}, server)
+
+    def _clocks(self, answers: Sequence[dict[str, Any]]) -> list[int]:
+        """As far as any server has begun; with clocks, which all replicas go through, as far as with any pusher."""
+        clocks = [max(begun) for begun in zip(*(answer["clocks"] for answer in answers), strict=True)]
+        return [max(clocks)] * len(clocks) if self.joint else clocks
+
+    def _seal(self, answers: Sequence[dict[str, Any]]) -> None:
+        self.error = next((answer["error"] for answer in answers if "error" in answer), "")
+        positions = {tuple(answer.get(key) for key in POSITION) for answer in answers}
+        if not self.error and len(positions) > 1:
+            self.error = f"the servers are not at one position: {positions}"
+        try:
+            if not self.error:
+                self._name(answers)
+        except OSError as error:
+            self.error = f"{self.part}: {error.strerror or error}"
+        if self.error:
+            log.warning("no snapshot: %s", self.error)
+            shutil.rmtree(self.part, ignore_errors=True)
+
+    def _name(self, answers: Sequence[dict[str, Any]]) -> None:
+        """All servers agree: write the model file and the manifest, and give the folder its name."""
+        epoch, batches, images, clock = (answers[0][key] for key in POSITION)
+        done = epoch <= self.told["epochs"]
+        epochs, batches = (self.told["epochs"], 0) if done else (epoch - 1, batches)
+        name = snapshot.name(epochs, batches)
+        files = {answer["file"]: answer["size"] for answer in answers}
+        manifest = self.told | {
+            "format": FORMAT, "name": name, "epochs": epochs, "batches": batches, "images": images, "clock": clock,
+            "parameters": sum(tensor.size for tensor in self.tensors), "files": files,
+            "tensors": {tensor.name: [tensor.offset, list(tensor.shape)] for tensor in self.tensors},
+            "time": time.time(),
+        }  # fmt: skip
+        attributes = {"snapshot": name, "epochs": epochs, "images": images, "config": self.told["config"]}
+        model.write_virtual(self.part, list(files), self.tensors, attributes)
+        write_json(self.part / snapshot.MANIFEST, manifest)
+        sync(self.part / snapshot.MANIFEST)
+        self._rename(self.folder / name)
+        self.taken = [*(other for other in self.taken if other != name), name]
+        self._remove_old()
+        log.info("snapshot %s in %.3f s", name, time.monotonic() - self.began)
+
+    def _rename(self, path: Path) -> None:
+        if path.exists():
+            # Of a run that went another way after it, or the same again.
+            path.rename(self.folder / f".old-{self.number}")
+        self.part.rename(path)
+        sync(self.folder)
+        self._clear(lambda other: other.name.startswith(".old-"))
+
+    def _remove_old(self) -> None:
+        """Older ones of this run; those of an earlier life that are said to be further are not to be trusted."""
+        newest = self.taken[-self.keep :]
+        named = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+        before = [name for name in named if name not in self.taken and name < self.taken[0]]
+        kept = newest + before[::-1][: self.keep - len(newest)]
+        self._clear(lambda path: path.name not in kept and not path.name.startswith("."))
+
+    def _clear(self, unwanted: Callable[[Path], bool]) -> None:
+        for path in self.folder.glob("*") if self.folder.exists() else ():
+            if unwanted(path):
+                shutil.rmtree(path, ignore_errors=True)

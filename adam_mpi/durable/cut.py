@@ -1,0 +1,67 @@
+"""A server's part of a snapshot: hold pushes back at the cut, copy, and write the copy on a thread of its own.
+
+The head asks every server to hold: each says how far it has begun with every pusher, and begins nothing further. From
+these the head makes the cut, one clock per pusher, which is the same for all servers. A server applies what is before
+the cut, copies its state when it has all of it, and goes on; so no worker takes part, and none waits but for the copy.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.durable import snapshot
+from adam_mpi.durable.position import Position
+from adam_mpi.server.shards import Shard
+
+
+class Cut:
+    def __init__(self, rings: int) -> None:
+        self.begun = [0] * rings
+        """The clock of each pusher that nothing has been applied of."""
+        self.limits: list[int] | None = None
+        """While a snapshot is made: nothing of these clocks or later ones is applied."""
+        self.folder: Path | None = None
+        """Where to write, once the cut is known."""
+        self.written: SimpleQueue[dict[str, Any]] = SimpleQueue()
+
+    def hold(self) -> list[int]:
+        self.limits = list(self.begun)
+        return self.limits
+
+    def at(self, clocks: Sequence[int], folder: Path) -> None:
+        self.limits, self.folder = list(clocks), folder
+
+    def release(self) -> None:
+        self.limits = self.folder = None
+
+    def allows(self, ring: int, clock: int) -> bool:
+        return self.limits is None or clock < self.limits[ring]
+
+    def reached(self, clocks: Sequence[int]) -> bool:
+        """Whether everything before the cut is applied."""
+        if self.folder is None or self.limits is None:
+            return False
+        return all(clock >= limit for clock, limit in zip(clocks, self.limits, strict=True))
+
+    def take(
+        self, name: str, shards: Sequence[Shard], state: Mapping[str, Mapping[int, np.ndarray]],
+        versions: np.ndarray, position: Position,
+    ) -> None:  # fmt: skip
+        """Copy, let pushes go on, and have the copy written."""
+        copied = {part: np.concatenate([arrays[s.index] for s in shards]) for part, arrays in state.items()}
+        assert self.folder is not None
+        arguments = (self.folder / name, shards, copied, versions.copy(), position.pack())
+        word = {"epoch": position.epoch, "batches": position.count, "images": position.images, "clock": position.clock}
+        threading.Thread(target=self._write, args=(word, *arguments), name="snapshot", daemon=True).start()
+        self.release()
+
+    def _write(self, word: dict[str, Any], path: Path, *arguments: Any) -> None:
+        try:
+            snapshot.write(path, *arguments)
+            self.written.put(word | {"file": path.name, "size": path.stat().st_size})
+        except (OSError, RuntimeError) as error:
+            self.written.put({"error": f"{path}: {getattr(error, 'strerror', None) or error}"})

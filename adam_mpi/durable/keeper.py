@@ -1,0 +1,93 @@
+"""The head's care for what outlives the job: when a snapshot is due, when the job is to stop, what may be removed."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.world import World
+from adam_mpi.config import to_toml
+from adam_mpi.durable import model, snapshot
+from adam_mpi.durable.conductor import Conductor
+from adam_mpi.durable.newest import Resume, order_settings, store_folder
+from adam_mpi.errors import UserError
+from adam_mpi.observe.board import Board
+from adam_mpi.server.shelves import Shelves
+
+LOOK_SECONDS = 0.5
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    def __init__(
+        self, world: World, post: Post, directory: Path, shelves: Shelves, resume: Resume | None, until: float,
+        life: Path, describe: Callable[[], dict[str, Any]],
+    ) -> None:  # fmt: skip
+        """`until`: when the job is to stop; `life`: the folder of its stores; `describe`: what snapshots say of it."""
+        self.world, self.config, self.directory, self.shelves = world, world.config, directory, shelves
+        self.resume, self.until, self.describe = resume, until, describe
+        servers = [server for server in shelves.servers if shelves.held[server]]
+        joint, keep = not self.config.asynchronous, self.config.snapshot.keep
+        folder = directory / "snapshots"
+        self.snapshots = Conductor(post, servers, folder, keep, joint, shelves.tensors, self._describe)
+        self.stale = resume is None or resume.kind == "store"
+        """Whether the weights are newer than the newest snapshot."""
+        self.last = False
+        self.asked, self.looked = world.asked, 0.0
+        stores = store_folder(self.config, directory)
+        self.old_stores = [path for path in stores.glob("[0-9]*") if path.name != life.name]
+
+    def look(self, training: bool) -> str:
+        """Take a snapshot if it is time for one, or somebody asks for it; returns why the job is to stop, if it is."""
+        minutes, now = self.config.snapshot.minutes, time.monotonic()
+        due = bool(minutes) and now - self.snapshots.ended > 60 * minutes and not self.snapshots.busy
+        if due or self.world.asked > self.asked:
+            self.asked = self.world.asked
+            # Outside of training, that of the last epoch's end is still good.
+            if training:
+                self.snapshots.order()
+        if now - self.looked < LOOK_SECONDS:
+            return ""
+        self.looked = now
+        if (self.directory / "STOP").exists():
+            return "the file STOP"
+        return "--max-minutes" if time.time() > self.until else ""
+
+    def epoch_ended(self) -> None:
+        self.stale = False
+        self.snapshots.order()
+
+    def finished(self) -> bool:
+        """Whether what the job ends with is in a snapshot; without one it has no result."""
+        if self.snapshots.busy:
+            return False
+        if not self.stale and not self.snapshots.error:
+            return True
+        if self.last:
+            raise UserError(f"the last snapshot could not be written: {self.snapshots.error}; make room and --resume")
+        self.last, self.stale = True, False
+        self.snapshots.order()
+        return False
+
+    def write_weights(self) -> None:
+        """The weights to use: those of the newest snapshot, in one file."""
+        taken, folder = self.snapshots.taken, self.directory / "snapshots"
+        newest = folder / taken[-1] if taken or self.resume is None else self.resume.path
+        group = "average/" if self.config.optimiser.average else ""
+        weights = model.read(newest / snapshot.MODEL, self.shelves.tensors, group)
+        model.write(self.directory / "weights.h5", weights, self.shelves.tensors, to_toml(self.config))
+
+    def forget_old_stores(self, board: Board) -> None:
+        """When every server's store of this job is whole, those of earlier ones are no longer needed."""
+        words = [word["store"] for word in board.of("server") if word["shards"]]
+        if self.old_stores and len(words) == len(self.snapshots.servers) and all(w and w["whole"] for w in words):
+            for path in self.old_stores:
+                shutil.rmtree(path, ignore_errors=True)
+            self.old_stores = []
+
+    def _describe(self) -> dict[str, Any]:
+        now = {"replicas": self.world.layout.replicas, "order": order_settings(self.config)}
+        return now | {"config": to_toml(self.config)} | self.describe()

@@ -1,0 +1,100 @@
+"""Weights for everybody: HDF5 with a plain dataset per tensor, `conv1/weight`, that any reader of HDF5 opens.
+
+In a snapshot they are virtual datasets over the servers' files; `adam_mpi merge` makes one file of them. Besides the
+weights there is `optimiser/conv1/weight`, and `average/conv1/weight` where a running average is kept.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from adam_mpi.durable import snapshot
+from adam_mpi.durable.files import new_file, open_file
+from adam_mpi.errors import UserError
+from adam_mpi.model.parameters import Tensor, views
+
+KIND = "model"
+GROUPS = {"weights": "", "state": "optimiser/", "average": "average/"}
+
+
+def boxes(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[slice, ...], int, int]]:
+    """Cut values `first` to `last` of an array, in memory order, into boxes: (where, first, last) of each. Pure."""
+    row = math.prod(shape[1:])
+    if len(shape) == 1:
+        yield (slice(first, last),), first, last
+        return
+    # The rest of a row that has begun, whole rows at once, and the beginning of another.
+    while first < last:
+        at = first // row
+        if first % row == 0 and last - first >= row:
+            stop = last // row
+            yield (slice(at, stop), *(slice(0, side) for side in shape[1:])), first, stop * row
+            first = stop * row
+        else:
+            stop = min(last, (at + 1) * row)
+            for box, low, high in boxes(shape[1:], first - at * row, stop - at * row):
+                yield (slice(at, at + 1), *box), at * row + low, at * row + high
+            first = stop
+
+
+class Source(NamedTuple):
+    """Where a shard lies in a server's file."""
+
+    file: str
+    total: int
+    offset: int
+    start: int
+    size: int
+
+
+def write_virtual(folder: Path, files: Sequence[str], tensors: Sequence[Tensor], attributes: dict[str, Any]) -> None:
+    """The model file of a snapshot: nothing is copied, each tensor is pieced together from the servers' files."""
+    sources: list[Source] = []
+    kept: list[str] = []
+    for name in files:
+        with open_file(folder / name, snapshot.KIND) as file:
+            shards, kept = file["shards"][:, :2].astype(np.int64), snapshot.parts(file)
+        edges = np.cumsum([0, *shards[:, 1]]).tolist()
+        sources += [Source(name, edges[-1], edge, *row) for edge, row in zip(edges, shards.tolist(), strict=False)]
+    with new_file(folder / snapshot.MODEL, KIND) as out:
+        out.attrs.update(attributes)
+        for part in kept:
+            for tensor in tensors:
+                layout = h5py.VirtualLayout(tensor.shape, np.float32)
+                for source in sources:
+                    _map(layout, tensor, part, source)
+                out.create_virtual_dataset(GROUPS[part] + tensor.name, layout)
+
+
+def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) -> None:
+    """What of a tensor lies in one shard."""
+    low, high = max(source.start, tensor.offset), min(source.start + source.size, tensor.offset + tensor.size)
+    if low >= high:
+        return
+    values = h5py.VirtualSource(source.file, part, (source.total,), np.float32)
+    shift = source.offset + tensor.offset - source.start
+    for box, first, last in boxes(tensor.shape, low - tensor.offset, high - tensor.offset):
+        layout[box] = values[first + shift : last + shift]
+
+
+def write(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str) -> None:
+    """The weights to use, in one file."""
+    with new_file(path, KIND) as file:
+        file.attrs["config"] = config
+        for name, view in views(weights, tensors).items():
+            file[name] = view
+
+
+def read(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:
+    """The flat vector of a model file."""
+    flat = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
+    with open_file(path, KIND) as file:
+        for name, view in views(flat, tensors).items():
+            if group + name not in file or file[group + name].shape != view.shape:
+                raise UserError(f"{path}: no {group + name} of shape {view.shape}: not the weights of this model")
+            view[...] = file[group + name]
+    return flat

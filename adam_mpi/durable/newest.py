@@ -1,0 +1,185 @@
+"""What a run goes on from: its newest snapshot that is whole, or without clocks its store, where that is newer.
+
+Whole is what has been read and agrees with its checksums; anything else is named and passed over.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.config import Config
+from adam_mpi.durable import slots, snapshot
+from adam_mpi.durable.files import FORMAT
+from adam_mpi.durable.position import Position
+from adam_mpi.errors import UserError
+from adam_mpi.observe.rundir import write_json
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where to go on: `epochs` are complete, `position` has the batches that are done of the one after."""
+
+    kind: str
+    path: Path
+    epochs: int
+    position: Position
+    best: tuple[float, int]
+    """The best validation accuracy so far, and its epoch."""
+    parameters: int
+    replicas: int
+    settings: dict[str, Any]
+    """What the order of the images depended on."""
+    note: str
+
+    @property
+    def midway(self) -> bool:
+        return self.position.epoch > self.epochs
+
+    @property
+    def images(self) -> int:
+        return self.position.images
+
+
+def order_settings(config: Config) -> dict[str, Any]:
+    """What a position inside an epoch is only good for: the same images in the same batches."""
+    keys = {"data": ("set", "validation", "images", "skew"), "train": ("batch",), "run": ("seed",)}
+    return {f"{section}.{key}": getattr(getattr(config, section), key) for section in keys for key in keys[section]}
+
+
+def store_folder(config: Config, run: Path) -> Path:
+    """Where the stores of a run are, one folder for each time it was started."""
+    return Path(config.store.dir) / run.resolve().name if config.store.dir else run / "store"
+
+
+def next_life(config: Config, run: Path) -> Path:
+    """The folder of the store of a job that starts now."""
+    lives = [int(path.name) for path in store_folder(config, run).glob("[0-9]*")]
+    return store_folder(config, run) / f"{max(lives, default=0) + 1:04d}"
+
+
+def find(config: Config, run: Path) -> tuple[Resume | None, list[str]]:
+    """What to go on from, and what was passed over and why."""
+    found, trouble = _first_whole(sorted((run / "snapshots").glob("[!.]*"), reverse=True), _from_snapshot)
+    if not config.asynchronous:
+        return found, trouble
+    folders = sorted(store_folder(config, run).glob("[0-9]*"), reverse=True)
+    stored, more = _first_whole(folders, lambda folder: _from_store(folder, run, config))
+    newer = stored is not None and (found is None or stored.images > found.images)
+    return stored if newer else found, trouble + more
+
+
+def _first_whole(paths: list[Path], read: Any) -> tuple[Resume | None, list[str]]:
+    trouble: list[str] = []
+    for path in paths:
+        try:
+            return read(path), trouble
+        except UserError as error:
+            trouble.append(str(error))
+    return None, trouble
+
+
+def _from_snapshot(path: Path) -> Resume:
+    told, position = snapshot.manifest(path), snapshot.check(path)
+    if told["batches"] == 0:
+        position.epoch = told["epochs"]
+    note = f"snapshot {path.name}, nothing lost up to it"
+    best = (told["best"], told["best_epoch"])
+    known = told["parameters"], told["replicas"], told["order"]
+    return Resume("snapshot", path, told["epochs"], position, best, *known, note)
+
+
+def _from_store(folder: Path, run: Path, config: Config) -> Resume:
+    files = [slots.read(path) for path in sorted(folder.glob("server-*.h5"))]
+    pieces = [piece for shards, _ in files for piece in shards]
+    if not files or any(piece is None for piece in pieces) or any(position is None for _, position in files):
+        raise UserError(f"{folder}: not every shard has been written")
+    told = _described(folder)
+    if sum(piece.size for piece in pieces if piece) != told["parameters"]:
+        raise UserError(f"{folder}: not all of {told['parameters']} parameters are here")
+    position = merged([Position.unpack(packed) for _, packed in files if packed is not None])
+    counts = [piece.images for piece in pieces if piece]
+    note = (
+        f"store {folder}: shards of {min(counts)} to {max(counts)} images; what was pushed in the last "
+        f"{told['interval']:g} s before the end, and up to {max(counts) - min(counts)} images in some shards, is lost"
+    )
+    known = told["parameters"], told["replicas"], told["order"]
+    return Resume("store", folder, max(position.epoch - 1, 0), position, _best(run), *known, note)
+
+
+def describe_store(folder: Path, config: Config, replicas: int, parameters: int) -> None:
+    """What whoever reads the stores of a job must know besides."""
+    folder.mkdir(parents=True)
+    told = {"format": FORMAT, "parameters": parameters, "replicas": replicas, "interval": config.store.interval}
+    write_json(folder / "store.json", told | {"order": order_settings(config)})
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    try:
+        told = json.loads((folder / "store.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: store.json: {error}") from None
+    if told["format"] != FORMAT:
+        raise UserError(f"{folder}: format {told['format']}, this version reads {FORMAT}")
+    return told
+
+
+def merged(positions: list[Position]) -> Position:
+    """What all servers have: batches of the oldest epoch that every one of them has applied. Pure."""
+    oldest = min(positions, key=lambda position: (position.epoch, position.images))
+    result = Position(oldest.batches.size, oldest.epoch, oldest.images, oldest.clock)
+    of_epoch = [position.batches for position in positions if position.epoch == oldest.epoch]
+    result.batches[:] = np.logical_and.reduce(of_epoch)
+    return result
+
+
+def _best(run: Path) -> tuple[float, int]:
+    """The store does not know it: what the summary said last."""
+    try:
+        summary = json.loads((run / "summary.json").read_text())
+        return summary["best_accuracy"], summary["best_epoch"]
+    except (OSError, ValueError, KeyError):
+        return -1.0, 0
+
+
+def state(resume: Resume, size: int) -> dict[str, np.ndarray]:
+    """Weights, state of the optimiser, and average if there is one, as flat vectors."""
+    flat: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size, np.float32))
+    for start, values in _pieces(resume):
+        for name, array in values.items():
+            if start + len(array) > size:
+                raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
+            flat[name][start : start + len(array)] = array
+    return dict(flat)
+
+
+def _pieces(resume: Resume) -> Iterator[tuple[int, dict[str, Any]]]:
+    if resume.kind == "snapshot":
+        yield from snapshot.pieces(resume.path)
+        return
+    for path in sorted(resume.path.glob("server-*.h5")):
+        for piece in slots.read(path)[0]:
+            if piece is not None:
+                yield piece.start, piece.values
+
+
+def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str:
+    """Refuse what cannot go on; returns what should be said about the rest."""
+    if resume.parameters != parameters:
+        held = f"{resume.path}: holds {resume.parameters} parameters, this model has {parameters}"
+        raise UserError(f"{held}; resume with the run's config")
+    if resume.midway:
+        for key, value in order_settings(config).items():
+            if resume.settings[key] != value:
+                was = resume.settings[key]
+                raise UserError(f"{key} = {value!r}: the run is inside an epoch begun with {was!r}; resume with that")
+    if config.data.skew == "none" or resume.replicas == replicas:
+        return ""
+    shares = f"data.skew = {config.data.skew}: the shares were drawn for {resume.replicas} replicas, now {replicas}"
+    if resume.midway:
+        raise UserError(f"{shares}; resume with {resume.replicas}, or from an epoch's end")
+    return f"{shares}; they are drawn anew"

@@ -1,0 +1,159 @@
+"""A file that is readable after `kill -9` at any moment: HDF5, laid out once, two slots per record.
+
+A record is a shard (weights, state of the optimiser, average), or last the position. A write goes to the older slot of
+its record; when the body is on disk, the head follows: version, images applied, time, checksum of all that. A write
+cut short leaves the other slot, which is whole.
+
+The bytes are written in place by `pwrite` into HDF5's contiguous datasets: HDF5's own structure never changes, a full
+disk is a plain error that leaves nothing in a library's cache, and nobody holds a lock.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import numpy as np
+from h5py import h5d, h5p, h5s, h5t
+
+from adam_mpi.durable.checksum import checksum
+from adam_mpi.durable.files import new_file, open_file, sync
+from adam_mpi.server.shards import Shard
+
+KIND = "store"
+HEAD = np.dtype([("version", "<u8"), ("images", "<u8"), ("nanoseconds", "<u8"), ("checksum", "<u8")])
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is written at once: a shard by its place in the file, or the position, which follows the shards."""
+
+    place: int
+    version: int
+    images: int
+    nanoseconds: int
+    body: np.ndarray
+
+    def head(self) -> np.ndarray:
+        head = np.zeros((), HEAD)
+        head["version"], head["images"], head["nanoseconds"] = self.version, self.images, self.nanoseconds
+        head["checksum"] = check_value(head, self.body)
+        return head
+
+
+def check_value(head: np.ndarray, body: np.ndarray) -> int:
+    """Over the other fields of the head too: an old head with a new body is no record."""
+    return checksum(body, checksum(np.frombuffer(head.tobytes()[:24], np.uint32)))
+
+
+def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
+    """Make the file with all its space; until a record is written its heads are zero."""
+    with new_file(path, KIND) as file:
+        file.attrs["parts"] = list(parts)
+        file["shards"] = np.array([(shard.start, shard.size) for shard in shards], np.int64).reshape(-1, 2)
+        values = 2 * len(parts) * sum(shard.size for shard in shards)
+        _lay_out(file, "bodies", h5t.IEEE_F32LE, (values,))
+        _lay_out(file, "position", h5t.STD_U8LE, (2, position_bytes))
+        file["heads"] = np.zeros((len(shards) + 1, 2, 4), np.uint64)
+    _reserve(path)
+
+
+def _lay_out(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[int, ...]) -> None:
+    layout = h5p.create(h5p.DATASET_CREATE)
+    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    layout.set_fill_time(h5d.FILL_TIME_NEVER)
+    h5d.create(file.id, name.encode(), kind, h5s.create_simple(shape), layout)
+
+
+def _reserve(path: Path) -> None:
+    """Take the disk space now: later writes then find room."""
+    with path.open("rb+") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+    sync(path)
+
+
+class Slots:
+    """A store opened for writing."""
+
+    def __init__(self, path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
+        create(path, shards, parts, position_bytes)
+        with open_file(path, KIND) as file:
+            offsets = {name: file[name].id.get_offset() for name in ("bodies", "position", "heads")}
+        self.heads = offsets["heads"]
+        edges = np.cumsum([0] + [4 * len(parts) * shard.size for shard in shards])
+        first = offsets["bodies"]
+        self.bodies = [(int(first + 2 * start), int(stop - start)) for start, stop in pairwise(edges)]
+        self.bodies.append((offsets["position"], position_bytes))
+        self.next = np.zeros(len(self.bodies), np.int64)
+        """The slot that the next write of each record goes to."""
+        self.descriptor = os.open(path, os.O_WRONLY)
+
+    def write(self, records: Sequence[Record]) -> None:
+        """All bodies, then, when they are on disk, all heads; each record at most once."""
+        for record in records:
+            start, size = self.bodies[record.place]
+            assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
+            self._put(record.body, start + int(self.next[record.place]) * size)
+        os.fsync(self.descriptor)
+        for record in records:
+            self._put(record.head(), self.heads + HEAD.itemsize * (2 * record.place + int(self.next[record.place])))
+        os.fsync(self.descriptor)
+        for record in records:
+            self.next[record.place] ^= 1
+
+    def _put(self, values: np.ndarray, offset: int) -> None:
+        view = np.atleast_1d(values).view(np.uint8).data
+        while view:
+            written = os.pwrite(self.descriptor, view, offset)
+            view, offset = view[written:], offset + written
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The newest whole version of a shard in a store."""
+
+    start: int
+    size: int
+    version: int
+    images: int
+    nanoseconds: int
+    values: dict[str, np.ndarray]
+
+
+def read(path: Path) -> tuple[list[Piece | None], np.ndarray | None]:
+    """Of each shard, and of the position, the newest whole version; None where none has been written."""
+    with open_file(path, KIND) as file:
+        parts, heads = list(file.attrs["parts"]), file["heads"][...].view(HEAD)[..., 0]
+        pieces: list[Piece | None] = []
+        offset = 0
+        for (start, size), pair in zip(file["shards"][...].tolist(), heads, strict=False):
+            length = len(parts) * size
+            bodies = [file["bodies"][offset + slot * length : offset + (slot + 1) * length] for slot in (0, 1)]
+            offset += 2 * length
+            slot = newest(pair, bodies)
+            pieces.append(None if slot is None else _piece(start, size, pair[slot], parts, bodies[slot]))
+        bodies = list(file["position"][...])
+        slot = newest(heads[-1], bodies)
+        return pieces, None if slot is None else bodies[slot]
+
+
+def newest(heads: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
+    """Which of a record's two slots to believe."""
+    written = [slot for slot in (0, 1) if heads[slot]["nanoseconds"]]
+    whole = [slot for slot in written if heads[slot]["checksum"] == check_value(heads[slot], bodies[slot])]
+    return max(whole, key=lambda slot: (int(heads[slot]["version"]), int(heads[slot]["nanoseconds"])), default=None)
+
+
+def _piece(start: int, size: int, head: np.ndarray, parts: Sequence[str], body: np.ndarray) -> Piece:
+    values = {part: body[place * size : (place + 1) * size] for place, part in enumerate(parts)}
+    return Piece(start, size, int(head["version"]), int(head["images"]), int(head["nanoseconds"]), values)

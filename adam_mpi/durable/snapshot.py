@@ -1,0 +1,108 @@
+"""A snapshot: a folder with a file of each server, a model file over them, and `snapshot.json`, written last.
+
+    snapshots/epoch-0002-batch-000040/    two epochs, and 40 batches of the third
+        server-00001.h5                   weights, state, average of that server's shards; the position
+        model.h5                          the layers by name, as virtual datasets over the servers' files
+        snapshot.json                     the manifest
+
+The folder gets its name when all of that is on disk. Shards lie at their place in the flat parameter vector, never at
+a rank, so any layout can read them. docs/FORMAT.md is the whole story.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from adam_mpi.durable.checksum import add_checksums
+from adam_mpi.durable.files import FORMAT, new_file, open_file
+from adam_mpi.durable.position import Position
+from adam_mpi.errors import UserError
+from adam_mpi.server.shards import Shard
+
+KIND, MANIFEST, MODEL = "snapshot", "snapshot.json", "model.h5"
+
+
+def name(epochs: int, batches: int) -> str:
+    """Names sort by how much is trained."""
+    return f"epoch-{epochs:04d}" + (f"-batch-{batches:06d}" if batches else "")
+
+
+def file_name(server: int) -> str:
+    return f"server-{server:05d}.h5"
+
+
+def write(
+    path: Path, shards: Sequence[Shard], state: Mapping[str, np.ndarray], versions: np.ndarray, position: np.ndarray
+) -> None:
+    """One server's part: `state` has its shards one after the other, by the name of what it is."""
+    with new_file(path, KIND) as file:
+        sizes = [shard.size for shard in shards]
+        columns = ([shard.start for shard in shards], sizes, versions, _checksums(sizes, state.values()))
+        file["shards"] = np.array(columns, np.uint64).T
+        for part, values in state.items():
+            file[part] = values
+        file["position"] = position
+        file["shards"].attrs["columns"] = ["start", "size", "version", "checksum"]
+
+
+def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Of each shard, over all that is kept of it."""
+    sums = np.zeros(len(sizes), np.uint64)
+    for values in parts:
+        add_checksums(values, np.cumsum([0, *sizes]), sums)
+    return sums
+
+
+def parts(file: h5py.File) -> list[str]:
+    """What a server's file keeps of each parameter, in the order of the checksum."""
+    return [part for part in ("weights", "state", "average") if part in file]
+
+
+def manifest(path: Path) -> dict[str, Any]:
+    """What a snapshot says about itself; refused where it is of another version."""
+    try:
+        found = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no snapshot: {MANIFEST}: {error}") from None
+    if (version := found.get("format")) != FORMAT:
+        raise UserError(f"{path}: format {version}, this version reads {FORMAT}; use the version that wrote it")
+    return found
+
+
+def check(path: Path) -> Position:
+    """Read a snapshot from end to end; returns its position, or raises a UserError that says what is wrong with it."""
+    told, found, positions = manifest(path), 0, []
+    for file_, size in told["files"].items():
+        if not (path / file_).exists() or (path / file_).stat().st_size != size:
+            raise UserError(f"{path / file_}: is not the file of {size} bytes that the snapshot was made of")
+        with open_file(path / file_, KIND) as file:
+            found += _check_shards(path / file_, file)
+            positions.append(Position.unpack(file["position"][...]))
+    if found != told["parameters"]:
+        raise UserError(f"{path}: holds {found} of {told['parameters']} parameters")
+    if not all(position.agrees(positions[0]) for position in positions):
+        raise UserError(f"{path}: its files are not of one moment")
+    return positions[0]
+
+
+def _check_shards(path: Path, file: h5py.File) -> int:
+    starts, sizes, _, told = file["shards"][...].T
+    # Part by part: a server's whole file may be larger than memory.
+    damaged = _checksums(sizes.tolist(), (file[part][...] for part in parts(file))) != told
+    if damaged.any():
+        raise UserError(f"{path}: shard {starts[damaged][0]} is damaged")
+    return int(sizes.sum())
+
+
+def pieces(path: Path) -> Iterator[tuple[int, dict[str, h5py.Dataset | np.ndarray]]]:
+    """(start, values by name) of every shard of a snapshot that has been checked."""
+    for file_ in manifest(path)["files"]:
+        with open_file(path / file_, KIND) as file:
+            offset = 0
+            for start, size, _, _ in file["shards"][...].tolist():
+                yield start, {part: file[part][offset : offset + size] for part in parts(file)}
+                offset += size

@@ -1,0 +1,26 @@
+"""What all ranks agree on before they start."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adam_mpi.config import Config
+from adam_mpi.data.sets import Description
+from adam_mpi.durable.newest import Resume
+from adam_mpi.model.layers import LayerShape
+
+
+@dataclass(frozen=True)
+class Job:
+    """Made by rank 0, the same everywhere."""
+
+    config: Config
+    directory: Path
+    description: Description
+    shapes: tuple[LayerShape, ...]
+    resume: Resume | None
+    kernels: dict | None
+    """How convolutions are computed, where arithmetic does not decide: the same on every rank, and after a resume."""
+    life: Path
+    """Where the servers' stores of this job go."""
+    until: float
+    """When the job is to stop, in seconds since 1970."""

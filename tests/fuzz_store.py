@@ -1,0 +1,100 @@
+"""Kills a server again and again while it writes its store, and checks what it leaves; run by test_store.py.
+
+    fuzz_store.py FOLDER KILLS
+
+The server is a forked process with the real write-behind; before each update it tells through a pipe what it has
+applied and how far behind it says its store is. Everything that was applied before that must be on disk.
+"""
+
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from adam_mpi.config import Store
+from adam_mpi.durable import slots
+from adam_mpi.durable.behind import WriteBehind
+from adam_mpi.durable.checksum import checksum
+from adam_mpi.durable.position import Position
+from adam_mpi.server.shards import Shard
+
+SIZES = (700, 64, 5000, 1, 2048)
+SHARDS = [Shard(i, "dense1", start, stop - start) for i, (start, stop) in enumerate(pairwise(np.cumsum((0, *SIZES))))]
+PARTS = ("weights", "state")
+WORD = struct.Struct("=qdd")
+"""Update, when it was applied, and the time before which every update is on disk."""
+
+
+def values(version, place):
+    """What a shard holds at a version; two parts that tell different stories show a torn write."""
+    body = np.empty((2, SIZES[place]), np.float32)
+    body[0], body[1] = version, -version
+    return body.view(np.uint8).reshape(-1)
+
+
+def serve(path, pipe):
+    position = Position(100)
+
+    def copy(place, buffer):
+        buffer[:] = position.pack() if place == len(SHARDS) else values(position.images, place)
+        return position.images, position.images
+
+    store = WriteBehind(path, Store(interval=0.02), SHARDS, PARTS, Position.packed_bytes(100), copy)
+    while True:
+        store.step()
+        if store.whole:
+            position.images += 1
+            for place in range(len(SHARDS) + 1):
+                store.touch(place)
+            applied = time.monotonic()
+            os.write(pipe, WORD.pack(position.images, applied, applied - store.behind))
+        time.sleep(1e-4)  # as a server does between two rounds; the writing thread shares the interpreter with it
+
+
+def check(path, words):
+    """Every shard is whole, and has all updates that the last word promises; returns how many updates are lost."""
+    pieces, packed = slots.read(path)
+    told = list(WORD.iter_unpack(words[: len(words) // WORD.size * WORD.size]))
+    promise = told[-1][2]
+    least = max([images for images, applied, _ in told if applied < promise], default=0)
+    for place, piece in enumerate(pieces):
+        assert piece is not None, f"shard {place} has no whole version"
+        assert piece.images >= least, f"shard {place} has update {piece.images}, {least} was promised"
+        body = np.concatenate([piece.values[part] for part in PARTS]).view(np.uint8)
+        assert np.array_equal(body, values(piece.images, place)), f"shard {place} is torn"
+    assert packed is not None and Position.unpack(packed).images >= least
+    return told[-1][0] - min(piece.images for piece in pieces)
+
+
+def main():
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+    draw, lost = random.Random(7), []
+    checksum(np.zeros(1, np.float32))  # compiled before the first fork
+    for attempt in range(kills):
+        path = folder / f"{attempt}.h5"
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            serve(path, writer)
+        os.close(writer)
+        words = os.read(reader, WORD.size)
+        time.sleep(draw.uniform(0, 0.05))  # a random moment
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        while part := os.read(reader, 1 << 16):
+            words += part
+        os.close(reader)
+        lost.append(check(path, words))
+        path.unlink()
+    print(f"{kills} kills, every shard whole each time; updates lost: at most {max(lost)}, mean {np.mean(lost):.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Snapshots on disk: whole or not there, read by anybody, inspected and merged; and the cut that they are made at."""
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from house import House, additive
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_mpi.cli import main
+from adam_mpi.config import load
+from adam_mpi.durable import model, newest, snapshot
+from adam_mpi.durable.conductor import Conductor
+from adam_mpi.durable.position import Position
+from adam_mpi.model.parameters import Tensor, views
+from adam_mpi.server.shards import cut
+
+TENSORS = (
+    Tensor("conv1/weight", "conv1", (4, 3, 5, 5), 0, 300),
+    Tensor("conv1/bias", "conv1", (4,), 300, 4),
+    Tensor("dense1/weight", "dense1", (7, 31), 304, 217),
+    Tensor("dense1/bias", "dense1", (7,), 521, 7),
+)
+SIZE = 528
+FLAT = {"weights": np.arange(SIZE, dtype=np.float32), "state": -np.arange(SIZE, dtype=np.float32)}
+TOLD = {
+    "epochs": 2, "best": 0.5, "best_epoch": 1, "replicas": 2, "order": {"train.batch": 32}, "config": "[run]\n",
+    "kernels": None,
+}  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_boxes_cover_a_range_in_order(shape, data):
+    array = np.arange(np.prod(shape)).reshape(shape)
+    first = data.draw(st.integers(0, array.size - 1))
+    last = data.draw(st.integers(first + 1, array.size))
+    pieces = list(model.boxes(shape, first, last))
+    found = [array[box].ravel() for box, _, _ in pieces]
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(first, last))
+    for values, (_, low, high) in zip(found, pieces, strict=True):
+        assert values[0] == low and values[-1] == high - 1
+    assert len(pieces) <= 2 * len(shape) - 1
+
+
+class Servers:
+    """Stands in for servers and their post: two that write their shards when they are told to cut."""
+
+    def __init__(self, folder, keep=2):
+        self.sent, self.done = [], 0
+        self.conductor = Conductor(self, (3, 5), folder, keep, False, TENSORS, lambda: TOLD | {"epochs": self.done})
+
+    def send(self, message, to):
+        self.sent.append((to, message))
+
+    def take(self, epoch, batches, done, fail=False):
+        """A snapshot in this epoch after so many of its batches."""
+        self.done = done
+        self.conductor.order()
+        for to, message in self.orders():
+            assert message["order"] == "hold"
+            self.conductor.hear(to, {"kind": "held", "clocks": [to, 9 - to]})
+        shards = cut(TENSORS, 50)
+        for to, message in self.orders():
+            assert message["order"] == "cut" and message["clocks"] == [5, 6]
+            position = Position(40, epoch, 32 * batches, 5)
+            position.batches[:batches] = True
+            own = [shard for shard in shards if shard.index % 2 == to // 5]
+            state = {part: np.concatenate([v[s.start : s.stop] for s in own]) for part, v in FLAT.items()}
+            path = conductor_path(message, to)
+            snapshot.write(path, own, state, np.arange(len(own)), position.pack())
+            word = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
+            answer = {"error": "no room"} if fail and to == 5 else {"file": path.name, "size": path.stat().st_size}
+            self.conductor.hear(to, {"kind": "stored", **word, **answer})
+
+    def orders(self):
+        orders, self.sent = self.sent, []
+        return orders
+
+
+def conductor_path(message, server):
+    return Path(message["folder"]) / snapshot.file_name(server)
+
+
+@pytest.fixture
+def taken(tmp_path):
+    servers = Servers(tmp_path / "snapshots")
+    servers.take(3, 7, 2)
+    return tmp_path / "snapshots" / "epoch-0002-batch-000007"
+
+
+def test_a_snapshot_opens_in_h5py_with_layers_by_name(taken, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.move(taken, moved)
+    with h5py.File(moved / "model.h5") as file:
+        for group, flat in (("", FLAT["weights"]), ("optimiser/", FLAT["state"])):
+            for name, view in views(flat, TENSORS).items():
+                np.testing.assert_array_equal(file[group + name], view)
+        assert file.attrs["epochs"] == 2 and file.attrs["config"] == "[run]\n"
+    assert snapshot.check(moved).count == 7
+
+
+def test_merged_is_one_plain_file(taken, tmp_path, capsys):
+    assert main(["merge", str(taken), "-o", str(tmp_path / "one.h5")]) == 0
+    shutil.rmtree(taken)
+    np.testing.assert_array_equal(model.read(tmp_path / "one.h5", TENSORS), FLAT["weights"])
+    with h5py.File(tmp_path / "one.h5") as file:
+        assert not file["dense1/weight"].is_virtual and file["optimiser/dense1/weight"].shape == (7, 31)
+    assert main(["inspect", str(tmp_path / "one.h5")]) == 0
+    assert "dense1/weight" in capsys.readouterr().out
+
+
+def test_inspect_tells_what_is_in_it_and_that_it_is_whole(taken, capsys):
+    assert main(["inspect", str(taken)]) == 0
+    said = capsys.readouterr().out
+    for word in ("format 2", "2 epochs and 7 batches, 224 images", "528 parameters", "7x31", "whole: every shard"):
+        assert word in said
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "format", "mixed"])
+def test_what_is_not_whole_is_told_and_not_gone_on_from(taken, damage, capsys):
+    path = taken / "server-00005.h5"
+    if damage == "flip":
+        with h5py.File(path, "r+") as file:
+            file["state"][3] = 7
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "format":
+        told = json.loads((taken / "snapshot.json").read_text())
+        (taken / "snapshot.json").write_text(json.dumps(told | {"format": 1}))
+    else:
+        with h5py.File(path, "r+") as file:
+            file["position"][16] += 1
+    assert main(["inspect", str(taken)]) == 1
+    assert "NOT WHOLE" in capsys.readouterr().out
+
+
+    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    assert found is None and len(passed_over) == 1
+
+
+def test_the_newest_are_kept_and_names_say_what_is_trained(tmp_path):
+    servers = Servers(tmp_path)
+    for epoch, batches, done in ((1, 5, 0), (1, 20, 1), (2, 3, 1), (2, 20, 2)):
+        servers.take(epoch, batches, done)
+        assert not servers.conductor.busy and not servers.conductor.error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-0001-batch-000003", "epoch-0002"]
+    # Whoever goes on from an earlier one goes another way: what was later is not to be found again.
+    again = Servers(tmp_path)
+    again.take(2, 9, 1)
+    assert [path.name for path in tmp_path.iterdir()] != [] and not (tmp_path / "epoch-0002").exists()
+
+
+def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):
+    servers = Servers(tmp_path)
+    servers.take(1, 5, 0, fail=True)
+    assert servers.conductor.error == "no room" and list(tmp_path.iterdir()) == []
+    servers.take(1, 6, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch-0000-batch-000006"]
+
+
+def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
+    house = House(additive(), 300)
+    house.push(1.0)
+    server = house.server
+    assert server.cut.hold() == [1]
+    for _ in range(3):
+        house.pushes.push(house.contribution(1.0))
+
+    def move(happened):
+        server.step()
+        house.pushes.step()
+        return happened()
+
+    house.world.wait(lambda: move(lambda: len(server.staged) == 3), "pushes", 20)
+    assert (house.weights == 1).all()
+    server.cut.at([3], tmp_path)
+    house.world.wait(lambda: move(lambda: server.cut.limits is None), "the cut", 20)
+    house.settle()
+    assert (house.weights == 4).all()
+    house.world.wait(lambda: (tmp_path / "server-00000.h5").exists(), "the file", 20)
+    with h5py.File(tmp_path / "server-00000.h5") as file:
+        assert (file["weights"][...] == 3).all() and file["shards"].shape == (3, 4)
+    house.free()

@@ -1,0 +1,196 @@
+"""The store of a server: laid out once, whole after any kill, and a disk that fails stops nobody but who wants it."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from launch import ROOT
+
+from adam_mpi.config import Store
+from adam_mpi.durable import slots
+from adam_mpi.durable.behind import WriteBehind
+from adam_mpi.durable.position import Position, batch_id
+from adam_mpi.durable.slots import Record, Slots
+from adam_mpi.errors import UserError
+from adam_mpi.server.shards import Shard
+
+SHARDS = [Shard(0, "conv1", 0, 100), Shard(1, "conv1", 100, 28), Shard(2, "dense1", 128, 300)]
+PARTS = ("weights", "state", "average")
+
+
+@pytest.mark.timeout(150)
+def test_a_store_is_whole_after_each_of_200_kills():
+    # Memory is enough of a disk for a kill, and quicker.
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        fuzz = [sys.executable, ROOT / "tests" / "fuzz_store.py", folder, "200"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(fuzz, env=environment, capture_output=True, text=True, timeout=140, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("200 kills")
+
+
+def record(place, version, value=None):
+    size = 4 * len(PARTS) * SHARDS[place].size if place < len(SHARDS) else 16
+    body = np.full(size, version % 251 if value is None else value, np.uint8)
+    return Record(place, version, 10 * version, 1, body)
+
+
+def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
+    file = Slots(tmp_path / "s.h5", SHARDS, PARTS, 16)
+    size = (tmp_path / "s.h5").stat().st_size
+    for version in range(1, 6):
+        file.write([record(0, version), record(2, version)])
+    file.write([record(3, 7)])
+    file.close()
+    assert (tmp_path / "s.h5").stat().st_size == size
+    pieces, position = slots.read(tmp_path / "s.h5")
+    assert pieces[1] is None and [piece.version for piece in pieces if piece] == [5, 5]
+    assert pieces[2].start == 128 and pieces[2].images == 50 and set(pieces[2].values) == set(PARTS)
+    assert (pieces[2].values["average"].view(np.uint8) == 5).all() and (position == 7).all()
+    with h5py.File(tmp_path / "s.h5") as plain:
+        assert plain["shards"][...].tolist() == [[0, 100], [100, 28], [128, 300]]
+        assert plain["heads"][0, :, 0].tolist() == [5, 4]
+
+
+@pytest.mark.parametrize("damage", ["body", "head"])
+def test_damage_is_seen_and_the_version_before_is_taken(tmp_path, damage):
+    path = tmp_path / "s.h5"
+    file = Slots(path, SHARDS, PARTS, 16)
+    for version in (1, 2):
+        file.write([record(place, version) for place in range(3)])
+    file.close()
+    with h5py.File(path, "r+") as plain:
+        if damage == "body":
+            first = 2 * len(PARTS) * 100 + len(PARTS) * 28
+            plain["bodies"][first + 3] = 1.5
+        else:
+            plain["heads"][1, 1, 1] = 12345
+    pieces, _ = slots.read(path)
+    assert [piece.version for piece in pieces] == [2, 1, 2]
+
+
+def test_another_format_is_refused(tmp_path):
+    Slots(tmp_path / "s.h5", SHARDS, PARTS, 16).close()
+    with h5py.File(tmp_path / "s.h5", "r+") as plain:
+        plain.attrs["format"] = 99
+    with pytest.raises(UserError, match="format 99, this version reads 2"):
+        slots.read(tmp_path / "s.h5")
+
+
+class Desk:
+    """A server's main thread in small: updates by number, and a store behind it."""
+
+    def __init__(self, path, interval=0.05, required=False, before_write=lambda: None):
+        self.update = 0
+        config = Store(interval=interval, required=required)
+        self.store = WriteBehind(path, config, SHARDS, PARTS, 16, self.copy, before_write)
+
+    def copy(self, place, buffer):
+        buffer[:] = self.update
+        return self.update, self.update
+
+    def apply(self):
+        self.update += 1
+        for place in range(4):
+            self.store.touch(place)
+
+    def until(self, happened, what):
+        limit = time.monotonic() + 20
+        while not happened():
+            self.store.step()
+            assert time.monotonic() < limit, f"{what} did not come in 20 s"
+            time.sleep(1e-3)
+
+    def on_disk(self, path):
+        pieces, _ = slots.read(path)
+        return {piece.version for piece in pieces}
+
+
+def test_many_updates_are_folded_into_one_write(tmp_path):
+    desk = Desk(tmp_path / "s.h5", interval=4.0)
+    desk.until(lambda: desk.store.whole and not desk.store.flying, "the first write")
+    before = desk.store.written
+    for _ in range(100):
+        desk.apply()
+        desk.store.step()
+    desk.until(lambda: desk.store.behind == 0, "the write")
+    assert desk.store.written == 2 * before and desk.on_disk(tmp_path / "s.h5") == {100}
+    desk.apply()
+    desk.store.close()
+    assert desk.on_disk(tmp_path / "s.h5") == {101}
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_caught_up_with(tmp_path, capsys):
+    (tmp_path / "folder").write_text("in the way")
+    desk = Desk(tmp_path / "folder" / "s.h5")
+    desk.until(lambda: desk.store.warned, "a warning")
+    desk.apply()
+    desk.until(lambda: desk.store.behind > 0.1, "falling behind")
+    said = capsys.readouterr().err
+    assert f"warning: store {tmp_path / 'folder' / 's.h5'}: " in said and "s behind; training goes on" in said
+    (tmp_path / "folder").unlink()
+    desk.until(lambda: desk.store.behind == 0 and not desk.store.warned, "catching up")
+    assert "has caught up" in capsys.readouterr().err and desk.on_disk(tmp_path / "folder" / "s.h5") == {1}
+
+
+def test_a_full_disk_leaves_the_last_version_and_is_caught_up_with(tmp_path, capsys):
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    desk = Desk(tmp_path / "s.h5")
+    desk.until(lambda: desk.store.whole and not desk.store.flying, "the first write")
+    # No byte may be written beyond this one: like a disk without room, for this process.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        desk.apply()
+        desk.until(lambda: desk.store.error and desk.store.behind > 0.05, "an error")
+        assert desk.on_disk(tmp_path / "s.h5") == {0}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    desk.until(lambda: desk.store.behind == 0, "catching up")
+    assert desk.on_disk(tmp_path / "s.h5") == {1} and "File too large" in capsys.readouterr().err
+
+
+def test_a_slow_disk_is_told_with_how_far_behind(tmp_path, capsys):
+    go = threading.Event()
+    desk = Desk(tmp_path / "s.h5", before_write=go.wait)
+    desk.until(lambda: desk.store.warned, "a warning")
+    for _ in range(200):
+        desk.apply()
+    assert re.search(r"slow disk; \d+\.\d s behind", capsys.readouterr().err)
+    go.set()
+    desk.until(lambda: desk.store.behind == 0, "catching up")
+    assert desk.on_disk(tmp_path / "s.h5") == {200}
+
+
+@pytest.mark.parametrize("trouble", ["slow disk", "Not a directory|File exists"])
+def test_a_store_that_is_required_ends_the_job(tmp_path, trouble):
+    go = threading.Event()
+    if trouble != "slow disk":
+        (tmp_path / "folder").write_text("in the way")
+        go.set()
+    desk = Desk(tmp_path / "folder" / "s.h5", required=True, before_write=go.wait)
+    with pytest.raises(UserError, match=f"store .*s.h5: ({trouble}); store.required = true"):
+        desk.until(lambda: False, "the error")
+    go.set()
+
+
+def test_a_position_knows_the_batches_of_its_last_epoch():
+    position = Position(20)
+    position.add(np.array([batch_id(1, 3), batch_id(1, 19)]))
+    position.add(np.empty(0, np.int64))
+    assert position.epoch == 1 and np.flatnonzero(position.batches).tolist() == [3, 19]
+    position.add(np.array([batch_id(2, 0)]))
+    position.images, position.clock = 1 << 40, 5
+    again = Position.unpack(position.pack())
+    assert again.agrees(position) and again.count == 1 and again.batches[0] and again.epoch == 2
+    again.batches[7] = True
+    assert not again.agrees(position) and len(position.pack()) == Position.packed_bytes(20)
