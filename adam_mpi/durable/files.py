@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
+import numpy as np
+from h5py import h5d, h5p, h5s, h5t
 
 from adam_mpi.errors import UserError
 
+PIECE = 4 << 20
 FORMAT = 2
 """Of snapshots, stores and files of weights: docs/FORMAT.md says what is in them."""
 
@@ -26,6 +29,22 @@ def new_file(path: Path, kind: str) -> Iterator[h5py.File]:
     sync(part)
     part.replace(path)
     sync(path.parent)
+
+
+def lay_out(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[int, ...]) -> None:
+    """A dataset with its space in the file and nothing in it: `put` writes there."""
+    layout = h5p.create(h5p.DATASET_CREATE)
+    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    layout.set_fill_time(h5d.FILL_TIME_NEVER)
+    h5d.create(file.id, name.encode(), kind, h5s.create_simple(shape), layout)
+
+
+def put(descriptor: int, values: np.ndarray, offset: int) -> None:
+    """Write at a place in a file; several times as fast as through HDF5."""
+    view = np.atleast_1d(values).view(np.uint8).data
+    while view:
+        written = os.pwrite(descriptor, view[:PIECE], offset)
+        view, offset = view[written:], offset + written
 
 
 def sync(path: Path) -> None:

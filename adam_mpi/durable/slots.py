@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import h5py
 import numpy as np
-from h5py import h5d, h5p, h5s, h5t
+from h5py import h5t
 
 from adam_mpi.durable.checksum import checksum
-from adam_mpi.durable.files import new_file, open_file, sync
+from adam_mpi.durable.files import lay_out, new_file, open_file, put, sync
 from adam_mpi.server.shards import Shard
 
 KIND = "store"
@@ -55,17 +54,10 @@ def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_b
         file.attrs["parts"] = list(parts)
         file["shards"] = np.array([(shard.start, shard.size) for shard in shards], np.int64).reshape(-1, 2)
         values = 2 * len(parts) * sum(shard.size for shard in shards)
-        _lay_out(file, "bodies", h5t.IEEE_F32LE, (values,))
-        _lay_out(file, "position", h5t.STD_U8LE, (2, position_bytes))
+        lay_out(file, "bodies", h5t.IEEE_F32LE, (values,))
+        lay_out(file, "position", h5t.STD_U8LE, (2, position_bytes))
         file["heads"] = np.zeros((len(shards) + 1, 2, 4), np.uint64)
     _reserve(path)
-
-
-def _lay_out(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[int, ...]) -> None:
-    layout = h5p.create(h5p.DATASET_CREATE)
-    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    layout.set_fill_time(h5d.FILL_TIME_NEVER)
-    h5d.create(file.id, name.encode(), kind, h5s.create_simple(shape), layout)
 
 
 def _reserve(path: Path) -> None:
@@ -100,19 +92,14 @@ class Slots:
         for record in records:
             start, size = self.bodies[record.place]
             assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
-            self._put(record.body, start + int(self.next[record.place]) * size)
+            put(self.descriptor, record.body, start + int(self.next[record.place]) * size)
         os.fsync(self.descriptor)
         for record in records:
-            self._put(record.head(), self.heads + HEAD.itemsize * (2 * record.place + int(self.next[record.place])))
+            slot = 2 * record.place + int(self.next[record.place])
+            put(self.descriptor, record.head(), self.heads + HEAD.itemsize * slot)
         os.fsync(self.descriptor)
         for record in records:
             self.next[record.place] ^= 1
-
-    def _put(self, values: np.ndarray, offset: int) -> None:
-        view = np.atleast_1d(values).view(np.uint8).data
-        while view:
-            written = os.pwrite(self.descriptor, view, offset)
-            view, offset = view[written:], offset + written
 
     def close(self) -> None:
         os.close(self.descriptor)

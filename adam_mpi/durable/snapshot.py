@@ -16,9 +16,10 @@ from typing import Any
 
 import h5py
 import numpy as np
+from h5py import h5t
 
 from adam_mpi.durable.checksum import add_checksums
-from adam_mpi.durable.files import FORMAT, new_file, open_file
+from adam_mpi.durable.files import FORMAT, lay_out, new_file, open_file, put
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
 from adam_mpi.server.shards import Shard
@@ -43,10 +44,14 @@ def write(
         sizes = [shard.size for shard in shards]
         columns = ([shard.start for shard in shards], sizes, versions, _checksums(sizes, state.values()))
         file["shards"] = np.array(columns, np.uint64).T
-        for part, values in state.items():
-            file[part] = values
-        file["position"] = position
         file["shards"].attrs["columns"] = ["start", "size", "version", "checksum"]
+        file["position"] = position
+        for part, values in state.items():
+            lay_out(file, part, h5t.IEEE_F32LE, values.shape)
+        file.flush()
+        with open(file.filename, "rb+") as plain:
+            for part, values in state.items():
+                put(plain.fileno(), values, file[part].id.get_offset())
 
 
 def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:

@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 from adam_mpi import ParameterServer
 from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.cluster.world import Idle
 from adam_mpi.durable.behind import BUFFERS
 from adam_mpi.durable.conductor import Conductor
 from adam_mpi.durable.slots import Record, Slots
@@ -45,8 +46,9 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
         plain, ours = _write(Path(folder))
         yield {"name": "plain_write", "value": round(plain, 3), "unit": "GB/s"}
         yield {"name": "write_vs_plain", "value": round(ours / plain, 3), "unit": "x", "target": 0.7}
-        seconds = _snapshot(Path(folder), arguments.megabytes)
+        seconds, alone = _snapshot(Path(folder), arguments.megabytes)
         yield {"name": f"snapshot_of_{arguments.megabytes}_MB", "value": round(seconds, 3), "unit": "s"}
+        yield {"name": "snapshot_vs_plain_write", "value": round(alone / seconds, 3), "unit": "x"}
 
 
 def _apply(folder: str) -> float:
@@ -82,25 +84,33 @@ def _write(folder: Path) -> tuple[float, float]:
     return size / median(seconds["plain"]), size / median(seconds["ours"])
 
 
-def _snapshot(folder: Path, megabytes: int) -> float:
-    """A server alone, with weights and as much state of the optimiser."""
+def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
+    """Seconds of a server alone, with weights and as much state of the optimiser, and of a plain write of as much."""
     sys.setswitchinterval(SWITCH_SECONDS)
     server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimiser="descent")
     world = server.world
     world.layout = Layout((Place(0, world.hosts[0], ("data", "worker", "server"), 0, 0),), 1)
     told = {"epochs": 0, "config": "", "best": 0.0, "best_epoch": 0}
     conductor = Conductor(server.post, [0], folder / "snapshots", 1, False, server.shelves.tensors, lambda: told)
-    seconds = []
+    seconds, plain = [], []
     for _ in range(3):
-        start = time.perf_counter()
+        start, idle = time.perf_counter(), Idle("sleep")
         conductor.order()
         while conductor.busy:
             server.step()
+            idle.back_off(False)
             for source, message in server.post.receive():
                 if message["kind"] == "store":
                     server.server.hear(message)
                 else:
                     conductor.hear(source, message)
         assert not conductor.error, conductor.error
-        seconds.append(time.perf_counter() - start)
-    return median(seconds)
+        middle = time.perf_counter()
+        with (folder / "plain").open("wb") as file:
+            for shard in 2 * list(server.server.published.weights.values()):
+                file.write(shard.data)
+            os.fsync(file.fileno())
+        seconds.append(middle - start)
+        plain.append(time.perf_counter() - middle)
+        (folder / "plain").unlink()
+    return median(seconds), median(plain)
