@@ -18,10 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.insert(0, "train")
     options = _parser().parse_args(given)
     try:
-        return COMMANDS[options.command](options)
+        code = COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"adam_mpi: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever reads the output, such as `head`, has seen enough; Python's own last flush must find an open file.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def train(options: argparse.Namespace) -> int:

