@@ -151,7 +151,9 @@ def test_a_store_that_cannot_be_written_stops_only_who_wants_it(required, launch
 
 
 def test_usr1_takes_a_snapshot_and_training_goes_on(start_job, settings):
-    slow = given("snapshot.minutes=0", "train.epochs=1000000")
+    # An epoch of several seconds: the snapshots of epoch ends do not come in between.
+    fault = 'inject.faults=["delay role=worker at=compute seconds=0.1"]'
+    slow = given("snapshot.minutes=0", "train.epochs=1000000", fault)
     job = start_job(2, "train", *settings, *slow, *given("consistency.staleness=1"))
     job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
     os.kill(job.process.pid, signal.SIGUSR1)

@@ -274,3 +274,15 @@ def test_a_late_ask_gets_nothing_of_the_next_phase(path):
         floor.client.asking.append(slot)
     floor.run(lambda: floor.client is None or not floor.client.asking)
     assert floor.client is None or not floor.client.arrived
+
+
+def test_an_ask_may_come_before_its_phase(path):
+    floor = Floor(path, 1, size(), "consistency.staleness=0")
+    if floor.client:
+        floor.client.phase, floor.client.shares, floor.client.exhausted = Phase(0, "train", 1), 26, set()
+        floor.client._allocate(1)
+    floor.run(lambda: floor.server is None or len(floor.server.asks) > 0)
+    if floor.server:
+        floor.server.begin(Phase(0, "train", 1))
+    floor.run(floor.all_done)
+    assert sum(word["finished"] for word in floor.tallies()) == COUNT

@@ -177,8 +177,7 @@ class DataServer:
         """Answer an ask if that is possible now."""
         kind, slot, known, number, replica, replicas, first, last = ask.tolist()
         phase, columns = self.phase, slice(first, last or None)
-        begun = kind == batch.SHARE and number in self.lines[0].started
-        if phase is None or (self.stopping and not begun):
+        if phase is None or (self.stopping and not (kind == batch.SHARE and self._begun(number))):
             self._send(source, slot, batch.pack([batch.STOP], *NOTHING))
         elif kind == batch.NEXT_PHASE:
             return phase.number > known and self._tell_phase(source, slot, phase)
@@ -192,6 +191,10 @@ class DataServer:
         else:
             return self._hand_any(source, slot, self.lines[replica if self.static else 0], columns)
         return True
+
+    def _begun(self, number: int) -> bool:
+        """Whether somebody has taken his share of a joint batch, and others have not."""
+        return any(number in line.started for line in self.lines)
 
     def _tell_phase(self, source: int, slot: int, phase: Phase) -> bool:
         assert self.tally is not None
