@@ -118,7 +118,7 @@ class Idle:
     """
 
     SPINS, SHORTEST, LONGEST = 20, 50e-6, 2e-3
-    PATIENCE, REST = 250, 5e-3
+    PATIENCE, REST = 250, 8e-3
 
     def __init__(self, poll: str) -> None:
         self.spin = poll == "spin"
