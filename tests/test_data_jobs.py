@@ -25,8 +25,8 @@ def epochs(job):
     [
         ["layout.data=3", "layout.servers=1"],
         ["layout.data=2", "layout.servers=1", "epoch.assignment=static"],
-        ["layout.data=1", "layout.servers=1", "data.skew=dirichlet:0.2"],
-        ["layout.data=2", "layout.servers=1", "consistency.staleness=0"],
+        pytest.param(["layout.data=1", "layout.servers=1", "data.skew=dirichlet:0.2"], marks=pytest.mark.full),
+        pytest.param(["layout.data=2", "layout.servers=1", "consistency.staleness=0"], marks=pytest.mark.full),
         ["layout.data=1", "layout.servers=1", "consistency.staleness=1", "data.skew=by_class"],
     ],
 )
