@@ -193,6 +193,16 @@ def test_a_resumed_epoch_serves_what_is_not_acknowledged(path, mode):
         assert np.logical_or.reduce([position for position in positions if position is not None]).all()
 
 
+def test_a_report_without_images_may_come_after_the_end_of_its_phase(path):
+    floor = Floor(path, 1, size())
+    for number in (0, 1):
+        floor.begin(Phase(number, "train", number + 1))
+        if number and floor.client:
+            floor.client.report(floor.world.layout.head, 0, 0, 0, 0.0, 0)
+        floor.run(floor.all_done)
+    assert sum(word["finished"] for word in floor.tallies()) == COUNT
+
+
 def test_a_resumed_joint_epoch_goes_on_with_the_next_clock(path):
     floor = Floor(path, 1, size(), "consistency.staleness=0")
     done = np.zeros(-(-COUNT // BATCH), bool)

@@ -170,6 +170,9 @@ class DataServer:
 
     def _count(self, report: np.ndarray) -> None:
         phase, images, loss, correct, number = report.tolist()
+        # A share without images, all of them left out, keeps no phase waiting: its report may come after the end.
+        if not images:
+            return
         assert self.phase is not None and phase == self.phase.number and self.tally, "a report of another phase"
         self.news |= self.tally.report(int(number), int(images), loss, correct)
 
