@@ -103,7 +103,7 @@ def mnist_missing():
 @pytest.mark.skipif(bool(mnist_missing()), reason=mnist_missing())
 @both([4])
 def test_mnist_in_two_epochs(case, launch):
-    # The best of eight recipes by validation accuracy. The default rate is small: it suits eight ranks as well.
+    # The best by validation accuracy of fifteen recipes. The default rate is small: it suits eight ranks as well.
     steps = given("optimiser.rate=0.02", "optimiser.momentum=0.9", "consistency.staleness=4")
     job = finished(launch(case, "train", *given("data.set=mnist", "train.epochs=2"), *steps, timeout=300))
     check_counts(job.summary, 2 * 55_000)
