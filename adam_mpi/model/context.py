@@ -26,7 +26,7 @@ class Context:
         self.tensors = parameters.tensors(shapes)
         self.arrays = buffers.allocate(buffers.plan(shapes, images, dtype))
         self.levels = (np.arange(256) / 255).astype(dtype)
-        places = _places(shapes, self.arrays)
+        self.places = places = _places(shapes, self.arrays)
         self.logits, self.errors = (values.reshape(-1, images) for values in (places[-1].outputs, places[-1].errors))
         steps = [
             bind(shape, index, places[index], self.arrays, _rows(shape, images, np.dtype(dtype).itemsize))
@@ -54,7 +54,7 @@ class Context:
         if overwrite:
             gradient[:] = 0
         views, gradients = parameters.views(weights, self.tensors), parameters.views(gradient, self.tensors)
-        count = self._load(pixels)
+        count = self.load(pixels)
         self.arrays["ids"][:count] = ids
         self.count = count
         dropout.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
@@ -72,7 +72,10 @@ class Context:
 
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
         """Probabilities (images, classes)."""
-        count = self._infer(weights, pixels)
+        return self.probabilities(self._infer(weights, pixels))
+
+    def probabilities(self, count: int) -> np.ndarray:
+        """Of the first so many images of the block, after its last layer."""
         loss.softmax(self.logits, self.errors, self.arrays["normalisers"])
         return self.errors[:, :count].T.copy()
 
@@ -93,7 +96,7 @@ class Context:
 
         return replace(step, backward_weights=backward_weights)
 
-    def _load(self, block: np.ndarray) -> int:
+    def load(self, block: np.ndarray) -> int:
         """Pixels (uint8) become levels from 0 to 1; float32 numbers are taken as they are."""
         if block.dtype == np.float32:
             inputs = self.arrays["input"]
@@ -107,7 +110,7 @@ class Context:
 
     def _infer(self, weights: np.ndarray, pixels: np.ndarray) -> int:
         views = parameters.views(weights, self.tensors)
-        count = self._load(pixels)
+        count = self.load(pixels)
         for inference in self.inference:
             inference(views)
         return count
