@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from adam_mpi import config as configuration
 from adam_mpi import start
 from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.world import Idle, Interrupted, World
@@ -27,7 +26,7 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
     """One rank's way through a training job; returns its exit code."""
     comm = MPI.COMM_WORLD
     try:
-        config = _agree(comm, lambda: configuration.load(path or _saved(directory, resume), overrides))
+        config = _agree(comm, lambda: start.configure(path or _saved(directory, resume), overrides, comm.size))
         world = World(comm, config)
         job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes))
     except UserError as error:

@@ -76,6 +76,17 @@ KINDS: dict[str, type] = {
 
 
 @dataclass(frozen=True)
+class Extent:
+    """Where a strip's part of a layer lies: from which column (or unit) of how many of the output."""
+
+    first: int
+    whole: int
+    left: int = 0
+    right: int = 0
+    """Columns of padding that a convolution sees beside its input: none where it goes on at the neighbour's."""
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """A layer with its name and the shapes it has in one stack: input and output are (channels, rows, columns)."""
 
@@ -85,6 +96,14 @@ class LayerShape:
     output: Shape
     weight: tuple[int, ...] | None = None
     bias: tuple[int, ...] | None = None
+    extent: Extent | None = None
+    """None: the whole layer."""
+
+    @property
+    def margins(self) -> tuple[int, int]:
+        """Columns of padding left and right of a convolution's input."""
+        pad = self.layer.pad if isinstance(self.layer, Conv) else 0
+        return (self.extent.left, self.extent.right) if self.extent else (pad, pad)
 
     @property
     def parameters(self) -> int:
