@@ -1,7 +1,7 @@
 """One block of images on its way through the network: the buffers, and the kernel calls bound to them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +32,7 @@ class Context:
             bind(shape, index, places[index], self.arrays, _rows(shape, images, np.dtype(dtype).itemsize))
             for index, shape in enumerate(shapes)
         ]
+        self.outputs = [place.outputs for place in places]
         self.forward = [step.forward for step in steps]
         self.inference = [step.inference for step in steps]
         self.captured: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -75,6 +76,14 @@ class Context:
         count = self._infer(weights, pixels)
         loss.softmax(self.logits, self.errors, self.arrays["normalisers"])
         return self.errors[:, :count].T.copy()
+
+    def walk(self, weights: np.ndarray, pixels: np.ndarray) -> Iterator[np.ndarray]:
+        """The output of one layer after the other, without dropout; (images, channels, rows, columns) each."""
+        views, count = parameters.views(weights, self.tensors), self._load(pixels)
+        for inference, outputs in zip(self.inference, self.outputs, strict=True):
+            inference(views)
+            # A copy: the next layer may work in place.
+            yield np.moveaxis(outputs[..., :count], -1, 0).copy()
 
     def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
         """Activations and errors of a captured dense layer in the last block trained on, (images, features) each."""
