@@ -5,6 +5,7 @@ those that need a whole job start it themselves through the fixture `launch`, on
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from launch import Job, Mpi, available, start
+from launch import Hosts, Job, Mpi, available, start
 
 IN_TURN = ("test_cli", "test_clicks", "test_data_jobs", "test_factors", "test_resume")
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
@@ -115,6 +116,17 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     if not found:
         pytest.skip(f"there is no {request.param} here")
     return found[0]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Three test hosts; `environment=hosts.environment` starts a job on them."""
+    if os.getuid() or shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        pytest.skip("test hosts need root and iproute2")
+    made = Hosts(tmp_path / "hosts")
+    made.call("up", 3)
+    yield made
+    made.call("down")
 
 
 @pytest.fixture
