@@ -136,14 +136,14 @@ class Trained:
         if known:
             context.load(self._prepared(feed[INPUT]))
             found[INPUT] = _images(context.arrays["input"], count)
-        for shape, place, infer in zip(self.shapes, context.places, context.inference, strict=True):
+        for shape, outputs, infer in zip(self.shapes, context.outputs, context.inference, strict=True):
             if known:
                 infer(views)
             if shape.name in feed:
-                place.outputs[..., :count] = np.moveaxis(_shaped(shape, feed[shape.name]), 0, -1)
+                outputs[..., :count] = np.moveaxis(_shaped(shape, feed[shape.name]), 0, -1)
                 known = True
             if shape.name in fetch:
-                found[shape.name] = _images(place.outputs, count)
+                found[shape.name] = _images(outputs, count)
         found[PROBABILITIES] = context.probabilities(count)
         return [found[name] for name in fetch]
 

@@ -237,6 +237,8 @@ class Cluster:
 class Observe:
     interval: float = limited(2.0, low=0.1)
     """Seconds between two lines of progress and of `metrics.jsonl`."""
+    trace: bool = False
+    """Write a timeline of every thread, `trace.json.gz`, for https://ui.perfetto.dev; costs less than 3 %."""
 
 
 @dataclass
