@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from adam_mpi.errors import UserError
-from adam_mpi.model.layers import Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, LayerShape, Normalise, Pool
 from adam_mpi.trained import INPUT, PROBABILITIES, Trained
 
 # The first operator set with float32 versions of all of these that every runtime since 2020 has.
@@ -78,5 +78,6 @@ def _node(shape: LayerShape, before: str) -> onnx.NodeProto:
             raise UserError(f"{name}: ONNX puts a window of {layer.size} channels elsewhere; take an odd size, or npz")
         numbers: dict[str, Any] = {"size": layer.size, "bias": layer.offset, "alpha": layer.scale, "beta": layer.power}
         return helper.make_node("LRN", [before], [name], **numbers)
-    kind = "Identity" if isinstance(layer, Dropout) else POINTWISE[layer.function]
+    # Dropout is of training only.
+    kind = POINTWISE[layer.function] if isinstance(layer, Activation) else "Identity"
     return helper.make_node(kind, [before], [name])

@@ -28,7 +28,7 @@ class Context:
         self.tensors = parameters.tensors(shapes)
         self.arrays = buffers.allocate(buffers.plan(shapes, images, dtype))
         self.levels = (np.arange(256) / 255).astype(dtype)
-        places = _places(shapes, self.arrays)
+        self.places = places = _places(shapes, self.arrays)
         self.logits, self.errors = (values.reshape(-1, images) for values in (places[-1].outputs, places[-1].errors))
         # Dropout's masks know layers by their number among all of the model's, whatever a strip has between them.
         numbers = accumulate(not isinstance(shape.layer, Exchange) for shape in shapes)
