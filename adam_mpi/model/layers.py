@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 
 from adam_mpi.errors import UserError
+from adam_mpi.model.exchange import Exchange
 
 FUNCTIONS = ("relu", "tanh", "sigmoid")
 
@@ -68,7 +69,7 @@ class Dropout:
     rate: float
 
 
-Layer = Conv | Pool | Normalise | Dense | Activation | Dropout
+Layer = Conv | Pool | Normalise | Dense | Activation | Dropout | Exchange
 Shape = tuple[int, int, int]
 KINDS: dict[str, type] = {
     "conv": Conv, "pool": Pool, "average": Average, "lrn": Normalise, "dense": Dense, "dropout": Dropout,
@@ -77,9 +78,10 @@ KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Extent:
-    """Where a strip's part of a layer lies: from which column (or unit) of how many of the output."""
+    """A strip's part of a layer: `width` columns (or units) of its output from `first` on, of `whole` ones."""
 
     first: int
+    width: int
     whole: int
     left: int = 0
     right: int = 0
@@ -104,6 +106,12 @@ class LayerShape:
         """Columns of padding left and right of a convolution's input."""
         pad = self.layer.pad if isinstance(self.layer, Conv) else 0
         return (self.extent.left, self.extent.right) if self.extent else (pad, pad)
+
+    @property
+    def within(self) -> tuple[int, int, int]:
+        """(first, width, whole) of the extent; of a whole layer all units."""
+        extent, units = self.extent, math.prod(self.output)
+        return (extent.first, extent.width, extent.whole) if extent else (0, units, units)
 
     @property
     def parameters(self) -> int:

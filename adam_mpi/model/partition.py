@@ -13,36 +13,8 @@ from itertools import pairwise
 
 from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
+from adam_mpi.model.exchange import Exchange, Span
 from adam_mpi.model.layers import Conv, Dense, Extent, LayerShape, Pool
-
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Strip r owns `owned[r]` of an axis and needs `needed[r]`; a place on the axis is `lines` values of an image."""
-
-    layer: str
-    """The layer that needs it."""
-    owned: tuple[Span, ...]
-    needed: tuple[Span, ...]
-    lines: int
-    summed: bool = True
-    """Whether errors come back and are summed up; those of the loss are known to everybody."""
-
-    def piece(self, source: int, target: int) -> Span:
-        """The part of the axis that goes from one strip to another; empty ones begin where they end."""
-        (a, b), (first, last) = self.owned[source], self.needed[target]
-        return max(a, first), max(max(a, first), min(b, last))
-
-    def sent(self, strip: int) -> int:
-        """Values of an image that a strip sends forward, or gets back."""
-        others = [other for other in range(len(self.owned)) if other != strip]
-        return self.lines * sum(b - a for a, b in (self.piece(strip, other) for other in others))
-
-    def received(self, strip: int) -> int:
-        others = [other for other in range(len(self.owned)) if other != strip]
-        return self.lines * sum(b - a for a, b in (self.piece(other, strip) for other in others))
 
 
 @dataclass(frozen=True)
@@ -61,6 +33,8 @@ class Strip:
     number: int
     shapes: tuple[LayerShape, ...]
     """The layers as this strip has them."""
+    stack: tuple[LayerShape, ...]
+    """The same with the exchanges between them."""
     columns: Span
     """Of the image."""
     pieces: tuple[Piece, ...]
@@ -149,20 +123,31 @@ class Partition:
 
     def _strip(self, number: int) -> Strip:
         if len(self) == 1:
-            return Strip(number, self.shapes, (0, self.shapes[0].input[2]), self._pieces(number))
+            return Strip(number, self.shapes, self.shapes, (0, self.shapes[0].input[2]), self._pieces(number))
         shapes = tuple(self._local(index, number) for index in range(len(self.shapes)))
-        return Strip(number, shapes, _needed(self.shapes[0], self.owned[0][number]), self._pieces(number))
+        columns = _needed(self.shapes[0], self.owned[0][number])
+        return Strip(number, shapes, self._stack(shapes), columns, self._pieces(number))
+
+    def _stack(self, shapes: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
+        stack: list[LayerShape] = []
+        for index in range(len(shapes) + 1):
+            if index in self.exchanges:
+                exchange, before = self.exchanges[index], shapes[index - 1].output
+                after = shapes[index].input if index < len(shapes) else self.shapes[-1].output
+                stack.append(LayerShape(f"{exchange.layer}/exchange", exchange, before, after))
+            stack += shapes[index : index + 1]
+        return tuple(stack)
 
     def _local(self, index: int, strip: int) -> LayerShape:
         whole, (a, b) = self.shapes[index], self.owned[index][strip]
         if isinstance(whole.layer, Dense):
             weight = (b - a, (whole.weight or ())[1])
             return replace(whole, layer=Dense(b - a), output=(b - a, 1, 1), weight=weight, bias=(b - a,),
-                           extent=Extent(a, whole.layer.units))  # fmt: skip
+                           extent=Extent(a, b - a, whole.layer.units))  # fmt: skip
         if _flat(self.shapes, index):
-            return replace(whole, input=(b - a, 1, 1), output=(b - a, 1, 1), extent=Extent(a, whole.output[0]))
+            return replace(whole, input=(b - a, 1, 1), output=(b - a, 1, 1), extent=Extent(a, b - a, whole.output[0]))
         first, last = _needed(whole, (a, b))
-        extent = Extent(a, whole.output[2])
+        extent = Extent(a, b - a, whole.output[2])
         if isinstance(whole.layer, Conv):
             begin, end = a * whole.layer.stride, (b - 1) * whole.layer.stride + whole.layer.kernel
             extent = replace(extent, left=first - begin + whole.layer.pad, right=end - whole.layer.pad - last)
