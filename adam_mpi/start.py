@@ -36,9 +36,11 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
 from adam_mpi.observe import rundir
 from adam_mpi.plan import model, network, partitions, plan_shelves
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
+from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.worker import Worker
 
 SWITCH_SECONDS = 0.0005
@@ -150,7 +152,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
     if net is not None:
-        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads, _carried(job, plan, rank))
     return Crew(post, made, head, [mail, window])
 
 
@@ -165,6 +167,13 @@ def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray
     if config.model.weights:
         return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
     return parameters.initial(shapes, config.run.seed)
+
+
+def _carried(job: Job, plan: Shelves, rank: int) -> np.ndarray | None:
+    """What this pusher's codec had left out when the snapshot was taken."""
+    if job.resume is None or not CODECS[job.config.push.codec].feedback:
+        return None
+    return newest.residual(job.resume, plan.pushers.index(rank), len(plan.pushers), plan.parameters)
 
 
 def _position(job: Job, replicas: int) -> Position:
