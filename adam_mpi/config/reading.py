@@ -27,6 +27,14 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
     return config
 
 
+def from_toml(text: str, source: str) -> Config:
+    """A configuration that `to_toml` wrote, e.g. into a file of weights; `source` is named where it is wrong."""
+    config = Config()
+    _merge(config, tomllib.loads(text), "", source)
+    check_together(config)
+    return config
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())

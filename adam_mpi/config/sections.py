@@ -103,6 +103,8 @@ LAYERS: list[Any] = [
 class Model:
     layers: list[Any] = limited(LAYERS)
     """The stack: conv, pool, average, lrn, dense, relu, tanh, sigmoid, dropout; softmax follows the last dense."""
+    weights: str = ""
+    """Weights to begin with: `weights.h5` of a run or of `adam_mpi import`; empty draws new ones."""
 
 
 @dataclass

@@ -18,6 +18,8 @@ from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor, views
 
 KIND = "model"
+INPUTS = "inputs"
+"""What the network takes, as JSON; a dataset, as attributes have room for a few thousand numbers only."""
 GROUPS = {"weights": "", "state": "optimiser/", "average": "average/"}
 
 
@@ -51,7 +53,9 @@ class Source(NamedTuple):
     size: int
 
 
-def write_virtual(folder: Path, files: Sequence[str], tensors: Sequence[Tensor], attributes: dict[str, Any]) -> None:
+def write_virtual(
+    folder: Path, files: Sequence[str], tensors: Sequence[Tensor], attributes: dict[str, Any], inputs: str
+) -> None:  # fmt: skip
     """The model file of a snapshot: nothing is copied, each tensor is pieced together from the servers' files."""
     sources: list[Source] = []
     kept: list[str] = []
@@ -62,6 +66,7 @@ def write_virtual(folder: Path, files: Sequence[str], tensors: Sequence[Tensor],
         sources += [Source(name, edges[-1], edge, *row) for edge, row in zip(edges, shards.tolist(), strict=False)]
     with new_file(folder / snapshot.MODEL, KIND) as out:
         out.attrs.update(attributes)
+        out[INPUTS] = inputs
         for part in kept:
             for tensor in tensors:
                 layout = h5py.VirtualLayout(tensor.shape, np.float32)
@@ -81,10 +86,10 @@ def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) 
         layout[box] = values[first + shift : last + shift]
 
 
-def write(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str) -> None:
-    """The weights to use, in one file."""
+def write(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str, inputs: str) -> None:
+    """The weights to use, in one file, with the configuration and what the network takes."""
     with new_file(path, KIND) as file:
-        file.attrs["config"] = config
+        file.attrs["config"], file[INPUTS] = config, inputs
         for name, view in views(weights, tensors).items():
             file[name] = view
 
