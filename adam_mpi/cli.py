@@ -87,6 +87,14 @@ def merge(options: argparse.Namespace) -> int:
     return 0
 
 
+def simulate(options: argparse.Namespace) -> int:
+    """Predict throughput and staleness of a job on machines described in a TOML file."""
+    from adam_mpi.simulate.prediction import simulate
+
+    print(simulate(Path(options.cluster), options.config, options.set))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
@@ -95,6 +103,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "pack": pack,
     "inspect": inspect,
     "merge": merge,
+    "simulate": simulate,
 }
 
 
@@ -126,7 +135,8 @@ def _parser() -> argparse.ArgumentParser:
         name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         for name, function in COMMANDS.items()
     }
-    for name in ("train", "plan"):
+    made["simulate"].add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
+    for name in ("train", "plan", "simulate"):
         made[name].formatter_class = _KeysHelp
         made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")

@@ -20,14 +20,14 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
     """Defaults, then the file, then each `section.key=value`."""
     config = Config()
     if path is not None:
-        _merge(config, _read(Path(path)), "", str(path))
+        fill(config, read(Path(path)), "", str(path))
     for override in overrides:
-        _merge(config, _parse_override(override), "", "--set")
+        fill(config, _parse_override(override), "", "--set")
     check_together(config)
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -49,7 +49,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
+def fill(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
     """Put the given values into a section of the configuration, each checked against its field."""
     fields = {f.name: f for f in dataclasses.fields(section)}
     hints = typing.get_type_hints(type(section))
@@ -62,7 +62,7 @@ def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> Non
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
-            _merge(getattr(section, key), value, name + ".", source)
+            fill(getattr(section, key), value, name + ".", source)
         else:
             setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
 
