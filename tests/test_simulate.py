@@ -45,7 +45,7 @@ def test_a_slow_link_is_the_limit() -> None:
     settings = config.load(None, [*layout, "push.protocol=delta", "push.images=32", "worker.threads=1"])
     machines = cluster(2, 2, 4, image=1e-6)
     machines.links.bandwidth = 1e6
-    predicted = predict(machines, settings)
+    predicted = predict(machines, settings, batches=4000)
     size = parameters.total(model(settings, describe(settings.data)))
     assert predicted.link_busy == pytest.approx(1.0, abs=0.05)
     assert predicted.images_per_second == pytest.approx(64 * 32 * 1e6 / (4 * size), rel=0.05)

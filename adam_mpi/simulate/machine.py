@@ -39,7 +39,7 @@ class Host:
             with self.sending.request() as out, to.receiving.request() as into:
                 yield out & into
                 yield self.time.timeout(piece / self.links.bandwidth)
-        self.sent += size
+            self.sent += piece
         yield self.time.timeout(self.links.latency)
 
 

@@ -44,7 +44,8 @@ def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -
     return json.dumps(asdict(predict(cluster, config)), indent=2)
 
 
-def predict(cluster: Cluster, config: Config) -> Prediction:
+def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Prediction:
+    """From so many batches of each replica."""
     description = describe(config.data)
     shapes = model(config, description)
     cluster.costs = measured(cluster.costs, config, description, shapes)
@@ -52,7 +53,7 @@ def predict(cluster: Cluster, config: Config) -> Prediction:
     layout = arrange(hosts, config.layout)
     loads = weigh(config, layout, shapes, description, cluster.costs)
     connections = sum(shape.connections for shape in shapes)
-    return Stage(cluster, config, layout, loads).play(connections)
+    return Stage(cluster, config, layout, loads).play(connections, batches)
 
 
 class Stage:
@@ -85,9 +86,9 @@ class Stage:
             number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow, 0.0
         )
 
-    def play(self, connections: int) -> Prediction:
+    def play(self, connections: int, batches: int) -> Prediction:
         """Until the replicas have done their batches; the first ones do not count."""
-        whole = BATCHES * self.config.train.batch * len(self.replicas)
+        whole = batches * self.config.train.batch * len(self.replicas)
         self._run_until(WARM_UP * whole)
         begun, done, sent = self.time.now, self._images(), self._sent()
         for server in self.servers.values():
