@@ -49,7 +49,7 @@ def plan(options: argparse.Namespace) -> int:
     """Print who would do what, and how much of it, without MPI."""
     from adam_mpi.plan import plan
 
-    print(plan(config.load(options.config, options.set), options.ranks, options.hosts))
+    print(plan(config.load(options.config, options.set), options.ranks, options.hosts, options.images))
     return 0
 
 
@@ -147,6 +147,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     made["plan"].add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
     made["plan"].add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
+    made["plan"].add_argument(
+        "--images", metavar="3x256x256:1000", help="plan for such images and classes instead of those of a data set"
+    )
     made["eval"].add_argument("run", help="run directory")
     made["fetch"].add_argument("name", help="mnist or fashion")
     made["fetch"].add_argument("--from", dest="source", metavar="DIR|URL", help="take the files from here")

@@ -70,6 +70,8 @@ def fill(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
 def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, source: str) -> Any:
     """The value in its field's type, or an error that says what is allowed."""
     plain = typing.get_origin(kind) or kind
+    if isinstance(value, str):
+        value = limits.get("words", {}).get(value, value)
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):

@@ -4,14 +4,17 @@ The sentence under each field is its documentation; `python -m adam_mpi train --
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 
-def limited(default: Any, low: float | None = None, high: float | None = None, choices: Sequence[Any] = ()) -> Any:
-    """A field with a default and the values that are allowed for it."""
-    limits = {"low": low, "high": high, "choices": tuple(choices)}
+def limited(
+    default: Any, low: float | None = None, high: float | None = None, choices: Sequence[Any] = (),
+    words: Mapping[str, Any] | None = None,
+) -> Any:  # fmt: skip
+    """A field with a default and the values that are allowed for it; `words` may be written for certain values."""
+    limits = {"low": low, "high": high, "choices": tuple(choices), "words": words or {}}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=limits)
     return field(default=default, metadata=limits)
@@ -31,8 +34,8 @@ class Layout:
     """Number of data ranks; 0 takes one in eight."""
     servers: int = limited(0, low=0)
     """Number of parameter server ranks; 0 takes one in four."""
-    partitions: int = limited(1, low=1)
-    """Worker ranks (vertical strips) that hold one replica of the model together."""
+    partitions: int = limited(1, low=0, words={"auto": 0})
+    """Worker ranks (vertical strips) that hold one replica together; auto: as few as make each fit the cache."""
     place: dict[str, list[str]] = field(default_factory=dict)
     """Host patterns per role, as in `layout.place.server = ["big-*"]`; roles are data, worker, server."""
 
@@ -232,6 +235,8 @@ class Cluster:
 class Observe:
     interval: float = limited(2.0, low=0.1)
     """Seconds between two lines of progress and of `metrics.jsonl`."""
+    trace: bool = False
+    """Write a timeline of every thread, `trace.json.gz`, for https://ui.perfetto.dev; costs less than 3 %."""
 
 
 @dataclass

@@ -18,6 +18,7 @@ import numpy as np
 from adam_mpi.config import Store
 from adam_mpi.durable.slots import Record, Slots
 from adam_mpi.errors import UserError
+from adam_mpi.observe import trace
 from adam_mpi.server.shards import Shard
 
 BUFFERS = 32
@@ -148,7 +149,8 @@ class WriteBehind:
             try:
                 self.before_write()
                 file = self.make() if file is None else file
-                file.write([record for record, _ in group])
+                with trace.span("flush"):
+                    file.write([record for record, _ in group])
                 self.done.put((group, None))
             except Exception as error:  # told to the main thread
                 self.done.put((group, error))

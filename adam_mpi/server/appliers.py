@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import SimpleQueue
 
 from adam_mpi.cluster import numa
+from adam_mpi.observe import trace
 
 
 class Appliers:
@@ -37,8 +38,10 @@ class Appliers:
         numa.bind(cores)
         while True:
             try:
-                for job in tasks.get():
-                    job()
+                jobs = tasks.get()
+                with trace.span("apply"):
+                    for job in jobs:
+                        job()
                 self.done.put(None)
             except BaseException as error:  # raised again in the thread that asked
                 self.done.put(error)
