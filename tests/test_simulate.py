@@ -21,8 +21,8 @@ def cluster(hosts: int, ranks: int, cores: int, **costs: float) -> Cluster:
     made = Cluster()
     made.hosts.count, made.hosts.ranks, made.hosts.cores = hosts, ranks, cores
     made.links.latency = made.chance.spread = 0.0
-    for name in vars(made.costs):
-        setattr(made.costs, name, costs.get(name, NOTHING))
+    for name, usual in vars(made.costs).items():
+        setattr(made.costs, name, costs.get(name, 0.0 if usual else NOTHING))
     return made
 
 
@@ -81,7 +81,7 @@ def test_equal_seeds_give_equal_figures() -> None:
 def test_the_command_prints_figures(tmp_path, capsys) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text("[hosts]\ncount = 2\n[costs]\n" + "".join(
-        f"{name} = 1e-7\n" for name in ("image", "prepare", "settle", "copy", "sign", "apply", "pull")
+        f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "apply", "pull")
     ))  # fmt: skip
     assert cli.main(["simulate", str(file), "--set", "layout.servers=1"]) == 0
     assert json.loads(capsys.readouterr().out)["images_per_second"] > 0

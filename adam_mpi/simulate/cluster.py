@@ -44,11 +44,9 @@ class Costs:
     """Seconds on one core; what is 0 is measured on this machine when the simulation starts."""
 
     image: float = limited(0.0, low=0.0)
-    """A trainer thread computes one image, forward and backward."""
+    """A trainer thread computes one image and steps, beside the other threads of its worker."""
     prepare: float = limited(0.0, low=0.0)
     """A data rank makes one image ready."""
-    settle: float = limited(0.0, low=0.0)
-    """A trainer thread adds one parameter's gradient of a batch up."""
     copy: float = limited(0.0, low=0.0)
     """A worker writes one byte of a push."""
     sign: float = limited(0.0, low=0.0)
@@ -61,6 +59,8 @@ class Costs:
     """A worker sends one message of a push, and a server takes one in, besides its bytes."""
     batch: float = limited(250e-6, low=0.0)
     """A worker's main thread asks for a batch, takes it in and reports it; a data rank hands it out."""
+    spin: float = limited(0.6e-3, low=0.0)
+    """A main thread looks around so long after it had something to do, before it sleeps."""
     poll: float = limited(2e-3, low=0.0)
     """The longest that a loop with nothing to do sleeps."""
 

@@ -1,7 +1,9 @@
 """What things cost on this machine: each measured for a moment, on one core."""
 
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -17,18 +19,20 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.plan import network
 from adam_mpi.server import apply, mailbox
 from adam_mpi.simulate.cluster import Costs
-from adam_mpi.worker import contribution, copy
+from adam_mpi.worker import contribution
+from adam_mpi.worker.copy import Copy
 
 # Long enough for steady figures, and sizes far beyond the caches.
 SECONDS, SIZE = 0.7, 1 << 24
 
 
-def measured(costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...]) -> Costs:
+def measured(
+    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int
+) -> Costs:
     """With a figure of this machine in place of every 0."""
     measures: dict[str, Callable[[], float]] = {
-        "image": lambda: _image(config, data, shapes),
+        "image": lambda: _image(config, data, shapes, threads),
         "prepare": lambda: _prepare(config),
-        "settle": _settle,
         "copy": _copy,
         "sign": _sign,
         "apply": _apply,
@@ -49,13 +53,26 @@ def _seconds(work: Callable[[], object]) -> float:
     return median(times)
 
 
-def _image(config: Config, data: Description, shapes: tuple[LayerShape, ...]) -> float:
-    context, batch = network(config, data, shapes).context(), config.train.batch
-    weights, gradient = parameters.initial(shapes, config.run.seed), np.zeros(parameters.total(shapes), np.float32)
+def _image(config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int) -> float:
+    """With as many threads at once as a worker has, as far as there are cores: they get in each other's way."""
+    net, batch = network(config, data, shapes), config.train.batch
+    shared, threads = parameters.initial(shapes, config.run.seed), min(threads, os.cpu_count() or 1)
+    alone = threads == 1 or config.push.images <= batch
     draw = np.random.default_rng(config.run.seed)
     pixels = draw.integers(0, 256, (batch, *data.shape)).astype(data.dtype)
     labels, ids = draw.integers(0, data.classes, batch), np.arange(batch)
-    return _seconds(lambda: context.train(weights, gradient, pixels, labels, ids, 0, True)) / batch
+
+    def thread(index: int) -> float:
+        context, own, total = net.context(shared), Copy(net, shared, index, alone), np.zeros_like(shared)
+
+        def train() -> None:
+            context.train(own.weights, own.gradient, pixels, labels, ids, 0, own.begin())
+            own.step(total, 1e-9, 1.0)
+
+        return _seconds(train) / batch
+
+    with ThreadPoolExecutor(threads) as pool:
+        return median(pool.map(thread, range(threads)))
 
 
 def _prepare(config: Config) -> float:
@@ -66,11 +83,6 @@ def _prepare(config: Config) -> float:
 
 def _arrays(count: int) -> list[np.ndarray]:
     return [np.ones(SIZE, np.float32) for _ in range(count)]
-
-
-def _settle() -> float:
-    local, total, gradient = _arrays(3)
-    return _seconds(lambda: copy.settle(local, total, gradient, np.float32(1e-9), np.float32(1e-9))) / SIZE
 
 
 def _copy() -> float:

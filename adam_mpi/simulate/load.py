@@ -33,7 +33,6 @@ class Load:
     """Bytes from each server."""
     batch: int
     """Bytes of a batch of images."""
-    parameters: int
     most: int
     """Images that a push grows to while all others are under way; one of factors does not grow."""
 
@@ -56,7 +55,7 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
     pull = {server: width * shelves.size(server) for server in shelves.servers}
     batch = message_bytes(config.train.batch, data.shape)
     most = images if captured_layers(choices) else MOST_BATCHES * config.train.batch
-    return Load(dict(push), pull, batch, shelves.parameters, most)
+    return Load(dict(push), pull, batch, most)
 
 
 def _add(part: Part, size: int, messages: int, seconds: float) -> None:

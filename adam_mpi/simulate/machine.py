@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import simpy
 
-from adam_mpi.simulate.cluster import Cluster
+from adam_mpi.simulate.cluster import Cluster, Costs
 
 # What a thread computes before another one gets its core, and the most that one message keeps a link for itself.
 SLICE, PIECE = 3e-3, 1 << 20
+LOOK = 50e-6  # one round of a main thread that finds nothing
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -44,19 +45,35 @@ class Host:
 
 
 class Rank:
-    """A rank on its host. Its main thread polls: the longer it had nothing to do, the later it notices."""
+    """A rank on its host. Its main thread does one thing after the other and polls in between.
 
-    def __init__(self, host: Host, poll: float, chance: np.random.Generator) -> None:
-        self.host, self.poll, self.chance = host, poll, chance
-        self.main = simpy.Resource(host.time, 1)
+    After work it looks around for a while, which takes a core; then it sleeps, longer and longer, and notices late.
+    """
+
+    def __init__(self, host: Host, costs: Costs, chance: np.random.Generator) -> None:
+        self.host, self.costs, self.chance, self.time = host, costs, chance, host.time
+        self.main = simpy.Resource(self.time, 1)
         self.rested = 0.0
         """When it last had something to do."""
+        self.looking = False
 
     def do(self, seconds: float) -> Steps:
         """Something for the main thread."""
         with self.main.request() as turn:
             yield turn
-            idle = self.host.time.now - self.rested
-            yield self.host.time.timeout(self.chance.uniform(0, min(idle, self.poll)))
+            # Sleeps double: the one under way is about half of the time since they began.
+            asleep = max(0.0, self.time.now - self.rested - self.costs.spin)
+            yield self.time.timeout(self.chance.uniform(0, min(asleep / 2, self.costs.poll)))
             yield from self.host.work(seconds)
-            self.rested = self.host.time.now
+            self.rested = self.time.now
+        if not self.looking:
+            self.looking = True
+            self.time.process(self._look_around())
+
+    def _look_around(self) -> Steps:
+        while self.time.now - self.rested < self.costs.spin:
+            if self.main.count:
+                yield self.time.timeout(LOOK)
+            else:
+                yield from self.host.work(LOOK * self.host.speed)
+        self.looking = False

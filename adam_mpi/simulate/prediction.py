@@ -48,12 +48,19 @@ def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Predict
     """From so many batches of each replica."""
     description = describe(config.data)
     shapes = model(config, description)
-    cluster.costs = measured(cluster.costs, config, description, shapes)
     hosts = [f"host{number}" for number in range(cluster.hosts.count) for _ in range(cluster.hosts.ranks)]
     layout = arrange(hosts, config.layout)
+    threads = _threads(cluster, config, layout, layout.workers[0])
+    cluster.costs = measured(cluster.costs, config, description, shapes, threads)
     loads = weigh(config, layout, shapes, description, cluster.costs)
     connections = sum(shape.connections for shape in shapes)
     return Stage(cluster, config, layout, loads).play(connections, batches)
+
+
+def _threads(cluster: Cluster, config: Config, layout: Layout, rank: int) -> int:
+    """Trainer threads of a worker."""
+    workers = layout.on_host(layout.places[rank].host, "worker")
+    return config.worker.threads or max(1, cluster.hosts.cores // workers)
 
 
 class Stage:
@@ -64,7 +71,7 @@ class Stage:
         self.time = simpy.Environment()
         self.hosts = {name: Host(self.time, cluster) for name in dict.fromkeys(p.host for p in layout.places)}
         self.ranks = [
-            Rank(self.hosts[place.host], cluster.costs.poll, chance(cluster.chance.seed, place.rank))
+            Rank(self.hosts[place.host], cluster.costs, chance(cluster.chance.seed, place.rank))
             for place in layout.places
         ]
         clocked = not config.asynchronous
@@ -78,8 +85,7 @@ class Stage:
 
     def _replica(self, number: int) -> Replica:
         places = [place for place in self.layout.places if place.replica == number]
-        workers = max(1, self.layout.on_host(places[0].host, "worker"))
-        threads = self.config.worker.threads or max(1, self.cluster.hosts.cores // workers)
+        threads = _threads(self.cluster, self.config, self.layout, places[0].rank)
         slow = self.cluster.chance.factor if number < round(self.cluster.chance.slow * self.layout.replicas) else 1.0
         ranks = [self.ranks[place.rank] for place in places]
         return Replica(

@@ -184,7 +184,7 @@ class Replica:
     def _compute(self, images: float) -> Steps:
         """All strips at once; what they exchange hides behind other batches in flight, as far as it can."""
         noise = self.chance.lognormal(-self.spread**2 / 2, self.spread)
-        seconds = images * self.costs.image * noise + self.load.parameters * self.costs.settle
+        seconds = images * self.costs.image * noise
         strips = [self.time.process(rank.host.work(self.slow * seconds / len(self.ranks))) for rank in self.ranks]
         yield self.time.all_of(strips)
         if self.exchange:
