@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from adam_mpi import config
 from adam_mpi.errors import UserError
+from adam_mpi.models import names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,6 +96,41 @@ def simulate(options: argparse.Namespace) -> int:
     return 0
 
 
+def predict(options: argparse.Namespace) -> int:
+    """Tell the classes of images, with probabilities."""
+    from adam_mpi.predict import predict
+    from adam_mpi.trained import load
+
+    for line in predict(load(options.path), options.images, options.output):
+        print(line)
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write a trained network for other programs."""
+    from adam_mpi.export import export
+    from adam_mpi.trained import load
+
+    print(export(load(options.path), options.output, options.format))
+    return 0
+
+
+def import_(options: argparse.Namespace) -> int:
+    """Make a file of weights to begin with out of another program's."""
+    from adam_mpi.export.foreign import import_weights
+
+    print(import_weights(options.file, config.load(options.config, options.set), options.output))
+    return 0
+
+
+def models(options: argparse.Namespace) -> int:
+    """List the ready configurations, or print one."""
+    from adam_mpi import models
+
+    print(models.find(options.name).read_text() if options.name else models.listing())
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
@@ -103,6 +139,10 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "pack": pack,
     "inspect": inspect,
     "merge": merge,
+    "predict": predict,
+    "export": export,
+    "import": import_,
+    "models": models,
     "simulate": simulate,
 }
 
@@ -136,9 +176,10 @@ def _parser() -> argparse.ArgumentParser:
         for name, function in COMMANDS.items()
     }
     made["simulate"].add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
-    for name in ("train", "plan", "simulate"):
+    made["import"].add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
+    for name in ("train", "plan", "import", "simulate"):
         made[name].formatter_class = _KeysHelp
-        made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
+        made[name].add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
     made["train"].add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
     made["train"].add_argument("--resume", action="store_true", help="go on from what the run directory holds")
@@ -160,6 +201,14 @@ def _parser() -> argparse.ArgumentParser:
     made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
     made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
     made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
+    for name in ("predict", "export"):
+        made[name].add_argument("path", help="a run directory, a snapshot or a file of weights")
+    made["predict"].add_argument("images", type=Path, nargs="+", help="images, folders of images, npz files")
+    made["predict"].add_argument("-o", dest="output", type=Path, metavar="FILE", help="npz file for all probabilities")
+    made["export"].add_argument("--format", choices=("onnx", "safetensors", "npz"), help="default: the file's ending")
+    for name in ("export", "import"):
+        made[name].add_argument("-o", dest="output", type=Path, metavar="FILE", required=True, help="the file to write")
+    made["models"].add_argument("name", nargs="?", choices=names(), metavar="NAME", help="print its TOML")
     return parser
 
 

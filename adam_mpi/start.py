@@ -23,6 +23,7 @@ from adam_mpi.config import Config, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
+from adam_mpi.durable import model as model_file
 from adam_mpi.durable import newest, snapshot
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
@@ -63,6 +64,8 @@ def prepare(
     description = describe(config.data)
     shapes = model(config, description)
     partition(shapes, config.layout.partitions)
+    if config.model.weights:
+        _first_weights(config, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     path = rundir.choose(config, directory, resume)
@@ -155,7 +158,13 @@ def _first_state(job: Job) -> dict[str, np.ndarray]:
     """What the servers begin with: the snapshot, or new weights."""
     if job.resume is not None:
         return newest.state(job.resume, parameters.total(job.shapes))
-    return {"weights": parameters.initial(job.shapes, job.config.run.seed)}
+    return {"weights": _first_weights(job.config, job.shapes)}
+
+
+def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray:
+    if config.model.weights:
+        return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
+    return parameters.initial(shapes, config.run.seed)
 
 
 def _position(job: Job, replicas: int) -> Position:

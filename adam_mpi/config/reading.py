@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from adam_mpi import models
 from adam_mpi.config.checks import check_together
 from adam_mpi.config.sections import Config
 from adam_mpi.errors import UserError
@@ -20,9 +21,17 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
     """Defaults, then the file, then each `section.key=value`."""
     config = Config()
     if path is not None:
-        fill(config, read(Path(path)), "", str(path))
+        fill(config, read(models.find(path)), "", str(path))
     for override in overrides:
         fill(config, _parse_override(override), "", "--set")
+    check_together(config)
+    return config
+
+
+def from_toml(text: str, source: str) -> Config:
+    """A configuration that `to_toml` wrote, e.g. into a file of weights; `source` is named where it is wrong."""
+    config = Config()
+    fill(config, tomllib.loads(text), "", source)
     check_together(config)
     return config
 
@@ -31,7 +40,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"config {path}: {error.strerror}; give the path of a TOML file") from None
+        known = ", ".join(models.names())
+        raise UserError(f"config {path}: {error.strerror}; give a TOML file, or one of {known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"config {path}: not TOML: {error}") from None
 
