@@ -44,7 +44,7 @@ def boxes(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[s
 
 
 class Source(NamedTuple):
-    """Where a shard lies in a server's file."""
+    """Where shards that follow each other lie in a server's file."""
 
     file: str
     total: int
@@ -62,8 +62,15 @@ def write_virtual(
     for name in files:
         with open_file(folder / name, snapshot.KIND) as file:
             shards, kept = file["shards"][:, :2].astype(np.int64), snapshot.parts(file)
-        edges = np.cumsum([0, *shards[:, 1]]).tolist()
-        sources += [Source(name, edges[-1], edge, *row) for edge, row in zip(edges, shards.tolist(), strict=False)]
+        total, offset = int(shards[:, 1].sum()), 0
+        for start, size in shards.tolist():
+            last = sources[-1] if offset else None
+            # Neighbours in the file that are neighbours in the flat vector are mapped together.
+            if last is not None and last.start + last.size == start:
+                sources[-1] = last._replace(size=last.size + size)
+            else:
+                sources.append(Source(name, total, offset, start, size))
+            offset += size
     with new_file(folder / snapshot.MODEL, KIND) as out:
         out.attrs.update(attributes)
         out[INPUTS] = inputs
@@ -76,7 +83,7 @@ def write_virtual(
 
 
 def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) -> None:
-    """What of a tensor lies in one shard."""
+    """What of a tensor lies in one run of shards."""
     low, high = max(source.start, tensor.offset), min(source.start + source.size, tensor.offset + tensor.size)
     if low >= high:
         return
