@@ -40,7 +40,6 @@ from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
-from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.worker import Worker
 
 SWITCH_SECONDS = 0.0005
@@ -126,7 +125,8 @@ def crew(world: World, job: Job) -> Crew:
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    plan = plan_shelves(job.config, job.shapes, world.layout)
+    cut = partition(job.shapes, job.config.layout.partitions)
+    plan = plan_shelves(job.config, cut, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     captured = captured_layers(choices)
@@ -152,7 +152,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
     if net is not None:
-        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads, _carried(job, plan, rank))
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads, _carried(world, job))
     return Crew(post, made, head, [mail, window])
 
 
@@ -169,11 +169,11 @@ def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray
     return parameters.initial(shapes, config.run.seed)
 
 
-def _carried(job: Job, plan: Shelves, rank: int) -> np.ndarray | None:
-    """What this pusher's codec had left out when the snapshot was taken."""
+def _carried(world: World, job: Job) -> np.ndarray | None:
+    """What the codec of our replica's pushes had left out when the snapshot was taken."""
     if job.resume is None or not CODECS[job.config.push.codec].feedback:
         return None
-    return newest.residual(job.resume, plan.pushers.index(rank), len(plan.pushers), plan.parameters)
+    return newest.residual(job.resume, world.place.replica or 0, world.layout.replicas)
 
 
 def _position(job: Job, replicas: int) -> Position:

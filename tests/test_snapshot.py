@@ -220,12 +220,13 @@ def test_at_the_cut_weights_and_residual_are_all_that_was_pushed(tmp_path, codec
 @pytest.mark.parametrize("pushers", [1, 2, 3, 5])
 def test_what_pushers_carried_goes_on_with_any_number_of_them(tmp_path, pushers):
     rows = np.random.default_rng(2).standard_normal((3, SIZE)).astype(np.float32)
-    names = tuple(snapshot.residual_name(ring) for ring in range(3))
+    names = [snapshot.residual_name(ring) for ring in range(3)]
     shards = cut(TENSORS, 50)
     for name, row in zip(names, rows, strict=True):
         snapshot.write(tmp_path / name, shards, {"residual": row}, np.zeros(len(shards)), Position(0).pack())
-    resume = newest.Resume("snapshot", tmp_path, 1, Position(8), (0.0, 0), SIZE, 3, {}, "", names)
-    carried = [newest.residual(resume, ring, pushers, SIZE) for ring in range(pushers)]
+    files = tuple((name,) for name in names)
+    resume = newest.Resume("snapshot", tmp_path, 1, Position(8), (0.0, 0), SIZE, 3, {}, "", files)
+    carried = [newest.residual(resume, replica, pushers) for replica in range(pushers)]
     np.testing.assert_allclose(sum(carried), rows.sum(axis=0), atol=1e-5)
     if pushers == 3:
         np.testing.assert_array_equal(carried, rows)

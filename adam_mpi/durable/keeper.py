@@ -34,7 +34,9 @@ class Keeper:
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
         pushers = shelves.pushers if CODECS[self.config.push.codec].feedback else ()
         folder = directory / "snapshots"
-        self.snapshots = Conductor(post, servers, folder, keep, joint, shelves.tensors, self._describe, pushers)
+        self.snapshots = Conductor(
+            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers
+        )
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False

@@ -36,8 +36,8 @@ class Resume:
     settings: dict[str, Any]
     """What the order of the images depended on."""
     note: str
-    residuals: tuple[str, ...] = ()
-    """Files of a snapshot with what its pushers' codec had left out, pusher by pusher."""
+    residuals: tuple[tuple[str, ...], ...] = ()
+    """Files of a snapshot with what its pushers' codec had left out, those of each replica."""
 
     @property
     def midway(self) -> bool:
@@ -93,7 +93,9 @@ def _from_snapshot(path: Path) -> Resume:
     note = f"snapshot {path.name}, nothing lost up to it"
     best = (told["best"], told["best_epoch"])
     known = told["parameters"], told["replicas"], told["order"]
-    return Resume("snapshot", path, told["epochs"], position, best, *known, note, tuple(told["residuals"]))
+    files, strips = tuple(told["residuals"]), told["strips"]
+    residuals = tuple(files[first : first + strips] for first in range(0, len(files), strips))
+    return Resume("snapshot", path, told["epochs"], position, best, *known, note, residuals)
 
 
 def _from_store(folder: Path, run: Path, config: Config) -> Resume:
@@ -162,11 +164,12 @@ def state(resume: Resume, size: int) -> dict[str, np.ndarray]:
     return dict(flat)
 
 
-def residual(resume: Resume, ring: int, pushers: int, size: int) -> np.ndarray:
-    """What a pusher carries on: what it had left out itself, and where there are fewer now, a share of the others'."""
-    total = np.zeros(size, np.float32)
-    for start, values in snapshot.pieces(resume.path, resume.residuals[ring::pushers]):
-        total[start : start + len(values["residual"])] += values["residual"]
+def residual(resume: Resume, replica: int, replicas: int) -> np.ndarray:
+    """What a replica carries on: what it had left out itself, and where there are fewer now, a share of the others'."""
+    total = np.zeros(resume.parameters, np.float32)
+    for files in resume.residuals[replica::replicas]:
+        for start, values in snapshot.pieces(resume.path, files):
+            total[start : start + len(values["residual"])] += values["residual"]
     return total
 
 

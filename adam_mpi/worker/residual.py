@@ -13,19 +13,27 @@ import numpy as np
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
-from adam_mpi.server.shelves import Shelves
+from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
 
 
 class Residual:
-    def __init__(self, shelves: Shelves, ring: int, lanes: Sequence[Lane[Any]], values: np.ndarray) -> None:
-        self.shelves, self.ring, self.lanes, self.values = shelves, ring, lanes, values
+    def __init__(
+        self, holding: Holding, ring: int, lanes: Sequence[Lane[Any]], feedback: bool, carried: np.ndarray | None = None
+    ) -> None:
+        self.ring, self.lanes, self.rings = ring, lanes, len(holding.shelves.pushers)
+        self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]
+        self.values = np.zeros(holding.size if feedback else 0, np.float32)
+        self.parts = {shard.index: self.values[holding.part(shard)] for shard in self.shards}
+        if carried is not None:
+            for shard in self.shards:
+                self.parts[shard.index][:] = carried[shard.start : shard.stop]
         self.cut = Cut(1)
 
     def hold(self, begun: int) -> list[int]:
         """Returns how far we are, as a clock per pusher."""
         self.cut.begun = [begun]
-        return [self.cut.hold()[0] if ring == self.ring else 0 for ring in range(len(self.shelves.pushers))]
+        return [self.cut.hold()[0] if ring == self.ring else 0 for ring in range(self.rings)]
 
     def at(self, clocks: Sequence[int], folder: Path) -> None:
         self.cut.at([clocks[self.ring]], folder)
@@ -38,9 +46,8 @@ class Residual:
         """Copy the residual once everything before the cut has been packed."""
         if not self.cut.reached([begun]) or any(lane.waiting for lane in self.lanes):
             return
-        shards, name = self.shelves.shards, snapshot.residual_name(self.ring)
-        state = {"residual": {shard.index: self.values[shard.start : shard.stop] for shard in shards}}
-        self.cut.take(name, shards, state, np.zeros(len(shards), np.int64), Position(0))
+        versions = np.zeros(len(self.shards), np.int64)
+        self.cut.take(snapshot.residual_name(self.ring), self.shards, {"residual": self.parts}, versions, Position(0))
         self._release()
 
     def _release(self) -> None:

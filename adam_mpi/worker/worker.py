@@ -41,7 +41,7 @@ class Worker:
         self.world, self.config, self.post = world, world.config, post
         self.local = np.zeros(shelves.parameters, np.float32)
         self.data = DataClient(world, network.shapes[0].input)
-        self.pushes = PushClient(world, shelves, choices, mail, published, carried)
+        self.pushes = PushClient(world, shelves, choices, mail, published, carried=carried)
         self.pulls = PullClient(world, shelves, published)
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
         self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
@@ -206,8 +206,8 @@ class Worker:
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
         arrived, factor = self.pulls.arrived, np.float32(self._prediction)
-        for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
-            for letter in lane.missing(applied):
+        for lane in self.pushes.lanes:
+            for letter in lane.missing(self.pulls.applied[lane.server]):
                 for part in letter.missing():
                     descend(arrived[part], letter.contribution.values[part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
