@@ -19,7 +19,7 @@ from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
-from adam_mpi.config import Config, to_toml
+from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
@@ -46,9 +46,9 @@ SWITCH_SECONDS = 0.0005
 log = logging.getLogger(__name__)
 
 
-def configure(path: str | Path | None, overrides: Sequence[str], ranks: int) -> Config:
+def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
     """The configuration, with what it leaves to the program decided for so many ranks."""
-    config = configuration.load(path, overrides)
+    config = configuration.load(given, overrides)
     if not config.layout.partitions:
         config.layout.partitions = partitions(config, model(config, describe(config.data)), ranks)
     return config

@@ -8,6 +8,7 @@ from adam_mpi.config import Config
 from adam_mpi.data.batch import message_bytes
 from adam_mpi.data.sets import Description
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.partition import partition
 from adam_mpi.plan import plan_shelves
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.mailbox import HEADER_WORDS
@@ -38,7 +39,7 @@ class Load:
 
 
 def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:
-    shelves, images = plan_shelves(config, shapes, layout), largest_push(config)
+    shelves, images = plan_shelves(config, partition(shapes, layout.partitions), layout), largest_push(config)
     choices = choose(shelves, config, images, len({place.host for place in layout.places}))
     push, codec = defaultdict[int, Part](Part), CODECS[config.push.codec]
     for choice in choices.values():
