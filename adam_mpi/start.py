@@ -23,6 +23,7 @@ from adam_mpi.config import Config, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
+from adam_mpi.durable import model as model_file
 from adam_mpi.durable import newest, snapshot
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
@@ -63,6 +64,8 @@ def prepare(
     description = describe(config.data)
     shapes = model(config, description)
     partition(shapes, config.layout.partitions)
+    if config.model.weights:
+        _first_weights(config, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     if config.observe.tensorboard:
@@ -123,7 +126,8 @@ def crew(world: World, job: Job) -> Crew:
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    plan = plan_shelves(job.config, job.shapes, world.layout)
+    cut = partition(job.shapes, job.config.layout.partitions)
+    plan = plan_shelves(job.config, cut, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     captured = captured_layers(choices)
@@ -157,7 +161,13 @@ def _first_state(job: Job) -> dict[str, np.ndarray]:
     """What the servers begin with: the snapshot, or new weights."""
     if job.resume is not None:
         return newest.state(job.resume, parameters.total(job.shapes))
-    return {"weights": parameters.initial(job.shapes, job.config.run.seed)}
+    return {"weights": _first_weights(job.config, job.shapes)}
+
+
+def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray:
+    if config.model.weights:
+        return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
+    return parameters.initial(shapes, config.run.seed)
 
 
 def _position(job: Job, replicas: int) -> Position:

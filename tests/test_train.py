@@ -39,7 +39,7 @@ def weights(job):
     """All weights by name."""
     found = {}
     with h5py.File(job.run / "weights.h5") as file:
-        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(lambda name, item: found.update({name: item[()]}) if "/" in name else None)
     return found
 
 

@@ -69,7 +69,7 @@ class Transform:
 @dataclass
 class Data:
     set: str = "glyphs"
-    """Data set: glyphs (built in), mnist, fashion, or the path of a file or folder (formats: data/README.md)."""
+    """Data set: glyphs (built in), mnist, fashion, noise:3x32x32:10, or the path of files (formats: data/README.md)."""
     validation: float = limited(1 / 12, low=0.0, high=0.5)
     """Fraction of the training set kept apart for validation at epoch ends."""
     images: int = limited(0, low=0)
@@ -103,6 +103,8 @@ LAYERS: list[Any] = [
 class Model:
     layers: list[Any] = limited(LAYERS)
     """The stack: conv, pool, average, lrn, dense, relu, tanh, sigmoid, dropout; softmax follows the last dense."""
+    weights: str = ""
+    """Weights to begin with: `weights.h5` of a run or of `adam_mpi import`; empty draws new ones."""
 
 
 @dataclass

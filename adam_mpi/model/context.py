@@ -59,7 +59,7 @@ class Context:
         if overwrite:
             gradient[:] = 0
         views, gradients = parameters.views(weights, self.tensors), parameters.views(gradient, self.tensors)
-        self.count = self._load(pixels)
+        self.count = self.load(pixels)
         self._draw(ids, epoch)
         for forward in self.forward:
             forward(views)
@@ -75,13 +75,16 @@ class Context:
 
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
         """Probabilities (images, classes)."""
-        count = self._infer(weights, pixels)
+        return self.probabilities(self._infer(weights, pixels))
+
+    def probabilities(self, count: int) -> np.ndarray:
+        """Of the first so many images of the block, after its last layer."""
         loss.softmax(self.logits, self.errors, self.arrays["normalisers"])
         return self.errors[:, :count].T.copy()
 
     def walk(self, weights: np.ndarray, pixels: np.ndarray) -> Iterator[np.ndarray]:
         """The output of one layer after the other, without dropout; (images, channels, rows, columns) each."""
-        views, count = parameters.views(weights, self.tensors), self._load(pixels)
+        views, count = parameters.views(weights, self.tensors), self.load(pixels)
         for inference, outputs in zip(self.inference, self.outputs, strict=True):
             inference(views)
             # A copy: the next layer may work in place.
@@ -104,7 +107,7 @@ class Context:
 
         return replace(step, backward_weights=backward_weights)
 
-    def _load(self, block: np.ndarray) -> int:
+    def load(self, block: np.ndarray) -> int:
         """Pixels (uint8) become levels from 0 to 1; float32 numbers are taken as they are."""
         if block.dtype == np.float32:
             inputs = self.arrays["input"]
@@ -123,7 +126,7 @@ class Context:
 
     def _infer(self, weights: np.ndarray, pixels: np.ndarray) -> int:
         views = parameters.views(weights, self.tensors)
-        count = self._load(pixels)
+        count = self.load(pixels)
         for inference in self.inference:
             inference(views)
         return count

@@ -61,7 +61,7 @@ class StripContext(Context):
         The gradient is overwritten.
         """
         self.views = parameters.views(weights, self.tensors)
-        self.count = self._load(pixels)
+        self.count = self.load(pixels)
         self.labels = labels
         if gradient is None:
             return self.evaluating

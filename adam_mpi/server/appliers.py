@@ -27,10 +27,12 @@ class Appliers:
         given = [(tasks, share) for tasks, share in zip(self.tasks, shares[1:], strict=True) if share]
         for tasks, share in given:
             tasks.put(share)
-        for job in shares[0]:
-            job()
-        for _ in given:
-            error = self.done.get()
+        try:
+            for job in shares[0]:
+                job()
+        finally:
+            errors = [self.done.get() for _ in given]
+        for error in errors:
             if error is not None:
                 raise error
 
