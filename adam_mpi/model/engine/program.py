@@ -14,6 +14,7 @@ from adam_mpi.model.engine import (
     entry,
     image_conv,
     image_dense,
+    lines_step,
     loss,
     normalise,
     pixels,
@@ -69,7 +70,9 @@ def build(
 
 
 def conv_step(job: convs.Job, choice: convs.Choice) -> Step:
-    return winograd_step.step(job) if choice["algorithm"] == "winograd" else convs.direct(job, choice)
+    if choice["algorithm"] == "direct":
+        return convs.direct(job, choice)
+    return {"winograd": winograd_step, "lines": lines_step}[choice["algorithm"]].step(job)
 
 
 class Builder:
