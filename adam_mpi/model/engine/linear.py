@@ -46,6 +46,6 @@ def _sum_and_difference(pair: Sequence[Any], add: Callable) -> list[Any]:
 def _sum(row: np.ndarray, values: Sequence[Any], add: Callable) -> Any:
     # Ones first: they need no product to begin with.
     result = None
-    for place in sorted(np.flatnonzero(row), key=lambda place: row[place] != 1):
+    for place in sorted(np.flatnonzero(row).tolist(), key=lambda place: row[place] != 1):
         result = add(result, float(row[place]), values[place])
     return result
