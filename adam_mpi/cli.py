@@ -49,7 +49,7 @@ def plan(options: argparse.Namespace) -> int:
     """Print who would do what, and how much of it, without MPI."""
     from adam_mpi.plan import plan
 
-    print(plan(config.load(options.config, options.set), options.ranks, options.hosts))
+    print(plan(config.load(options.config, options.set), options.ranks, options.hosts, options.images))
     return 0
 
 
@@ -87,6 +87,33 @@ def merge(options: argparse.Namespace) -> int:
     return 0
 
 
+def predict(options: argparse.Namespace) -> int:
+    """Tell the classes of images, with probabilities."""
+    from adam_mpi.predict import predict
+    from adam_mpi.trained import load
+
+    for line in predict(load(options.path), options.images, options.output):
+        print(line)
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write a trained network for other programs."""
+    from adam_mpi.export import export
+    from adam_mpi.trained import load
+
+    print(export(load(options.path), options.output, options.format))
+    return 0
+
+
+def import_(options: argparse.Namespace) -> int:
+    """Make a file of weights to begin with out of another program's."""
+    from adam_mpi.export.foreign import import_weights
+
+    print(import_weights(options.file, config.load(options.config, options.set), options.output))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
@@ -95,6 +122,9 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "pack": pack,
     "inspect": inspect,
     "merge": merge,
+    "predict": predict,
+    "export": export,
+    "import": import_,
 }
 
 
@@ -126,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         for name, function in COMMANDS.items()
     }
-    for name in ("train", "plan"):
+    made["import"].add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
+    for name in ("train", "plan", "import"):
         made[name].formatter_class = _KeysHelp
         made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
@@ -137,6 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     made["plan"].add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
     made["plan"].add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
+    made["plan"].add_argument(
+        "--images", metavar="3x256x256:1000", help="plan for such images and classes instead of those of a data set"
+    )
     made["eval"].add_argument("run", help="run directory")
     made["fetch"].add_argument("name", help="mnist or fashion")
     made["fetch"].add_argument("--from", dest="source", metavar="DIR|URL", help="take the files from here")
@@ -147,6 +181,13 @@ def _parser() -> argparse.ArgumentParser:
     made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
     made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
     made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
+    for name in ("predict", "export"):
+        made[name].add_argument("path", help="a run directory, a snapshot or a file of weights")
+    made["predict"].add_argument("images", type=Path, nargs="+", help="images, folders of images, npz files")
+    made["predict"].add_argument("-o", dest="output", type=Path, metavar="FILE", help="npz file for all probabilities")
+    made["export"].add_argument("--format", choices=("onnx", "safetensors", "npz"), help="default: the file's ending")
+    for name in ("export", "import"):
+        made[name].add_argument("-o", dest="output", type=Path, metavar="FILE", required=True, help="the file to write")
     return parser
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
 from adam_mpi.data.course import Course, Phase
+from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.serving import DataServer
 from adam_mpi.durable.keeper import Keeper
 from adam_mpi.errors import RankFailure
@@ -149,7 +150,8 @@ class Head:
     def _describe(self) -> dict[str, Any]:
         """What snapshots say about the job besides its position."""
         best = {"best": self.course.best, "best_epoch": self.course.best_epoch}
-        return {"epochs": self.results["epochs"], "kernels": self.kernels} | best
+        inputs = Inputs.of(self.data.preparation).to_json()
+        return {"epochs": self.results["epochs"], "kernels": self.kernels, "inputs": inputs} | best
 
     def _say_result(self) -> None:
         accuracy = self.results["test_accuracy"]

@@ -1,6 +1,7 @@
 """The plan of a job, made and printed without MPI: who does what on which host, and the bytes that takes and moves."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from adam_mpi.model import layers, parameters
 from adam_mpi.model.engine import cpu
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
+from adam_mpi.model.partition import Exchange, Partition, Strip, fitting, partition
 from adam_mpi.server import shelves as shelving
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
@@ -23,20 +25,34 @@ from adam_mpi.server.shelves import WIDTHS, Shelves
 MOST_ROWS = 40
 
 
-def plan(config: Config, ranks: int, hosts: str | None) -> str:
+def plan(config: Config, ranks: int, hosts: str | None, images: str | None = None) -> str:
+    """`images`: what they are like where there is no data set, as in "3x256x256:21841"."""
     if ranks < 1:
         raise UserError(f"-n {ranks}: at least one rank is needed")
-    layout = arrange(_hosts(ranks, hosts), config.layout)
-    description = describe(config.data)
+    description = describe(config.data) if images is None else _described(images)
     shapes = model(config, description)
-    check_partitions(config.layout.partitions, shapes)
+    config.layout.partitions = partitions(config, shapes, ranks)
+    layout = arrange(_hosts(ranks, hosts), config.layout)
+    cut = partition(shapes, layout.partitions)
     shelves = plan_shelves(config, shapes, layout)
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
-    memory = _memory(config, layout, description, shapes, shelves, captured)
-    working = _working_set(network(config, description, shapes, captured))
-    parts = [_roles(layout), _layers(shapes), _parameters(config, shelves, choices), memory, working]
+    largest = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
+    memory = _memory(config, layout, description, largest, shelves, captured)
+    working = _working_set(network(config, description, largest.shapes, captured))
+    strips = [_strips(config, cut)] if len(cut) > 1 else []
+    parts = [_roles(layout), _layers(shapes), *strips, _parameters(config, shelves, choices), memory, working]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> int:
+    """Strips of a replica: as configured, or as few as make each rank's working set fit its last-level cache."""
+    if config.layout.partitions:
+        return config.layout.partitions
+    cache = max(cpu.caches().values(), default=0)
+    if not cache:
+        raise UserError('layout.partitions = "auto": this machine does not tell its cache sizes; give a number')
+    return len(fitting(shapes, config.train.batch, cache, ranks))
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
@@ -53,15 +69,6 @@ def network(
     return Network(
         shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices
     )
-
-
-def check_partitions(partitions: int, shapes: tuple[LayerShape, ...]) -> None:
-    """Every strip needs a column of every layer that has columns."""
-    spatial = [shape for shape in shapes if shape.output[2] > 1]
-    narrowest = min(spatial, key=lambda shape: shape.output[2], default=None)
-    if narrowest is not None and partitions > narrowest.output[2]:
-        most = narrowest.output[2]
-        raise UserError(f"layout.partitions = {partitions}: {narrowest.name} has {most} columns; set at most {most}")
 
 
 def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
@@ -112,18 +119,51 @@ def _parameters(config: Config, shelves: Shelves, choices: Mapping[str, Choice])
     yield f"a push: {amount(pushed)};  a pull: {amount(width * shelves.parameters)}"
 
 
+def _strips(config: Config, cut: Partition) -> Iterator[str]:
+    """What each strip of a replica owns, computes, and sends to the others."""
+    yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
+    for index, shape in enumerate(cut.shapes):
+        exchange = cut.exchanges.get(index)
+        owned = [f"{a}-{b - 1}{_halo(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
+        yield f"  {shape.name:10} {'  '.join(owned)}"
+    cache, images = max(cpu.caches().values(), default=0), config.train.batch
+    yield f"{'strip':>7} {'image':>9} {'parameters':>14} {'GFLOP/image':>12} {'sent/image':>11} {'working set':>12}"
+    for strip in cut.strips:
+        sent, size = 4 * cut.traffic(strip.number)[0], strip.bytes(images)
+        fits = "" if not cache else "  fits the cache" if size <= cache else f"  more than the cache of {amount(cache)}"
+        yield (
+            f"{strip.number:7} {f'{strip.columns[0]}-{strip.columns[1] - 1}':>9} {strip.parameters:14,} "
+            f"{strip.flops / 1e9:12.4g} {amount(sent):>11} {amount(size):>12}{fits}"
+        )
+
+
+def _halo(exchange: Exchange | None, strip: int) -> str:
+    """How far a strip's need reaches beyond what it owns of a layer's input."""
+    if exchange is None:
+        return ""
+    (a, b), (first, last) = exchange.owned[strip], exchange.needed[strip]
+    return f" ({max(0, a - first)}+{max(0, last - b)})"
+
+
+def _described(images: str) -> Description:
+    """A data set of which only the images' shape and the number of classes are known."""
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+):(\d+)", images)
+    if found is None or 0 in (numbers := [int(word) for word in found.groups()]):
+        raise UserError(f"--images {images}: expected CHANNELSxROWSxCOLUMNS:CLASSES, e.g. 3x256x256:1000")
+    return Description("images", (numbers[0], numbers[1], numbers[2]), numbers[3], 0, 0, 0)
+
+
 def _memory(
-    config: Config, layout: Layout, description: Description, shapes: tuple[LayerShape, ...], shelves: Shelves,
-    captured: Sequence[str],
-) -> Iterator[str]:  # fmt: skip
-    threads, size = config.worker.threads or 1, 4 * shelves.parameters
+    config: Config, layout: Layout, description: Description, strip: Strip, shelves: Shelves, captured: Sequence[str]
+) -> Iterator[str]:
+    threads, size = config.worker.threads or 1, 4 * strip.parameters
     images = description.train + description.validation + description.test
     item = np.dtype(description.dtype).itemsize
     pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
     # and where there are several threads two copies of the weights each.
-    context = network(config, description, shapes, captured).bytes
+    context = network(config, description, strip.shapes, captured).bytes
     dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
     worker = (2 + threads * (3 if threads > 1 else 1)) * size + (2 * threads + 2) * (size + factors)

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from adam_mpi import config as configuration
 from adam_mpi import start
 from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.world import Idle, Interrupted, World
 from adam_mpi.crew import Crew
 from adam_mpi.errors import RankFailure, UserError
 from adam_mpi.observe import log as logs
+from adam_mpi.observe.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
     """One rank's way through a training job; returns its exit code."""
     comm = MPI.COMM_WORLD
     try:
-        config = _agree(comm, lambda: configuration.load(path or _saved(directory, resume), overrides))
+        config = _agree(comm, lambda: start.configure(path or _saved(directory, resume), overrides, comm.size))
         world = World(comm, config)
         job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes))
     except UserError as error:
@@ -39,10 +39,15 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
     wire = start.connect_sentinel(world, failure_file)
     world.catch_signals()
     try:
+        timeline = Timeline(world, job.directory) if config.observe.trace else None
         crew = start.crew(world, job)
         _serve(world, crew)
+        if timeline is not None:
+            timeline.write(world)
         world.finish()
         crew.free()
+        if timeline is not None and world.rank == 0:
+            timeline.merge()
     except BaseException as error:
         _end_badly(world, wire, failure_file, error)
     wire.bye()

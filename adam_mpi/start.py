@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi import compiling
+from adam_mpi import config as configuration
 from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
@@ -21,6 +23,7 @@ from adam_mpi.config import Config, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
+from adam_mpi.durable import model as model_file
 from adam_mpi.durable import newest, snapshot
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
@@ -30,8 +33,9 @@ from adam_mpi.job import Job
 from adam_mpi.model import parameters
 from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.partition import partition
 from adam_mpi.observe import rundir
-from adam_mpi.plan import check_partitions, model, network, plan_shelves
+from adam_mpi.plan import model, network, partitions, plan_shelves
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
@@ -39,6 +43,14 @@ from adam_mpi.worker.worker import Worker
 
 SWITCH_SECONDS = 0.0005
 log = logging.getLogger(__name__)
+
+
+def configure(path: str | Path | None, overrides: Sequence[str], ranks: int) -> Config:
+    """The configuration, with what it leaves to the program decided for so many ranks."""
+    config = configuration.load(path, overrides)
+    if not config.layout.partitions:
+        config.layout.partitions = partitions(config, model(config, describe(config.data)), ranks)
+    return config
 
 
 def prepare(
@@ -51,7 +63,9 @@ def prepare(
     until = time.time() + 60 * minutes
     description = describe(config.data)
     shapes = model(config, description)
-    check_partitions(config.layout.partitions, shapes)
+    partition(shapes, config.layout.partitions)
+    if config.model.weights:
+        _first_weights(config, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     path = rundir.choose(config, directory, resume)
@@ -144,7 +158,13 @@ def _first_state(job: Job) -> dict[str, np.ndarray]:
     """What the servers begin with: the snapshot, or new weights."""
     if job.resume is not None:
         return newest.state(job.resume, parameters.total(job.shapes))
-    return {"weights": parameters.initial(job.shapes, job.config.run.seed)}
+    return {"weights": _first_weights(job.config, job.shapes)}
+
+
+def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray:
+    if config.model.weights:
+        return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
+    return parameters.initial(shapes, config.run.seed)
 
 
 def _position(job: Job, replicas: int) -> Position:

@@ -102,17 +102,31 @@ PYTHON
 mpich_requirement() { sed -n '/^mpich =/{n;s/ //gp;}' "$root/setup.cfg"; }
 
 # mpi_launch MPIRUN RANKS: sets the array `launch` to the start of a command line, with the options this MPI wants here.
+# With ADAM_MPI_HOSTS the ranks are on the test hosts that scripts/hosts has made there, as evenly as can be.
 mpi_launch() {
+    local lab=${ADAM_MPI_HOSTS:-} hosts="localhost:$2"
+    [ -z "$lab" ] || hosts=$(test_hosts "$lab" "$2")
     launch=("$1" -n "$2")
     case $("$1" --version 2>&1) in
     *"Open MPI"* | *OpenRTE*)
         # ob1 is the transport that reports failures; UCX's windows complain.
         launch+=($(binding) --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1)
         # In a Slurm job the allocation says how many ranks there may be.
-        [ -n "${SLURM_JOB_ID:-}" ] || launch+=(--host "localhost:$2")
+        [ -n "${SLURM_JOB_ID:-}" ] || launch+=(--host "$hosts")
+        [ -z "$lab" ] || launch+=(--prtemca plm_ssh_agent "$lab/agent")
         [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
         ;;
+    *) [ -z "$lab" ] || launch+=(-hosts "$hosts" -launcher ssh -launcher-exec "$lab/agent") ;;
     esac
+    [ -z "$lab" ] || launch=("$root/scripts/hosts" exec "$lab" h0 "${launch[@]}")
+}
+
+# test_hosts LAB RANKS: the hosts with their slots, as mpirun wants them.
+test_hosts() {
+    awk -v ranks="$2" '/ h[0-9]/ { name[count++] = $2 }
+        END { for (i = 0; i < count && i < ranks; i++)
+            printf "%s%s:%d", i ? "," : "", name[i], (ranks + count - 1 - i) / count }' \
+        "$1/hosts"
 }
 
 # How Open MPI binds ranks. By default each gets one core, which all its threads would share; where a Slurm job has given

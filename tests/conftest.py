@@ -5,18 +5,20 @@ those that need a whole job start it themselves through the fixture `launch`, on
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
-from launch import Job, Mpi, available, start
+from launch import Hosts, Job, Mpi, available, start
 
 IN_TURN = ("test_cli", "test_clicks", "test_data_jobs", "test_factors", "test_resume")
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
@@ -56,6 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = [item for item in items if wanted(item)]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # The modules with the most whole jobs first: who is done early finds something short.
+        jobs = Counter(item.module for item in items if "start_job" in getattr(item, "fixturenames", ()))
+        items.sort(key=lambda item: -jobs[item.module])
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -115,6 +121,17 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     if not found:
         pytest.skip(f"there is no {request.param} here")
     return found[0]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Three test hosts; `environment=hosts.environment` starts a job on them."""
+    if os.getuid() or shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        pytest.skip("test hosts need root and iproute2")
+    made = Hosts(tmp_path / "hosts")
+    made.call("up", 3)
+    yield made
+    made.call("down")
 
 
 @pytest.fixture

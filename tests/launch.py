@@ -54,6 +54,25 @@ def clean_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key.startswith(KEPT) or not key.startswith(INHERITED)}
 
 
+@dataclass(frozen=True)
+class Hosts:
+    """Test hosts h0, h1, ...: `call("exec", "h1", "hostname")` is `scripts/hosts exec DIR h1 hostname`."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With it a job is started on them."""
+        return {"ADAM_MPI_HOSTS": str(self.folder)}
+
+    def command(self, order: str, *arguments: object) -> list[str]:
+        return [str(word) for word in (ROOT / "scripts" / "hosts", order, self.folder, *arguments)]
+
+    def call(self, order: str, *arguments: object) -> str:
+        done = subprocess.run(self.command(order, *arguments), check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout
+
+
 @dataclass
 class Job:
     """A started job; after `wait` it has its return code, its seconds and all that it has written."""
@@ -104,8 +123,8 @@ class Job:
         return f"stdout:\n{self.stdout}\nstderr:\n{self.stderr}"
 
     def ranks(self) -> list[psutil.Process]:
-        """The running processes of the ranks, in no order."""
-        return [child for child in self._family() if _is_rank(child)]
+        """The running processes of the ranks, in no order; on other hosts they are no children of mpirun."""
+        return [process for process in _naming(str(self.run)) if _is_rank(process)]
 
     def rank(self, number: int) -> psutil.Process:
         """The running process of one rank."""
@@ -135,13 +154,13 @@ class Job:
         limit = time.monotonic() + timeout
         while (left := _naming(str(self.run))) and time.monotonic() < limit:
             time.sleep(0.02)
-        return left
+        return [_command_line(process) for process in left]
 
     def end(self) -> None:
         """Ends mpirun and whatever it has started (ranks have process groups of their own)."""
         if self.process.poll() is not None:
             return
-        family = self._family()
+        family = [*self._family(), *self.ranks()]
         self.process.send_signal(signal.SIGTERM)
         psutil.wait_procs([psutil.Process(self.process.pid), *family], timeout=3)
         for process in family:
@@ -157,9 +176,15 @@ class Job:
             return []
 
 
-def _naming(path: str) -> list[str]:
-    lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
-    return [line for line in lines if path in line]
+def _naming(path: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if path in _command_line(process)]
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def _is_rank(process: psutil.Process) -> bool:
@@ -200,6 +225,7 @@ def start(
     """Starts `mpirun -n RANKS OPTIONS python -m adam_mpi ARGUMENTS`, with working directory and output in `folder`.
 
     A job that trains gets `--run FOLDER/run` unless the arguments have a --run of their own.
+    With ADAM_MPI_HOSTS in its environment it runs on those test hosts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = [str(argument) for argument in arguments]

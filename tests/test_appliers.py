@@ -31,3 +31,14 @@ def test_an_error_is_raised_where_the_batch_was_started(shard):
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match=f"shard {shard}"):
             appliers.run([(shard, fail), (shard + 2, lambda: None)])
+
+
+def test_after_an_error_nobody_is_still_at_work():
+    appliers = Appliers(2)
+
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        appliers.run([(0, fail), (1, lambda: None)])
+    assert appliers.done.empty()

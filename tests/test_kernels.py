@@ -67,19 +67,19 @@ def test_conv(case):
     span = min(rows, wanted.shape[1]) * wanted.shape[2] * images
     columns, products = np.full(weight[0].size * span, np.nan, np.float32), np.full(maps * span, np.nan, np.float32)
     outputs = np.full(wanted.shape, np.nan, np.float32)
-    conv.forward(weight, bias, inputs, stride, pad, rows, columns, products, outputs)
+    conv.forward(weight, bias, inputs, stride, pad, pad, rows, columns, products, outputs)
     close(outputs, wanted)
 
     errors = random(*wanted.shape) + 0.5
     weight_wanted, bias_wanted, input_wanted = reference.conv_backward(weight, inputs, errors, stride, pad)
     sums, weight_gradient, bias_gradient = np.full(weight.size, np.nan, np.float32), weight.copy(), bias.copy()
     scratch = columns, products, sums
-    conv.backward_weights(errors, inputs, stride, pad, rows, *scratch, weight_gradient, bias_gradient)
+    conv.backward_weights(errors, inputs, stride, pad, pad, rows, *scratch, weight_gradient, bias_gradient)
     close(weight_gradient, weight + weight_wanted)
     close(bias_gradient, bias + bias_wanted)
 
     input_errors = np.full(inputs.shape, np.nan, np.float32)
-    conv.backward_data(weight, errors, stride, pad, rows, columns, products, input_errors)
+    conv.backward_data(weight, errors, stride, pad, pad, rows, columns, products, input_errors)
     close(input_errors, input_wanted)
 
 
@@ -182,7 +182,7 @@ def mask(ids, seed=1, epoch=2, layer=3, rate=0.3, units=500):
     """Which units of which images are kept."""
     keys, values = np.zeros(len(ids), np.uint64), np.ones((units, len(ids)), np.float32)
     dropout.image_keys(seed, epoch, np.asarray(ids), keys)
-    dropout.drop(values, keys, layer, rate, np.float32(1 / (1 - rate)), values)
+    dropout.drop(values, keys, layer, rate, np.float32(1 / (1 - rate)), (0, len(values), len(values)), values)
     close(values[values != 0], 1 / (1 - rate))
     return values != 0
 

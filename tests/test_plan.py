@@ -1,6 +1,7 @@
 """The plan: who does what, and how much, for any number of ranks and without MPI."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from adam_mpi import config
 from adam_mpi.errors import UserError
 from adam_mpi.model.engine import cpu
 from adam_mpi.plan import amount, plan
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def planned(ranks, hosts=None, *overrides):
@@ -70,3 +73,33 @@ def test_no_ranks_is_named():
 def test_amounts():
     said = [amount(size) for size in (0, 999, 1023, 1536 << 10, 3 << 30)]
     assert said == ["0 B", "999 B", "0.999 KB", "1.5 MB", "3 GB"]
+
+
+def test_strips_are_shown_with_what_they_own_and_send(monkeypatch):
+    monkeypatch.setattr(cpu, "caches", lambda: {"L2": 2 << 20})
+    text = planned(8, None, "layout.partitions=2")
+    assert "replicas of 2" in text and "  conv2      0-3 (0+2)  4-7 (2+0)\n" in text
+    rows = re.findall(r"^ +\d +\d+-\d+ +[\d,]+ +[\d.]+ +[\d.]+ KB +[\d.]+ MB  (.*)$", text, re.M)
+    assert rows == ["more than the cache of 2 MB"] * 2
+
+
+def test_auto_partitions_are_as_few_as_fit_the_cache(monkeypatch):
+    for size, strips in ((64 << 20, 1), (4 << 20, 2), (1, 4)):
+        monkeypatch.setattr(cpu, "caches", lambda size=size: {"L3": size})
+        assert f"replicas of {strips}," in planned(8, None, "layout.partitions=auto")
+    monkeypatch.setattr(cpu, "caches", dict)
+    with pytest.raises(UserError, match="does not tell its cache sizes; give a number"):
+        planned(8, None, "layout.partitions=auto")
+
+
+def test_the_network_of_36_billion_connections():
+    text = plan(config.load(ROOT / "examples" / "36-billion.toml"), 16, "16x1", "3x256x256:21841")
+    connections = int(re.search(r"^total +[\d,]+ +([\d,]+)$", text, re.M)[1].replace(",", ""))
+    assert 35.5e9 < connections < 36.5e9
+    assert len(re.findall(r"^ +\d+ +\d+-\d+ +1,200,\d{3},\d{3} +13.4\d* +[\d.]+ MB +9.0\d* GB", text, re.M)) == 16
+
+
+@pytest.mark.parametrize("images", ["3x4", "0x8x8:2", "3x8x8", "axbxc:d"])
+def test_images_that_make_no_sense_are_named(images):
+    with pytest.raises(UserError, match=f"^--images {images}: expected CHANNELSxROWSxCOLUMNS:CLASSES"):
+        plan(config.load(), 2, None, images)

@@ -38,7 +38,7 @@ def settings(tmp_path_factory):
 def weights(run):
     found = {}
     with h5py.File(run / "weights.h5") as file:
-        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(lambda name, item: found.update({name: item[()]}) if "/" in name else None)
     return found
 
 

@@ -122,6 +122,19 @@ def test_it_tells_while_other_ranks_go_on(watch, failure_file):
     assert watched.process.is_running()
 
 
+def test_a_summary_written_while_the_death_was_noted_says_it_in_the_end(watch, failure_file):
+    watched = watch(2)
+    watched.settle()
+    watched.die(0)
+    assert sentinel.told(failure_file, 10)
+    summary = failure_file.parent.parent / "summary.json"
+    summary.write_text(json.dumps({"status": "running", "epochs": 3}))
+    watched.die(1)
+    assert watched.ended()
+    assert json.loads(summary.read_text())["status"] == "failed"
+    assert json.loads(summary.read_text())["epochs"] == 3
+
+
 def test_it_leaves_no_file_behind(watch):
     watched = watch(1)
     watched.leave(0)

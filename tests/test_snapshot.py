@@ -29,7 +29,7 @@ SIZE = 528
 FLAT = {"weights": np.arange(SIZE, dtype=np.float32), "state": -np.arange(SIZE, dtype=np.float32)}
 TOLD = {
     "epochs": 2, "best": 0.5, "best_epoch": 1, "replicas": 2, "order": {"train.batch": 32}, "config": "[run]\n",
-    "kernels": None,
+    "kernels": None, "inputs": "{}",
 }  # fmt: skip
 
 

@@ -14,6 +14,12 @@ TRAIN_IMAGES = 22_000
 # Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
 pytestmark = pytest.mark.timeout(330)
 
+# Rounding stays rounding: where a max-pooling has a near-tie, it would decide which pixel learns.
+SMOOTH = """model.layers=[
+    {kind = "conv", maps = 8, kernel = 5}, "tanh", {kind = "average", size = 2},
+    {kind = "conv", maps = 16, kernel = 5}, "tanh", {kind = "average", size = 2},
+    {kind = "dense", units = 100}, "tanh", {kind = "dense", units = 10}]"""
+
 
 def both(values):
     return pytest.mark.parametrize(("case", "mpi"), spread(values), indirect=["mpi"])
@@ -33,7 +39,7 @@ def weights(job):
     """All weights by name."""
     found = {}
     with h5py.File(job.run / "weights.h5") as file:
-        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(lambda name, item: found.update({name: item[()]}) if "/" in name else None)
     return found
 
 
@@ -112,13 +118,13 @@ def test_mnist_in_two_epochs(case, launch):
 
 @both([4])
 def test_one_rank_and_four_in_step_give_the_same_loss_curve_and_bits(case, launch):
-    settings = [*QUICK, *given("consistency.staleness=0")]
+    settings = [*QUICK, *given("consistency.staleness=0", SMOOTH)]
     alone, four, again = (finished(launch(ranks, "train", *settings)) for ranks in (1, case, case))
     assert len(curve(alone)) == 4 and curve(alone)[2] < 0.9 * curve(alone)[0]
-    assert curve(four) == pytest.approx(curve(alone), rel=1e-4)
+    assert curve(four) == pytest.approx(curve(alone), rel=1e-5)
     assert four.summary["staleness"]["max"] == 0
     first, second = weights(four), weights(again)
-    assert len(first) == 10 and all(first[name].tobytes() == second[name].tobytes() for name in first)
+    assert len(first) == 8 and all(first[name].tobytes() == second[name].tobytes() for name in first)
     assert curve(four) == curve(again)
 
 

@@ -112,10 +112,20 @@ def _watch(path: str, failure_file: Path, ranks: int) -> None:
                 report(failure_file, last.decode(), "interrupted")
 
 
+def _note_again(failure_file: Path) -> None:
+    """The head may have been about to write its summary when the end was noted there: now it writes no more."""
+    summary = failure_file.parent.parent / "summary.json"
+    with suppress(OSError, ValueError):
+        text = failure_file.read_text().rstrip()
+        if text and json.loads(summary.read_text())["status"] == "running":
+            _note(summary, text, "interrupted" if text.startswith("interrupted") else "failed")
+
+
 def main() -> None:
     path, failure_file, ranks = sys.argv[1:]
     try:
         _watch(path, Path(failure_file), int(ranks))
+        _note_again(Path(failure_file))
     except TimeoutError:
         pass
     finally:

@@ -9,6 +9,7 @@ import numpy as np
 from adam_mpi.data.course import Phase
 from adam_mpi.data.sets import DataSet
 from adam_mpi.data.transform import SAMPLE, Transformer
+from adam_mpi.observe import trace
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Preparation:
         self, phase: Phase, asked: np.ndarray, kept: np.ndarray, images: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, Block]:
         ids = asked[kept]
-        return kept, Block(ids, labels, self.transformer(images, ids, phase.epoch if phase.training else None))
+        with trace.span("prepare"):
+            return kept, Block(ids, labels, self.transformer(images, ids, phase.epoch if phase.training else None))
 
     def _cut(self, edges: np.ndarray, transformed: tuple[np.ndarray, Block]) -> list[Block]:
         """Into the batches again, of which some may have become smaller."""

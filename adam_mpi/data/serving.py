@@ -18,6 +18,7 @@ from adam_mpi.data.preparation import Block, Preparation
 from adam_mpi.data.sets import DataSet
 from adam_mpi.data.tally import Tally
 from adam_mpi.durable.position import Position
+from adam_mpi.observe import trace
 
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 
@@ -243,7 +244,8 @@ class DataServer:
         assert phase is not None
         part, left = batch.PARTS.index(phase.part), sum(len(line) for line in self.lines)
         header = [batch.BATCH, phase.number, part, phase.epoch, number, block.ids.size, left]
-        self._send(source, slot, batch.pack(header, block.ids, block.labels, block.pixels[..., columns]))
+        with trace.span("serve"):
+            self._send(source, slot, batch.pack(header, block.ids, block.labels, block.pixels[..., columns]))
 
     def _send(self, source: int, slot: int, message: np.ndarray) -> None:
         self.world.injector.at("batch")

@@ -50,7 +50,7 @@ class Transformer:
             warp.warp(images, ids, key, self.limits, self.across, self.along, pixels)
             images = pixels
         elif self.wanted.crop:
-            images = _middle(images, self.wanted.crop)
+            images = middle(images, self.wanted.crop)
         return (images - self.mean) * self.factor if self.wanted.normalise else images
 
 
@@ -59,7 +59,7 @@ def _warps(wanted: Transform) -> bool:
     return any(amounts) or wanted.reflect or wanted.brightness > 0 or wanted.contrast > 0
 
 
-def _middle(images: np.ndarray, side: int) -> np.ndarray:
+def middle(images: np.ndarray, side: int) -> np.ndarray:
     top, left = (images.shape[2] - side) // 2, (images.shape[3] - side) // 2
     return np.ascontiguousarray(images[:, :, top : top + side, left : left + side])
 

@@ -18,6 +18,7 @@ import numpy as np
 from adam_mpi.config import Store
 from adam_mpi.durable.slots import Record, Slots
 from adam_mpi.errors import UserError
+from adam_mpi.observe import trace
 from adam_mpi.server.shards import Shard
 
 BUFFERS = 32
@@ -47,7 +48,7 @@ class WriteBehind:
         self.missing: set[int] | None = None
         """Records that have never been written; all of them at the first step."""
         self.error: Exception | None = None
-        self.warned = 0.0
+        self.warned = self.looked = self.stepped = 0.0
         self.written = 0
         self.free = [np.empty(max(self.bytes), np.uint8) for _ in range(BUFFERS)]
         self.orders: SimpleQueue[tuple[Record, np.ndarray] | None] = SimpleQueue()
@@ -71,19 +72,20 @@ class WriteBehind:
         self.dirty.setdefault(place, time.monotonic())
 
     def step(self) -> None:
-        """Take note of what has been written; copy one record if it is time for it; tell when the disk is slow."""
+        """Take note of what has been written; copy what it is time for; tell when the disk is slow."""
         now = time.monotonic()
         if self.missing is None:
             self.missing = set(range(len(self.bytes)))
             self.dirty = dict.fromkeys(self.missing, now)
-        self._collect()
-        if self.dirty and self.free and now >= self.pause:
-            place, since = next(iter(self.dirty.items()))
-            # Its updates gather for a while, and what is under way is written before it is copied again.
-            if (now - since >= self.patience or place in self.missing) and place not in self.flying:
-                self._send(place)
-        if self.behind > self.config.interval:
-            self._warn("slow disk" if self.error is None else _reason(self.error))
+        if not self.done.empty():
+            self._collect()
+        if self.dirty and now >= self.pause:
+            self._copy_due(now, self.missing)
+        self.stepped = now
+        if now - self.looked > self.config.interval / 8:
+            self.looked = now
+            if self.behind > self.config.interval:
+                self._warn("slow disk" if self.error is None else _reason(self.error))
 
     def close(self) -> None:
         """Write all that is dirty, once, and end the thread."""
@@ -94,6 +96,17 @@ class WriteBehind:
         if self.thread.is_alive():
             self.orders.put(None)
             self.thread.join(self.config.interval)
+
+    def _copy_due(self, now: float, missing: set[int]) -> None:
+        """One record, so that nobody waits for long; more where rounds are so long that all would take too long."""
+        count = 1 + int(len(self.dirty) * (now - self.stepped) / (self.config.interval / 8))
+        while count and self.dirty and self.free:
+            place, since = next(iter(self.dirty.items()))
+            # Its updates gather for a while, and what is under way is written before it is copied again.
+            if place in self.flying or (now - since < self.patience and place not in missing):
+                return
+            self._send(place)
+            count -= 1
 
     def _send(self, place: int) -> None:
         buffer, size = self.free.pop(), self.bytes[place]
@@ -148,7 +161,8 @@ class WriteBehind:
             try:
                 self.before_write()
                 file = self.make() if file is None else file
-                file.write([record for record, _ in group])
+                with trace.span("flush"):
+                    file.write([record for record, _ in group])
                 self.done.put((group, None))
             except Exception as error:  # told to the main thread
                 self.done.put((group, error))

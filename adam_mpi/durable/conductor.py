@@ -110,7 +110,7 @@ class Conductor:
             "time": time.time(),
         }  # fmt: skip
         attributes = {"snapshot": name, "epochs": epochs, "images": images, "config": self.told["config"]}
-        model.write_virtual(self.part, list(files), self.tensors, attributes)
+        model.write_virtual(self.part, list(files), self.tensors, attributes, self.told["inputs"])
         write_json(self.part / snapshot.MANIFEST, manifest)
         sync(self.part / snapshot.MANIFEST)
         self._rename(self.folder / name)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.durable import snapshot
+from adam_mpi.durable.files import blocks
 from adam_mpi.durable.position import Position
 from adam_mpi.server.shards import Shard
 
@@ -52,7 +53,7 @@ class Cut:
         versions: np.ndarray, position: Position,
     ) -> None:  # fmt: skip
         """Copy, let pushes go on, and have the copy written."""
-        copied = {part: np.concatenate([arrays[s.index] for s in shards]) for part, arrays in state.items()}
+        copied = {part: _joined([arrays[shard.index] for shard in shards]) for part, arrays in state.items()}
         assert self.folder is not None
         arguments = (self.folder / name, shards, copied, versions.copy(), position.pack())
         word = {"epoch": position.epoch, "batches": position.count, "images": position.images, "clock": position.clock}
@@ -65,3 +66,9 @@ class Cut:
             self.written.put(word | {"file": path.name, "size": path.stat().st_size})
         except (OSError, RuntimeError) as error:
             self.written.put({"error": f"{path}: {getattr(error, 'strerror', None) or error}"})
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """One after the other, in memory that can be written past the cache."""
+    memory = blocks(sum(array.nbytes for array in arrays)).view(np.float32)
+    return np.concatenate(arrays, out=memory)

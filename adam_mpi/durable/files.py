@@ -1,5 +1,6 @@
 """HDF5 files of ours: opened without locks, marked with their format, whole under their name or not there at all."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from h5py import h5d, h5p, h5s, h5t
 
 from adam_mpi.errors import UserError
 
-PIECE = 4 << 20
+PIECE, BLOCK = 8 << 20, 4096
 FORMAT = 2
 """Of snapshots, stores and files of weights: docs/FORMAT.md says what is in them."""
 
@@ -23,7 +24,8 @@ def new_file(path: Path, kind: str) -> Iterator[h5py.File]:
     part = path.with_suffix(".part")
     # The oldest layout has no mark for "open for writing", which a killed writer would leave behind. Locks are not
     # needed, as each file has one writer and no reader before it is renamed; on NFS and Lustre they may not work.
-    with h5py.File(part, "w", libver="earliest", locking=False) as file:
+    aligned = {"alignment_threshold": BLOCK, "alignment_interval": BLOCK}
+    with h5py.File(part, "w", libver="earliest", locking=False, **aligned) as file:
         file.attrs["format"], file.attrs["kind"] = FORMAT, kind
         yield file
     sync(part)
@@ -45,6 +47,42 @@ def put(descriptor: int, values: np.ndarray, offset: int) -> None:
     while view:
         written = os.pwrite(descriptor, view[:PIECE], offset)
         view, offset = view[written:], offset + written
+
+
+def blocks(size: int) -> np.ndarray:
+    """Memory for so many bytes that begins where a block does."""
+    memory = np.empty(size + BLOCK, np.uint8)
+    first = -memory.ctypes.data % BLOCK
+    return memory[first : first + size]
+
+
+def put_past_cache(path: Path, values: np.ndarray, offset: int) -> None:
+    """Write whole blocks straight to the disk where the file system can, and the rest as usual.
+
+    What nobody reads soon then neither takes memory nor pushes anything out of it.
+    """
+    view, straight = values.view(np.uint8), 0
+    if values.ctypes.data % BLOCK == offset % BLOCK == 0:
+        straight = _put_straight(path, view[: view.size // BLOCK * BLOCK], offset)
+    with path.open("rb+") as file:
+        put(file.fileno(), view[straight:], offset + straight)
+
+
+def _put_straight(path: Path, view: np.ndarray, offset: int) -> int:
+    """How many bytes have been written; none where the file system does not offer it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
+    except OSError:
+        return 0
+    try:
+        put(descriptor, view, offset)
+        return view.size
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return 0
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

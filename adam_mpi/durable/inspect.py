@@ -94,7 +94,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, bool]]:
         found: list[str] = []
 
         def note(name: str, item: object) -> None:
-            if isinstance(item, h5py.Dataset):
+            if isinstance(item, h5py.Dataset) and item.name != f"/{model.INPUTS}":
                 found.append(f"  {name:30} {'x'.join(map(str, item.shape)):>16} {item.dtype}")
 
         file.visititems(note)

@@ -78,7 +78,8 @@ class Keeper:
         newest = folder / taken[-1] if taken or self.resume is None else self.resume.path
         group = "average/" if self.config.optimiser.average else ""
         weights = model.read(newest / snapshot.MODEL, self.shelves.tensors, group)
-        model.write(self.directory / "weights.h5", weights, self.shelves.tensors, to_toml(self.config))
+        told = self._describe()
+        model.write(self.directory / "weights.h5", weights, self.shelves.tensors, told["config"], told["inputs"])
 
     def forget_old_stores(self, board: Board) -> None:
         """When every server's store of this job is whole, those of earlier ones are no longer needed."""

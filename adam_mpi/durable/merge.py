@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import h5py
+import numpy as np
 
 from adam_mpi.durable import model, snapshot
 from adam_mpi.durable.files import new_file, open_file
@@ -22,7 +23,7 @@ def merge(path: Path, output: Path) -> str:
             nonlocal count
             if isinstance(item, h5py.Dataset):
                 file[name] = item[()]
-                count += 1
+                count += item.dtype == np.float32
 
         source.visititems(copy)
     return f"{output}: {count} tensors of {folder.name}"

@@ -18,6 +18,8 @@ from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor, views
 
 KIND = "model"
+INPUTS = "inputs"
+"""What the network takes, as JSON; a dataset, as attributes have room for a few thousand numbers only."""
 GROUPS = {"weights": "", "state": "optimiser/", "average": "average/"}
 
 
@@ -42,7 +44,7 @@ def boxes(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[s
 
 
 class Source(NamedTuple):
-    """Where a shard lies in a server's file."""
+    """Where shards that follow each other lie in a server's file."""
 
     file: str
     total: int
@@ -51,17 +53,27 @@ class Source(NamedTuple):
     size: int
 
 
-def write_virtual(folder: Path, files: Sequence[str], tensors: Sequence[Tensor], attributes: dict[str, Any]) -> None:
+def write_virtual(
+    folder: Path, files: Sequence[str], tensors: Sequence[Tensor], attributes: dict[str, Any], inputs: str
+) -> None:  # fmt: skip
     """The model file of a snapshot: nothing is copied, each tensor is pieced together from the servers' files."""
     sources: list[Source] = []
     kept: list[str] = []
     for name in files:
         with open_file(folder / name, snapshot.KIND) as file:
             shards, kept = file["shards"][:, :2].astype(np.int64), snapshot.parts(file)
-        edges = np.cumsum([0, *shards[:, 1]]).tolist()
-        sources += [Source(name, edges[-1], edge, *row) for edge, row in zip(edges, shards.tolist(), strict=False)]
+        total, offset = int(shards[:, 1].sum()), 0
+        for start, size in shards.tolist():
+            last = sources[-1] if offset else None
+            # Neighbours in the file that are neighbours in the flat vector are mapped together.
+            if last is not None and last.start + last.size == start:
+                sources[-1] = last._replace(size=last.size + size)
+            else:
+                sources.append(Source(name, total, offset, start, size))
+            offset += size
     with new_file(folder / snapshot.MODEL, KIND) as out:
         out.attrs.update(attributes)
+        out[INPUTS] = inputs
         for part in kept:
             for tensor in tensors:
                 layout = h5py.VirtualLayout(tensor.shape, np.float32)
@@ -71,7 +83,7 @@ def write_virtual(folder: Path, files: Sequence[str], tensors: Sequence[Tensor],
 
 
 def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) -> None:
-    """What of a tensor lies in one shard."""
+    """What of a tensor lies in one run of shards."""
     low, high = max(source.start, tensor.offset), min(source.start + source.size, tensor.offset + tensor.size)
     if low >= high:
         return
@@ -81,10 +93,10 @@ def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) 
         layout[box] = values[first + shift : last + shift]
 
 
-def write(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str) -> None:
-    """The weights to use, in one file."""
+def write(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str, inputs: str) -> None:
+    """The weights to use, in one file, with the configuration and what the network takes."""
     with new_file(path, KIND) as file:
-        file.attrs["config"] = config
+        file.attrs["config"], file[INPUTS] = config, inputs
         for name, view in views(weights, tensors).items():
             file[name] = view
 

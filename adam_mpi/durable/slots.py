@@ -10,8 +10,9 @@ disk is a plain error that leaves nothing in a library's cache, and nobody holds
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,10 +21,14 @@ from h5py import h5t
 
 from adam_mpi.durable.checksum import checksum
 from adam_mpi.durable.files import lay_out, new_file, open_file, put, sync
+from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.shards import Shard
 
 KIND = "store"
 HEAD = np.dtype([("version", "<u8"), ("images", "<u8"), ("nanoseconds", "<u8"), ("checksum", "<u8")])
+
+# The file's size never changes, so what else is kept of it need not be written each time.
+_on_disk = getattr(os, "fdatasync", os.fsync)
 
 
 @dataclass(frozen=True)
@@ -86,20 +91,32 @@ class Slots:
         self.next = np.zeros(len(self.bodies), np.int64)
         """The slot that the next write of each record goes to."""
         self.descriptor = os.open(path, os.O_WRONLY)
+        self.pair = Appliers(2)
 
     def write(self, records: Sequence[Record]) -> None:
         """All bodies, then, when they are on disk, all heads; each record at most once."""
+        half = -(-len(records) // 2)
+        self._put_bodies(records[:half])
+        if records[half:]:
+            self._while_synced(partial(self._put_bodies, records[half:]))
+        heads: list[np.ndarray] = []
+        self._while_synced(lambda: heads.extend(record.head() for record in records))
+        for record, head in zip(records, heads, strict=True):
+            slot = 2 * record.place + int(self.next[record.place])
+            put(self.descriptor, head, self.heads + HEAD.itemsize * slot)
+        _on_disk(self.descriptor)
+        for record in records:
+            self.next[record.place] ^= 1
+
+    def _while_synced(self, job: Callable[[], None]) -> None:
+        """Do something while what has been written goes to disk."""
+        self.pair.run([(0, job), (1, partial(_on_disk, self.descriptor))])
+
+    def _put_bodies(self, records: Sequence[Record]) -> None:
         for record in records:
             start, size = self.bodies[record.place]
             assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
             put(self.descriptor, record.body, start + int(self.next[record.place]) * size)
-        os.fsync(self.descriptor)
-        for record in records:
-            slot = 2 * record.place + int(self.next[record.place])
-            put(self.descriptor, record.head(), self.heads + HEAD.itemsize * slot)
-        os.fsync(self.descriptor)
-        for record in records:
-            self.next[record.place] ^= 1
 
     def close(self) -> None:
         os.close(self.descriptor)

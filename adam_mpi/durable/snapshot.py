@@ -19,7 +19,7 @@ import numpy as np
 from h5py import h5t
 
 from adam_mpi.durable.checksum import add_checksums
-from adam_mpi.durable.files import FORMAT, lay_out, new_file, open_file, put
+from adam_mpi.durable.files import FORMAT, lay_out, new_file, open_file, put_past_cache
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
 from adam_mpi.server.shards import Shard
@@ -49,9 +49,8 @@ def write(
         for part, values in state.items():
             lay_out(file, part, h5t.IEEE_F32LE, values.shape)
         file.flush()
-        with open(file.filename, "rb+") as plain:
-            for part, values in state.items():
-                put(plain.fileno(), values, file[part].id.get_offset())
+        for part, values in state.items():
+            put_past_cache(Path(file.filename), values, file[part].id.get_offset())
 
 
 def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:

@@ -1,13 +1,15 @@
 """One block of images on its way through the network: the buffers, and the kernel calls bound to them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from adam_mpi.model import buffers, parameters
+from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.kernels import dropout, loss, pixels
 from adam_mpi.model.layers import Conv, LayerShape
 from adam_mpi.model.steps import Backward, Place, Steps, Views, bind
@@ -26,12 +28,15 @@ class Context:
         self.tensors = parameters.tensors(shapes)
         self.arrays = buffers.allocate(buffers.plan(shapes, images, dtype))
         self.levels = (np.arange(256) / 255).astype(dtype)
-        places = _places(shapes, self.arrays)
+        self.places = places = _places(shapes, self.arrays)
         self.logits, self.errors = (values.reshape(-1, images) for values in (places[-1].outputs, places[-1].errors))
-        steps = [
-            bind(shape, index, places[index], self.arrays, _rows(shape, images, np.dtype(dtype).itemsize))
-            for index, shape in enumerate(shapes)
+        # Dropout's masks know layers by their number among all of the model's, whatever a strip has between them.
+        numbers = accumulate(not isinstance(shape.layer, Exchange) for shape in shapes)
+        self.steps = steps = [
+            bind(shape, number - 1, place, self.arrays, _rows(shape, images, np.dtype(dtype).itemsize))
+            for shape, number, place in zip(shapes, numbers, places, strict=True)
         ]
+        self.outputs = [place.outputs for place in places]
         self.forward = [step.forward for step in steps]
         self.inference = [step.inference for step in steps]
         self.captured: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -54,10 +59,8 @@ class Context:
         if overwrite:
             gradient[:] = 0
         views, gradients = parameters.views(weights, self.tensors), parameters.views(gradient, self.tensors)
-        count = self._load(pixels)
-        self.arrays["ids"][:count] = ids
-        self.count = count
-        dropout.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
+        self.count = self.load(pixels)
+        self._draw(ids, epoch)
         for forward in self.forward:
             forward(views)
         result = self._loss(labels)
@@ -72,9 +75,20 @@ class Context:
 
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
         """Probabilities (images, classes)."""
-        count = self._infer(weights, pixels)
+        return self.probabilities(self._infer(weights, pixels))
+
+    def probabilities(self, count: int) -> np.ndarray:
+        """Of the first so many images of the block, after its last layer."""
         loss.softmax(self.logits, self.errors, self.arrays["normalisers"])
         return self.errors[:, :count].T.copy()
+
+    def walk(self, weights: np.ndarray, pixels: np.ndarray) -> Iterator[np.ndarray]:
+        """The output of one layer after the other, without dropout; (images, channels, rows, columns) each."""
+        views, count = parameters.views(weights, self.tensors), self.load(pixels)
+        for inference, outputs in zip(self.inference, self.outputs, strict=True):
+            inference(views)
+            # A copy: the next layer may work in place.
+            yield np.moveaxis(outputs[..., :count], -1, 0).copy()
 
     def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
         """Activations and errors of a captured dense layer in the last block trained on, (images, features) each."""
@@ -93,7 +107,7 @@ class Context:
 
         return replace(step, backward_weights=backward_weights)
 
-    def _load(self, block: np.ndarray) -> int:
+    def load(self, block: np.ndarray) -> int:
         """Pixels (uint8) become levels from 0 to 1; float32 numbers are taken as they are."""
         if block.dtype == np.float32:
             inputs = self.arrays["input"]
@@ -105,9 +119,14 @@ class Context:
         pixels.load(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
         return len(block)
 
+    def _draw(self, ids: np.ndarray, epoch: int) -> None:
+        """The random keys of these images in this epoch."""
+        self.arrays["ids"][: len(ids)] = ids
+        dropout.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
+
     def _infer(self, weights: np.ndarray, pixels: np.ndarray) -> int:
         views = parameters.views(weights, self.tensors)
-        count = self._load(pixels)
+        count = self.load(pixels)
         for inference in self.inference:
             inference(views)
         return count

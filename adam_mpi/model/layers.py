@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 
 from adam_mpi.errors import UserError
+from adam_mpi.model.exchange import Exchange
 
 FUNCTIONS = ("relu", "tanh", "sigmoid")
 
@@ -68,11 +69,23 @@ class Dropout:
     rate: float
 
 
-Layer = Conv | Pool | Normalise | Dense | Activation | Dropout
+Layer = Conv | Pool | Normalise | Dense | Activation | Dropout | Exchange
 Shape = tuple[int, int, int]
 KINDS: dict[str, type] = {
     "conv": Conv, "pool": Pool, "average": Average, "lrn": Normalise, "dense": Dense, "dropout": Dropout,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A strip's part of a layer: `width` columns (or units) of its output from `first` on, of `whole` ones."""
+
+    first: int
+    width: int
+    whole: int
+    left: int = 0
+    right: int = 0
+    """Columns of padding that a convolution sees beside its input: none where it goes on at the neighbour's."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,20 @@ class LayerShape:
     output: Shape
     weight: tuple[int, ...] | None = None
     bias: tuple[int, ...] | None = None
+    extent: Extent | None = None
+    """None: the whole layer."""
+
+    @property
+    def margins(self) -> tuple[int, int]:
+        """Columns of padding left and right of a convolution's input."""
+        pad = self.layer.pad if isinstance(self.layer, Conv) else 0
+        return (self.extent.left, self.extent.right) if self.extent else (pad, pad)
+
+    @property
+    def within(self) -> tuple[int, int, int]:
+        """(first, width, whole) of the extent; of a whole layer all units."""
+        extent, units = self.extent, math.prod(self.output)
+        return (extent.first, extent.width, extent.whole) if extent else (0, units, units)
 
     @property
     def parameters(self) -> int:

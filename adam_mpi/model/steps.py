@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.kernels import conv, dense, dropout, normalise, pointwise, pool
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
@@ -43,7 +44,7 @@ def bind(shape: LayerShape, index: int, place: Place, arrays: dict[str, np.ndarr
     """The steps of the layer at `index`; `arrays` has the scratch, `rows` is a convolution's group of output rows."""
     layer = shape.layer
     if isinstance(layer, Conv):
-        return _conv(shape.name, layer, place, arrays, rows)
+        return _conv(shape, layer, place, arrays, rows)
     if isinstance(layer, Dense):
         return _dense(shape.name, place, arrays["sums"])
     if isinstance(layer, Normalise):
@@ -53,15 +54,17 @@ def bind(shape: LayerShape, index: int, place: Place, arrays: dict[str, np.ndarr
     if isinstance(layer, Pool):
         return _pool(layer, place, arrays[f"{shape.name}/winners"])
     if isinstance(layer, Dropout):
-        return _dropout(layer, index, place, arrays["keys"])
+        return _dropout(shape, layer, index, place, arrays["keys"])
+    if isinstance(layer, Exchange):
+        return Steps(_leave, _leave, None, _leave_errors)
     return _activation(layer, place)
 
 
-def _conv(name: str, layer: Conv, place: Place, arrays: dict[str, np.ndarray], rows: int) -> Steps:
-    weight, bias = f"{name}/weight", f"{name}/bias"
+def _conv(shape: LayerShape, layer: Conv, place: Place, arrays: dict[str, np.ndarray], rows: int) -> Steps:
+    weight, bias = f"{shape.name}/weight", f"{shape.name}/bias"
     inputs, outputs, input_errors, errors = place.inputs, place.outputs, place.input_errors, place.errors
     columns, products, sums = arrays["columns"], arrays["products"], arrays["sums"]
-    window = layer.stride, layer.pad, rows
+    window = layer.stride, layer.pad, shape.margins[0], rows
 
     def forward(weights: Views) -> None:
         conv.forward(weights[weight], weights[bias], inputs, *window, columns, products, outputs)
@@ -129,18 +132,18 @@ def _normalise(layer: Normalise, place: Place, scales: np.ndarray) -> Steps:
     return Steps(forward, forward, None, backward)
 
 
-def _dropout(layer: Dropout, index: int, place: Place, keys: np.ndarray) -> Steps:
+def _dropout(shape: LayerShape, layer: Dropout, index: int, place: Place, keys: np.ndarray) -> Steps:
     inputs, outputs, errors = _matrix(place.inputs), _matrix(place.outputs), _matrix(place.errors)
-    rate, scale = float(layer.rate), outputs.dtype.type(1 / (1 - layer.rate))
+    rate, scale, within = float(layer.rate), outputs.dtype.type(1 / (1 - layer.rate)), shape.within
 
     def forward(weights: Views) -> None:
-        dropout.drop(inputs, keys, index, rate, scale, outputs)
+        dropout.drop(inputs, keys, index, rate, scale, within, outputs)
 
     def inference(weights: Views) -> None:
         np.copyto(outputs, inputs)
 
     def backward(weights: Views, gradients: Views) -> None:
-        dropout.drop(errors, keys, index, rate, scale, errors)
+        dropout.drop(errors, keys, index, rate, scale, within, errors)
 
     return Steps(forward, inference, None, backward)
 
@@ -156,6 +159,14 @@ def _activation(layer: Activation, place: Place) -> Steps:
         derivative(outputs, errors)
 
     return Steps(forward, forward, None, backward)
+
+
+def _leave(weights: Views) -> None:
+    """An exchange is no work of kernels: see `StripContext`."""
+
+
+def _leave_errors(weights: Views, gradients: Views) -> None:
+    """The same on the way back."""
 
 
 def _matrix(values: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import SimpleQueue
 
 from adam_mpi.cluster import numa
+from adam_mpi.observe import trace
 
 
 class Appliers:
@@ -26,10 +27,12 @@ class Appliers:
         given = [(tasks, share) for tasks, share in zip(self.tasks, shares[1:], strict=True) if share]
         for tasks, share in given:
             tasks.put(share)
-        for job in shares[0]:
-            job()
-        for _ in given:
-            error = self.done.get()
+        try:
+            for job in shares[0]:
+                job()
+        finally:
+            errors = [self.done.get() for _ in given]
+        for error in errors:
             if error is not None:
                 raise error
 
@@ -37,8 +40,10 @@ class Appliers:
         numa.bind(cores)
         while True:
             try:
-                for job in tasks.get():
-                    job()
+                jobs = tasks.get()
+                with trace.span("apply"):
+                    for job in jobs:
+                        job()
                 self.done.put(None)
             except BaseException as error:  # raised again in the thread that asked
                 self.done.put(error)

@@ -17,6 +17,7 @@ from adam_mpi.durable import snapshot
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
+from adam_mpi.observe import trace
 from adam_mpi.server import mailbox, schedule
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.mail import Inbox, Mail
@@ -92,7 +93,8 @@ class Server:
             self._stage(mail)
         ready = {shard: mails for shard in list(self.staged) if (mails := self._take_ready(shard))}
         if ready:
-            self._apply(ready)
+            with trace.span("apply"):
+                self._apply(ready)
         if self.inbox.news:
             self._publish()
         self._keep()
@@ -104,7 +106,8 @@ class Server:
             self.store.step()
         if self.cut.reached(self.clocks):
             name = snapshot.file_name(self.world.rank)
-            self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.position)
+            with trace.span("snapshot"):
+                self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.position)
         while not self.cut.written.empty():
             self.post.send({"kind": "stored", **self.cut.written.get()}, self.world.layout.head)
 
@@ -178,6 +181,7 @@ class Server:
             self.position.clock = self.first_clock + max(self.clocks)
             self.position.add(self.inbox.batches(mail))
             self.counts["applied"] += 1
+            trace.receives((mail.pusher, mail.sequence, self.world.rank))
 
     def _publish(self) -> None:
         """Weights are in place: let it be seen that they are, acknowledge, and only then show the clock."""

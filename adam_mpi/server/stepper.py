@@ -47,7 +47,9 @@ class Stepper:
 
     def state(self) -> dict[str, dict[int, np.ndarray]]:
         """What a snapshot keeps, by name and shard."""
-        kept = {"weights": self.published.weights, "state": self.states}
+        kept = {"weights": self.published.weights}
+        if self.kind not in ("additive", "descent"):
+            kept["state"] = self.states
         if "average" in self.published.regions:
             kept["average"] = self.published.regions["average"]
         return kept

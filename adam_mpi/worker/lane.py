@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.cluster.windows import Window
+from adam_mpi.observe import trace
 from adam_mpi.server import mailbox
 from adam_mpi.server.shelves import LINE, Shelves
 
@@ -52,7 +53,8 @@ class Lane(Generic[L]):
     def step(self) -> bool:
         worked = self._acknowledge()
         while self.waiting and self.position - self.applied < self.slots and self._free():
-            self._put(self.waiting.popleft())
+            with trace.span("push"):
+                self._put(self.waiting.popleft())
             worked = True
         if self.reading is None and self.position > self.applied:
             self.reading = self.published.get(self.line, self.server, self.line_offset)
@@ -76,6 +78,8 @@ class Lane(Generic[L]):
         self.lengths[slot] = mailbox.seal(self.buffers[slot], header, batches)
         self._send(slot, self.position)
         self.sent.append(letter)
+        if header["last"]:
+            trace.sends((int(header["pusher"]), int(header["sequence"]), self.server))
 
     def _send(self, slot: int, position: int) -> None:
         message = self.buffers[slot, : self.lengths[slot]]

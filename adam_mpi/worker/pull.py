@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
+from adam_mpi.observe import trace
 from adam_mpi.server.codecs import bfloat16
 from adam_mpi.server.shelves import LINE, Shelves
 
@@ -116,5 +117,6 @@ class PullClient:
         for server in self.servers:
             self.known[server][:] = self.versions[server]
         self.arrived[:] = self.latest
+        trace.record("pull", int(self.began * 1e9), row="pull")
         self.active = False
         self.count += 1

@@ -11,6 +11,7 @@ import numpy as np
 from adam_mpi.cluster.inject import Injector
 from adam_mpi.data.batch import Batch
 from adam_mpi.model.network import Network
+from adam_mpi.observe import trace
 from adam_mpi.server.shelves import MOST_BATCHES
 from adam_mpi.worker.contribution import Contribution, Done, Pool
 from adam_mpi.worker.copy import Copy
@@ -118,7 +119,8 @@ def compute(batch: Batch) -> Task:
 
 def evaluate(batch: Batch, token: object) -> Task:
     def task(trainer: Trainer) -> Result:
-        loss, correct = trainer.context.evaluate(trainer.copy.shared, batch.pixels, batch.labels)
+        with trace.span("evaluate"):
+            loss, correct = trainer.context.evaluate(trainer.copy.shared, batch.pixels, batch.labels)
         trainer.injector.at("evaluate")
         return Result(trainer.index, _done(batch, loss, correct), token)
 
@@ -129,9 +131,10 @@ def _compute(trainer: Trainer, batch: Batch, weights: np.ndarray, overwrite: boo
     start = time.perf_counter()
     loss, correct = 0.0, 0
     if batch.labels.size:
-        loss, correct = trainer.context.train(
-            weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite
-        )
+        with trace.span("kernels"):
+            loss, correct = trainer.context.train(
+                weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite
+            )
     elif overwrite:
         trainer.gradient[:] = 0
     trainer.injector.slow(time.perf_counter() - start)

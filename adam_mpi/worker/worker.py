@@ -17,6 +17,7 @@ from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
+from adam_mpi.observe import trace
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
@@ -178,7 +179,8 @@ class Worker:
     def _pull(self) -> bool:
         """Start a pull when one is due; put the weights in place when they have arrived."""
         if self.pulls.step():
-            self._renew()
+            with trace.span("renew"):
+                self._renew()
             return True
         if not self.pulls.active and self._pull_due():
             self.since_pull = 0

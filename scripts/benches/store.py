@@ -58,7 +58,7 @@ def _apply(folder: str) -> float:
     command = ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpirun, "2", sys.executable, PROGRAM, folder]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=300)
     rates = json.loads(done.stdout)
-    return rates["on"] / rates["off"]
+    return median(on / off for on, off in zip(rates["on"], rates["off"], strict=True))
 
 
 def _write(folder: Path) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def _write(folder: Path) -> tuple[float, float]:
 def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
     """Seconds of a server alone, with weights and as much state of the optimiser, and of a plain write of as much."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimiser="descent")
+    server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimiser="adagrad")
     world = server.world
     world.layout = Layout((Place(0, world.hosts[0], ("data", "worker", "server"), 0, 0),), 1)
     told = {"epochs": 0, "config": "", "best": 0.0, "best_epoch": 0}

@@ -24,7 +24,7 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
     if not listed["train"]:
         raise UserError(f"data set {path}: no format known here; a folder of images has class/name.png or .jpg")
     shape = _first_shape(path, listed["train"], size)
-    return {part: _source(files, shape, len(classes), size > 0) for part, files in listed.items() if files}
+    return {part: _source(files, shape, tuple(classes), size > 0) for part, files in listed.items() if files}
 
 
 def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
@@ -47,20 +47,22 @@ def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
     raise UserError(f"data set {path}: none of its {len(files)} images can be read")
 
 
-def _source(files: list[tuple[Path, int]], shape: Shape, classes: int, fit: bool) -> Source:
+def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...], fit: bool) -> Source:
     paths, labels = [file for file, _ in files], np.array([label for _, label in files], np.int64)
 
     def rows(indices: np.ndarray) -> np.ndarray:
-        results = list(_threads().map(lambda index: _decode(paths[index], shape, fit), indices))
+        results = list(_threads().map(lambda index: decode(paths[index], shape, fit), indices))
         bad = [position for position, result in enumerate(results) if isinstance(result, str)]
         if bad:
             raise BadImages(bad, f"{paths[indices[bad[0]]]}, image {indices[bad[0]]}: {results[bad[0]]}")
         return np.stack(results) if results else np.empty((0, *shape), np.uint8)
 
-    return Source(lambda index: f"{paths[index]}, image {index}", shape, np.dtype(np.uint8), labels, rows, classes)
+    return Source(
+        lambda index: f"{paths[index]}, image {index}", shape, np.dtype(np.uint8), labels, rows, len(names), names=names
+    )
 
 
-def _decode(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
+def decode(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
     """The image, or what is wrong with it."""
     channels, height, width = shape
     try:

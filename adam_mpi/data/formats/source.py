@@ -37,6 +37,8 @@ class Source:
     """Where the format knows it."""
     in_memory: bool = False
     """Whether the images are in memory anyhow."""
+    names: tuple[str, ...] = ()
+    """What the classes are called, where the format knows it."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -145,7 +145,7 @@ class Builder:
             self.normalise(index, layer)
         elif isinstance(layer, Dropout):
             self.dropout(index, layer)
-        else:
+        elif isinstance(layer, Activation):
             self.activation(index, layer)
         return 1
 

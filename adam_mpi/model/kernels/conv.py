@@ -1,5 +1,6 @@
 """Convolution as matrix products over gathered columns (im2col), a group of output rows at a time.
 
+Rows are padded by `pad` above and below; columns by `left` at the left, and at the right as far as outputs reach.
 Column buffer: one line for each (channel, kernel row, kernel column), one entry for each output position and image.
 `columns` and `products` are flat scratch, large enough for `rows` output rows.
 """
@@ -9,7 +10,7 @@ from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, patches: np.ndarray) -> None:
+def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, left: int, patches: np.ndarray) -> None:
     """Copy what the output rows from `first` on see of the inputs; outside the image they see zero."""
     _, height, width, images = inputs.shape
     for line in range(patches.shape[0]):
@@ -17,7 +18,7 @@ def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, p
         for row in range(patches.shape[1]):
             y = (first + row) * stride + ky - pad
             for column in range(patches.shape[2]):
-                x = column * stride + kx - pad
+                x = column * stride + kx - left
                 if 0 <= y < height and 0 <= x < width:
                     for image in range(images):
                         patches[line, row, column, image] = inputs[channel, y, x, image]
@@ -27,7 +28,7 @@ def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, p
 
 
 @njit(nogil=True, cache=True)
-def scatter(patches: np.ndarray, first: int, kernel: int, stride: int, pad: int, inputs: np.ndarray) -> None:
+def scatter(patches: np.ndarray, first: int, kernel: int, stride: int, pad: int, left: int, inputs: np.ndarray) -> None:
     """The transpose of gather: add the patches to where they came from."""
     _, height, width, images = inputs.shape
     for line in range(patches.shape[0]):
@@ -35,7 +36,7 @@ def scatter(patches: np.ndarray, first: int, kernel: int, stride: int, pad: int,
         for row in range(patches.shape[1]):
             y = (first + row) * stride + ky - pad
             for column in range(patches.shape[2]):
-                x = column * stride + kx - pad
+                x = column * stride + kx - left
                 if 0 <= y < height and 0 <= x < width:
                     for image in range(images):
                         inputs[channel, y, x, image] += patches[line, row, column, image]
@@ -48,6 +49,7 @@ def forward(
     inputs: np.ndarray,
     stride: int,
     pad: int,
+    left: int,
     rows: int,
     columns: np.ndarray,
     products: np.ndarray,
@@ -61,7 +63,7 @@ def forward(
         group = min(rows, height - first)
         start, span = first * width * images, group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
-        gather(inputs, first, kernel, stride, pad, patches)
+        gather(inputs, first, kernel, stride, pad, left, patches)
         product = products[: maps * span].reshape(maps, span)
         np.dot(matrix, patches.reshape(depth, span), product)
         for index in range(maps):
@@ -84,6 +86,7 @@ def backward_weights(
     inputs: np.ndarray,
     stride: int,
     pad: int,
+    left: int,
     rows: int,
     columns: np.ndarray,
     products: np.ndarray,
@@ -100,7 +103,7 @@ def backward_weights(
         group = min(rows, height - first)
         start, span = first * width * images, group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
-        gather(inputs, first, kernel, stride, pad, patches)
+        gather(inputs, first, kernel, stride, pad, left, patches)
         product = products[: maps * span].reshape(maps, span)
         take_rows(planes, start, product)
         np.dot(product, patches.reshape(depth, span).T, partial)
@@ -120,6 +123,7 @@ def backward_data(
     errors: np.ndarray,
     stride: int,
     pad: int,
+    left: int,
     rows: int,
     columns: np.ndarray,
     products: np.ndarray,
@@ -137,4 +141,4 @@ def backward_data(
         take_rows(planes, start, product)
         patches = columns[: depth * span].reshape(depth, group, width, images)
         np.dot(matrix.T, product, patches.reshape(depth, span))
-        scatter(patches, first, kernel, stride, pad, input_errors)
+        scatter(patches, first, kernel, stride, pad, left, input_errors)

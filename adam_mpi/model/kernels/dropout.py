@@ -24,11 +24,23 @@ def image_keys(seed: int, epoch: int, ids: np.ndarray, keys: np.ndarray) -> None
 
 
 @njit(nogil=True, cache=True)
-def drop(inputs: np.ndarray, keys: np.ndarray, layer: int, rate: float, scale: float, outputs: np.ndarray) -> None:
-    """Zero a share `rate` of the units (units, images) and scale the others; the same call serves errors."""
-    limit = np.uint64(rate * 2**32)
+def drop(
+    inputs: np.ndarray,
+    keys: np.ndarray,
+    layer: int,
+    rate: float,
+    scale: float,
+    place: tuple[int, int, int],
+    outputs: np.ndarray,
+) -> None:
+    """Zero a share `rate` of the units (units, images) and scale the others; the same call serves errors.
+
+    `place`: of `whole` columns these are `width` ones from `first` on; a unit's number is that in the whole layer.
+    """
+    limit, (first, width, whole) = np.uint64(rate * 2**32), place
     for unit in range(inputs.shape[0]):
-        counter = np.uint64(layer) << np.uint64(40) ^ np.uint64(unit)
+        number = unit // width * whole + first + unit % width
+        counter = np.uint64(layer) << np.uint64(40) ^ np.uint64(number)
         for image in range(inputs.shape[1]):
             draw = mix(keys[image] + counter * SPREAD) >> np.uint64(32)
             if draw < limit:

@@ -1,31 +1,20 @@
-"""The configuration: typed sections filled from a TOML file and from `--set section.key=value`.
+"""Every key of the configuration, its default, its limits, and one sentence about it.
 
 The sentence under each field is its documentation; `python -m adam_mpi train --help` prints it.
 """
 
-import ast
-import dataclasses
-import difflib
-import inspect
-import itertools
 import math
-import textwrap
-import tomllib
-import types
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import tomli_w
 
-from adam_mpi.errors import UserError
-
-
-def limited(default: Any, low: float | None = None, high: float | None = None, choices: Sequence[Any] = ()) -> Any:
-    """A field with a default and the values that are allowed for it."""
-    limits = {"low": low, "high": high, "choices": tuple(choices)}
+def limited(
+    default: Any, low: float | None = None, high: float | None = None, choices: Sequence[Any] = (),
+    words: Mapping[str, Any] | None = None,
+) -> Any:  # fmt: skip
+    """A field with a default and the values that are allowed for it; `words` may be written for certain values."""
+    limits = {"low": low, "high": high, "choices": tuple(choices), "words": words or {}}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=limits)
     return field(default=default, metadata=limits)
@@ -45,8 +34,8 @@ class Layout:
     """Number of data ranks; 0 takes one in eight."""
     servers: int = limited(0, low=0)
     """Number of parameter server ranks; 0 takes one in four."""
-    partitions: int = limited(1, low=1)
-    """Worker ranks (vertical strips) that hold one replica of the model together."""
+    partitions: int = limited(1, low=0, words={"auto": 0})
+    """Worker ranks (vertical strips) that hold one replica together; auto: as few as make each fit the cache."""
     place: dict[str, list[str]] = field(default_factory=dict)
     """Host patterns per role, as in `layout.place.server = ["big-*"]`; roles are data, worker, server."""
 
@@ -114,6 +103,8 @@ LAYERS: list[Any] = [
 class Model:
     layers: list[Any] = limited(LAYERS)
     """The stack: conv, pool, average, lrn, dense, relu, tanh, sigmoid, dropout; softmax follows the last dense."""
+    weights: str = ""
+    """Weights to begin with: `weights.h5` of a run or of `adam_mpi import`; empty draws new ones."""
 
 
 @dataclass
@@ -246,6 +237,8 @@ class Cluster:
 class Observe:
     interval: float = limited(2.0, low=0.1)
     """Seconds between two lines of progress and of `metrics.jsonl`."""
+    trace: bool = False
+    """Write a timeline of every thread, `trace.json.gz`, for https://ui.perfetto.dev; costs less than 3 %."""
 
 
 @dataclass
@@ -283,135 +276,3 @@ class Config:
     def static(self) -> bool:
         """Whether each replica has its own share of an epoch."""
         return self.epoch.assignment == "static" or self.data.skew != "none"
-
-
-def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then the file, then each `section.key=value`."""
-    config = Config()
-    if path is not None:
-        _merge(config, _read(Path(path)), "", str(path))
-    for override in overrides:
-        _merge(config, _parse_override(override), "", "--set")
-    _check_together(config)
-    return config
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"config {path}: {error.strerror}; give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"config {path}: not TOML: {error}") from None
-
-
-def _parse_override(text: str) -> dict[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or "." not in key:
-        raise UserError(f"--set {text}: expected section.key=value, e.g. --set train.epochs=3")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return parsed
-
-
-def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
-    """Put the given values into a section of the configuration, each checked against its field."""
-    fields = {f.name: f for f in dataclasses.fields(section)}
-    hints = typing.get_type_hints(type(section))
-    for key, value in given.items():
-        name = prefix + key
-        if key not in fields:
-            close = difflib.get_close_matches(key, fields, 1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(fields)}"
-            raise UserError(f"{source}: unknown key {name}; {hint}")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, dict):
-                raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
-            _merge(getattr(section, key), value, name + ".", source)
-        else:
-            setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
-
-
-def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, source: str) -> Any:
-    """The value in its field's type, or an error that says what is allowed."""
-    plain = typing.get_origin(kind) or kind
-    if plain is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
-        raise UserError(f"{source}: {name} = {value!r}: expected {_kind_name(kind)}")
-    inner = typing.get_args(kind)
-    if plain is list and inner[0] is str and not all(isinstance(item, str) for item in value):
-        raise UserError(f"{source}: {name} = {value!r}: expected {_kind_name(kind)}")
-    low, high, choices = limits.get("low"), limits.get("high"), limits.get("choices")
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
-        raise UserError(f"{source}: {name} = {value!r}: must be {allowed}")
-    if choices and value not in choices:
-        raise UserError(f"{source}: {name} = {value!r}: must be one of {', '.join(map(str, choices))}")
-    return value
-
-
-def _kind_name(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
-    names[bool] = "true or false"
-    return names[typing.get_origin(kind) or kind]
-
-
-def _check_together(config: Config) -> None:
-    """What only shows when several keys are looked at together."""
-    staleness = config.consistency.staleness
-    if not config.asynchronous and staleness != int(staleness):
-        raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
-    _check_shares(config)
-    for role, patterns in config.layout.place.items():
-        if role not in ("data", "worker", "server"):
-            raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
-        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-            raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
-
-
-def _check_shares(config: Config) -> None:
-    kind, _, alpha = config.data.skew.partition(":")
-    if config.data.skew not in ("none", "by_class") and not (kind == "dirichlet" and _positive(alpha)):
-        raise UserError(f"data.skew = {config.data.skew!r}: must be none, by_class or dirichlet:ALPHA with ALPHA > 0")
-    if config.epoch.quorum < 1 and not (config.static and config.asynchronous):
-        needed = 'epoch.assignment = "static" and consistency.staleness = inf'
-        raise UserError(f"epoch.quorum = {config.epoch.quorum:g}: needs {needed}")
-
-
-def _positive(text: str) -> bool:
-    try:
-        return 0 < float(text) < math.inf
-    except ValueError:
-        return False
-
-
-def to_toml(config: Config) -> str:
-    return tomli_w.dumps(dataclasses.asdict(config))
-
-
-def documentation() -> Iterator[tuple[str, Any, str]]:
-    """(section.key, default, sentence) of every field, in order."""
-    for section in dataclasses.fields(Config):
-        yield from _documented(section.name, typing.get_type_hints(Config)[section.name])
-
-
-def _documented(prefix: str, kind: Any) -> Iterator[tuple[str, Any, str]]:
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    sentences = {
-        statement.target.id: ast.literal_eval(following.value)
-        for statement, following in itertools.pairwise([*body.body, ast.Pass()])
-        if isinstance(statement, ast.AnnAssign)
-        and isinstance(statement.target, ast.Name)
-        and isinstance(following, ast.Expr)
-    }
-    for name, hint in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _documented(f"{prefix}.{name}", hint)
-        else:
-            yield f"{prefix}.{name}", getattr(kind(), name), sentences[name]

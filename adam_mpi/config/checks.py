@@ -1,0 +1,34 @@
+"""What only shows when several keys are looked at together."""
+
+import math
+
+from adam_mpi.config.sections import Config
+from adam_mpi.errors import UserError
+
+
+def check_together(config: Config) -> None:
+    staleness = config.consistency.staleness
+    if not config.asynchronous and staleness != int(staleness):
+        raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
+    _check_shares(config)
+    for role, patterns in config.layout.place.items():
+        if role not in ("data", "worker", "server"):
+            raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
+
+
+def _check_shares(config: Config) -> None:
+    kind, _, alpha = config.data.skew.partition(":")
+    if config.data.skew not in ("none", "by_class") and not (kind == "dirichlet" and _positive(alpha)):
+        raise UserError(f"data.skew = {config.data.skew!r}: must be none, by_class or dirichlet:ALPHA with ALPHA > 0")
+    if config.epoch.quorum < 1 and not (config.static and config.asynchronous):
+        needed = 'epoch.assignment = "static" and consistency.staleness = inf'
+        raise UserError(f"epoch.quorum = {config.epoch.quorum:g}: needs {needed}")
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False

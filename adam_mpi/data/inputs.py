@@ -1,0 +1,83 @@
+"""What a trained network takes and tells: kept with its weights, so that they are of use without the data set."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from adam_mpi.config import Transform
+from adam_mpi.data.preparation import Preparation
+from adam_mpi.data.transform import middle, output
+from adam_mpi.errors import UserError
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Images as they are in the data set, and what becomes of them before the first layer."""
+
+    shape: Shape
+    dtype: str
+    classes: int
+    names: tuple[str, ...] = ()
+    """Of the classes, where the data set has names for them."""
+    mean: tuple[float, ...] = ()
+    """Of each channel, with `normalise`."""
+    factor: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, preparation: Preparation) -> Self:
+        source, transformer = preparation.data.sources["train"], preparation.transformer
+        mean = factor = np.empty(0)
+        if transformer.wanted.normalise:
+            mean, factor = transformer.mean.ravel(), transformer.factor.ravel()
+        classes = preparation.data.classes
+        return cls(source.shape, source.dtype.name, classes, source.names, tuple(mean.tolist()), tuple(factor.tolist()))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields: dict[str, Any] = json.loads(text)
+        fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def network_shape(self, wanted: Transform) -> Shape:
+        """What the first layer gets."""
+        return output(wanted, self.shape, np.dtype(self.dtype))[0]
+
+    def prepare(self, images: np.ndarray, wanted: Transform) -> np.ndarray:
+        """Images as the first layer gets them; those that are cut to size already are taken too."""
+        images, inner = _arranged(images, self.shape[0]), self.network_shape(wanted)
+        if images.dtype != self.dtype or images.shape[1:] not in (self.shape, inner):
+            raise UserError(
+                f"images are {images.dtype} of {_sizes(images.shape[1:])}; this model takes {self.dtype} of "
+                f"{_sizes(self.shape)} (channels x height x width)"
+            )
+        if images.shape[1:] != inner:
+            images = middle(images, wanted.crop)
+        return (images - _column(self.mean)) * _column(self.factor) if self.mean else images
+
+
+def _arranged(images: np.ndarray, channels: int) -> np.ndarray:
+    """Axes (images, channels, height, width), also of plain rows, of grey images, and of channels that come last."""
+    if images.dtype == np.float64:
+        images = images.astype(np.float32)
+    if images.ndim == 2:
+        return images[:, :, None, None]
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim == 4 and images.shape[1] != channels == images.shape[3]:
+        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return images
+
+
+def _column(values: tuple[float, ...]) -> np.ndarray:
+    return np.array(values, np.float32)[:, None, None]
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))

@@ -1,0 +1,71 @@
+"""One exchange of one context on one strip: what goes to each other strip and comes from it, forward and back.
+
+Arrays are (blocks, lines, places, lanes), with places along the axis that is cut. On the way back every strip has
+errors of all that it needed; who owns a place sums them up, in the order of the strips.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from adam_mpi.model.exchange import Exchange, Span
+
+FORWARD, BACK = 0, 1
+
+
+class Passage:
+    def __init__(
+        self, exchange: Exchange, strip: int, owned: np.ndarray, needed: np.ndarray, owned_errors: np.ndarray,
+        needed_errors: np.ndarray,
+    ) -> None:  # fmt: skip
+        self.exchange, self.strip, self.owned_errors = exchange, strip, owned_errors
+        begin, start = exchange.owned[strip][0], exchange.needed[strip][0]
+        given = {other: exchange.piece(strip, other) for other in range(len(exchange.owned))}
+        taken = {other: exchange.piece(other, strip) for other in range(len(exchange.owned))}
+        self.given, self.given_errors = _views(owned, given, begin), _views(owned_errors, given, begin)
+        """What others, and we ourselves, need of ours: target -> view."""
+        self.taken, self.taken_errors = _views(needed, taken, start), _views(needed_errors, taken, start)
+        """What we need, of whom: source -> view."""
+
+    def shapes_out(self, direction: int) -> dict[int, tuple[int, ...]]:
+        """Target -> shape of what goes there."""
+        return self._others(self.given if direction == FORWARD else self.taken_errors, direction)
+
+    def shapes_in(self, direction: int) -> dict[int, tuple[int, ...]]:
+        """Source -> shape of what comes from there."""
+        return self._others(self.taken if direction == FORWARD else self.given_errors, direction)
+
+    def pack(self, direction: int, out: Mapping[int, np.ndarray]) -> None:
+        """Copy what goes to the other strips into the buffer of each."""
+        views = self.given if direction == FORWARD else self.taken_errors
+        for target, buffer in out.items():
+            np.copyto(buffer, views[target])
+
+    def unpack(self, direction: int, arrived: Mapping[int, np.ndarray]) -> None:
+        """Put what has come from the others, and what is our own, where it is needed."""
+        if direction == FORWARD:
+            self._take(arrived)
+        elif self.exchange.summed:
+            self._sum(arrived)
+        else:
+            np.copyto(self.given_errors[self.strip], self.taken_errors[self.strip])
+
+    def _take(self, arrived: Mapping[int, np.ndarray]) -> None:
+        if self.strip in self.taken:
+            np.copyto(self.taken[self.strip], self.given[self.strip])
+        for source, values in arrived.items():
+            np.copyto(self.taken[source], values)
+
+    def _sum(self, arrived: Mapping[int, np.ndarray]) -> None:
+        self.owned_errors[:] = 0
+        for source, view in self.given_errors.items():
+            view += self.taken_errors[source] if source == self.strip else arrived[source]
+
+    def _others(self, views: Mapping[int, np.ndarray], direction: int) -> dict[int, tuple[int, ...]]:
+        if direction == BACK and not self.exchange.summed:
+            return {}
+        return {other: view.shape for other, view in views.items() if other != self.strip}
+
+
+def _views(array: np.ndarray, pieces: Mapping[int, Span], start: int) -> dict[int, np.ndarray]:
+    return {other: array[:, :, a - start : b - start] for other, (a, b) in pieces.items() if a < b}

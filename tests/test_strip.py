@@ -1,0 +1,100 @@
+"""A model in strips computes what it computes in one piece: M contexts in one process, exchanging in memory."""
+
+import numpy as np
+import pytest
+from strips import columns, exchange, gather, run, scatter
+
+from adam_mpi.errors import UserError
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
+from adam_mpi.model.network import Network
+from adam_mpi.model.parameters import initial, total
+from adam_mpi.model.partition import partition
+from adam_mpi.model.passage import BACK, FORWARD
+from adam_mpi.model.strip import StripContext
+
+RELU, TANH = Activation("relu"), Activation("tanh")
+STACKS = {
+    "no conv": ((2, 5, 7), [Dense(9), RELU, Dense(5)]),
+    "dropout and no conv": ((1, 4, 5), [Dropout(0.3), Dense(11), TANH, Dropout(0.5), Dense(5)]),
+    "one conv": ((2, 9, 12), [Conv(3, 3), RELU, Dense(5)]),
+    "odd width": ((1, 9, 13), [Conv(4, 3, 1, 1), RELU, Pool(2), Conv(3, 3, 1, 1), TANH, Dense(6), RELU, Dense(5)]),
+    "stride 2": ((2, 11, 17), [Conv(4, 3, 2, 1), RELU, Conv(3, 3, 1, 1), RELU, Dense(5)]),
+    "stride 3, kernel 1": ((2, 10, 16), [Conv(4, 1, 3), TANH, Dense(7), RELU, Dense(5)]),
+    "pad 3": ((1, 8, 14), [Conv(3, 5, 1, 3), RELU, Pool(2), Conv(2, 4, 1, 3), Dense(5)]),
+    "overlapping pools": ((2, 13, 19), [Conv(3, 3, 1, 1), RELU, Pool(3, 2), Conv(4, 3, 1, 1), Pool(3, 2), Dense(5)]),
+    "average": ((2, 9, 15), [Conv(3, 2), RELU, Average(2), Conv(2, 2), TANH, Average(3, 1), Dense(5)]),
+    "normalise and dropout": ((2, 9, 14), [Conv(6, 3), RELU, Normalise(3), Dropout(0.4), Pool(2), Dense(8), Dense(5)]),
+    "pool first": ((2, 10, 18), [Dropout(0.2), Pool(2), Conv(3, 2), RELU, Pool(1, 1), Dense(5)]),
+    "five convs": ((1, 16, 23), [layer for _ in range(5) for layer in (Conv(3, 3, 1, 1), RELU)] + [Pool(2), Dense(5)]),
+    "the paper's": ((1, 28, 28), [Conv(10, 5), RELU, Pool(2), Conv(20, 5), RELU, Pool(2), Dense(40), RELU, Dense(5)]),
+}
+every_cut = pytest.mark.parametrize("strips", [2, 3, 4])
+every_stack = pytest.mark.parametrize("stack", STACKS)
+
+
+def cut_of(stack, strips):
+    shape, layers = STACKS[stack]
+    try:
+        return partition(infer(layers, shape, 5), strips)
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+def prepare(stack, strips, images=6):
+    cut = cut_of(stack, strips)
+    random = np.random.default_rng(4)
+    weights = initial(cut.shapes, 3) + 0.05 * random.standard_normal(total(cut.shapes))
+    pixels = random.integers(0, 256, (images, *cut.shapes[0].input), dtype=np.uint8)
+    return cut, weights, (pixels, random.integers(0, 5, images), random.permutation(1000)[:images])
+
+
+@every_stack
+@every_cut
+def test_loss_and_gradient_are_those_of_one_piece(stack, strips):
+    cut, weights, (pixels, labels, ids) = prepare(stack, strips)
+    gradient = np.zeros_like(weights)
+    whole = Network(cut.shapes, 8, 11, np.float64).context()
+    loss, correct = whole.train(weights, gradient, pixels, labels, ids, 2)
+    contexts = [StripContext(strip, 8, 11, np.float64) for strip in cut.strips]
+    parts = scatter(cut, weights)
+    gradients = [np.full_like(part, np.nan) for part in parts]
+    given = zip(contexts, parts, gradients, columns(cut, pixels), strict=True)
+    started = [context.begin(part, own, seen, labels, ids, 2) for context, part, own, seen in given]
+    for result in run(contexts, started):
+        assert result == (pytest.approx(loss, rel=1e-12), correct)
+    np.testing.assert_allclose(gather(cut, gradients), gradient, rtol=1e-9, atol=1e-12)
+
+
+@every_stack
+def test_evaluation_is_that_of_one_piece(stack):
+    cut, weights, (pixels, labels, ids) = prepare(stack, 2)
+    expected = Network(cut.shapes, 8, 11, np.float64).context().evaluate(weights, pixels, labels)
+    contexts = [StripContext(strip, 8, 11, np.float64) for strip in cut.strips]
+    given = zip(contexts, scatter(cut, weights), columns(cut, pixels), strict=True)
+    started = [context.begin(part, None, seen, labels, ids, 2) for context, part, seen in given]
+    for result in run(contexts, started):
+        assert result == (pytest.approx(expected[0], rel=1e-12), expected[1])
+
+
+@every_stack
+@every_cut
+def test_every_exchange_back_is_the_adjoint_of_the_one_forward(stack, strips):
+    cut = cut_of(stack, strips)
+    contexts = [StripContext(strip, 3, 0, np.float64) for strip in cut.strips]
+    random = np.random.default_rng(1)
+    for number, exchanged in enumerate(cut.exchanges.values()):
+        sides = [context.passages[number] for context in contexts]
+        places = [c.places[[shape.layer for shape in c.stack].index(exchanged)] for c in contexts]
+        if not exchanged.summed:
+            continue
+        for place in places:
+            place.inputs[:], place.errors[:] = random.random(place.inputs.shape), random.random(place.errors.shape)
+        owned = [place.inputs.copy() for place in places]
+        errors = [place.errors.copy() for place in places]
+        exchange(sides, FORWARD)
+        forward = sum(np.vdot(place.outputs, error) for place, error in zip(places, errors, strict=True))
+        for place, error in zip(places, errors, strict=True):
+            place.errors[:] = error
+        exchange(sides, BACK)
+        back = sum(np.vdot(value, place.input_errors) for value, place in zip(owned, places, strict=True))
+        assert forward == pytest.approx(back, rel=1e-12)

@@ -1,0 +1,308 @@
+"""A trained network in use: predicted with, run layer by layer, exported to others and imported from them.
+
+No job is trained here: weights are drawn at random, and written as a run leaves them.
+"""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+from launch import given
+from PIL import Image
+
+import adam_mpi
+from adam_mpi.cli import main
+from adam_mpi.config import Data, load, to_toml
+from adam_mpi.data import glyphs
+from adam_mpi.data.inputs import Inputs
+from adam_mpi.data.preparation import Preparation
+from adam_mpi.data.sets import open_set
+from adam_mpi.durable import model as model_file
+from adam_mpi.errors import UserError
+from adam_mpi.model import parameters
+from adam_mpi.trained import shapes_of
+
+SMALL = (
+    'model.layers=[{kind="conv", maps=4, kernel=5}, "relu", {kind="pool", size=2}, {kind="lrn", size=3},'
+    ' {kind="average", size=3, stride=2}, {kind="dense", units=16}, "tanh", {kind="dropout", rate=0.5},'
+    ' {kind="dense", units=12}, "sigmoid", {kind="dense", units=10}]'
+)
+PLAIN = 'model.layers=[{kind="conv", maps=4, kernel=3, stride=2, pad=1}, "relu", {kind="dense", units=10}]'
+REFERENCE = "kernels.engine=reference"
+IMAGES = glyphs.draw(1, "test", np.arange(100))[0]
+
+
+def run_directory(path, *overrides):
+    """What a finished run leaves, as far as it is used here, with random weights."""
+    config = load(None, [REFERENCE, *overrides])
+    inputs = Inputs.of(Preparation(open_set(config.data), config.run.seed))
+    shapes = shapes_of(config, inputs)
+    weights = parameters.initial(shapes, 7)
+    weights += np.random.default_rng(7).normal(0, 0.05, weights.size).astype(np.float32)
+    path.mkdir(parents=True, exist_ok=True)
+    model_file.write(path / "weights.h5", weights, parameters.tensors(shapes), to_toml(config), inputs.to_json())
+    return path
+
+
+@pytest.fixture
+def run(tmp_path):
+    return run_directory(tmp_path / "run", SMALL)
+
+
+def said(capsys, *arguments, code=0):
+    assert main([str(argument) for argument in arguments]) == code
+    streams = capsys.readouterr()
+    return streams.err if code else streams.out
+
+
+def test_load_and_predict(run):
+    model = adam_mpi.load(run)
+    chances = model.predict(IMAGES)
+    assert chances.shape == (100, 10) and np.allclose(chances.sum(axis=1), 1)
+    # Grey images and channels that come last are understood.
+    np.testing.assert_array_equal(model.predict(IMAGES[:, 0]), chances)
+    np.testing.assert_array_equal(model.predict(IMAGES.transpose(0, 2, 3, 1)), chances)
+    assert model.predict(IMAGES[:0]).shape == (0, 10)
+    np.testing.assert_array_equal(adam_mpi.load(run / "weights.h5").predict(IMAGES), chances)
+
+
+def test_what_is_no_image_of_the_model_is_refused(run, tmp_path):
+    model = adam_mpi.load(run)
+    with pytest.raises(UserError, match=r"images are float32 of 1x28x28; this model takes uint8 of 1x28x28"):
+        model.predict(IMAGES / 255)
+    with pytest.raises(UserError, match=r"images are uint8 of 1x27x28"):
+        model.predict(IMAGES[:, :, 1:])
+    with pytest.raises(UserError, match="no weights; give a run directory"):
+        adam_mpi.load(tmp_path)
+
+
+def test_run_feeds_and_fetches_any_layer(run):
+    model = adam_mpi.load(run)
+    pixels, conv, relu, chances = model.run({"input": IMAGES}, ["input", "conv1", "relu1", "probabilities"])
+    np.testing.assert_allclose(pixels, IMAGES / 255, atol=1e-7)
+    # The activation works in place, and yet both sides of it are told.
+    assert conv.shape == (100, 4, 24, 24) and conv.min() < 0
+    np.testing.assert_array_equal(relu, np.maximum(conv, 0))
+    np.testing.assert_allclose(chances, model.predict(IMAGES), atol=1e-6)
+    # What a layer gave can be fed again, and the rest follows from it.
+    (again,) = model.run(feed={"relu1": relu}, fetch=["probabilities"])
+    np.testing.assert_array_equal(again, chances)
+    hidden, changed = model.run({"input": IMAGES, "dense1": np.zeros((100, 16))}, ["dense1", "probabilities"])
+    assert not hidden.any() and np.ptp(changed, axis=0).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("feed", "fetch", "complaint"),
+    [
+        ({"input": IMAGES}, ["conv9"], "conv9: not a layer of this model; it has input, conv1, relu1"),
+        ({"dense1": np.zeros((3, 16))}, ["conv1"], "conv1: comes before all that is fed"),
+        ({"dense1": np.zeros((3, 17))}, ["dense2"], r"feed dense1: values of \(17,\) per image; its output is 16x1x1"),
+        ({}, ["conv1"], "feed: give at least one array"),
+    ],
+)
+def test_mistakes_in_feed_and_fetch_are_named(run, feed, fetch, complaint):
+    with pytest.raises(UserError, match=complaint):
+        adam_mpi.load(run).run(feed, fetch)
+
+
+def test_normalised_and_cropped_images_need_no_data_set_later(tmp_path, monkeypatch):
+    data = np.random.default_rng(0).integers(0, 256, (60, 12, 12, 3)).astype(np.uint8)
+    np.savez(tmp_path / "set.npz", images=data, labels=np.arange(60) % 3)
+    layers = 'model.layers=[{kind="conv", maps=2, kernel=3}, "relu", {kind="dense", units=3}]'
+    transform = "data.transform.normalise=true", "data.transform.crop=8"
+    run_directory(tmp_path / "run", f"data.set={tmp_path / 'set.npz'}", layers, *transform)
+    held = open_set(Data(set=str(tmp_path / "set.npz"), transform=load(None, transform).data.transform))
+    (tmp_path / "set.npz").unlink()
+    model = adam_mpi.load(tmp_path / "run")
+    (numbers,) = model.run({"input": data}, ["input"])
+    inner = data[:, 2:10, 2:10].transpose(0, 3, 1, 2)
+    assert model.inputs.network_shape(model.config.data.transform) == held.description.shape == (3, 8, 8)
+    np.testing.assert_allclose(numbers, (inner - inner_mean(model)) * factor(model), rtol=1e-5)
+    np.testing.assert_array_equal(model.predict(inner), model.predict(data))
+
+
+def inner_mean(model):
+    return np.array(model.inputs.mean, np.float32)[:, None, None]
+
+
+def factor(model):
+    return np.array(model.inputs.factor, np.float32)[:, None, None]
+
+
+def test_predict_images_folders_and_arrays(run, tmp_path, capsys):
+    chances = adam_mpi.load(run).predict(IMAGES[:3])
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    files = [folder / "a.png", folder / "b.png", folder / "more" / "c.png"]
+    for file, image in zip(files, IMAGES, strict=False):
+        Image.fromarray(image[0]).save(file)
+    lines = said(capsys, "predict", run, files[1], folder).splitlines()
+    assert [line.split(":")[0] for line in lines] == [str(file) for file in [files[1], *files]]
+    for line, row in zip(lines[1:], chances, strict=True):
+        assert re.fullmatch(rf".*: {row.argmax()} {row.max():.1%} \(\d .*%, \d .*%\)", line)
+    np.savez(tmp_path / "some.npz", test_images=IMAGES[:3], test_labels=[chances[0].argmax(), 11, 11])
+    lines = said(capsys, "predict", run, tmp_path / "some.npz", "-o", tmp_path / "out.npz").splitlines()
+    assert lines[3] == f"{tmp_path / 'some.npz'}: 1 of 3 right, 33.33%"
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["probabilities"], chances)
+
+
+def test_predict_brings_pictures_to_size(run, tmp_path, capsys):
+    Image.fromarray(np.kron(IMAGES[0, 0], np.ones((3, 3), np.uint8))).convert("RGB").save(tmp_path / "large.png")
+    best = adam_mpi.load(run).predict(IMAGES[:1]).argmax()
+    assert f"large.png: {best} " in said(capsys, "predict", run, tmp_path / "large.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("missing.png", "not there"), ("empty", "no images in it"), ("broken.png", "cannot be read")],
+)
+def test_predict_names_what_it_cannot_read(run, tmp_path, capsys, name, complaint):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
+    told = said(capsys, "predict", run, tmp_path / name, code=2)
+    assert told.startswith(f"adam_mpi: {tmp_path / name}: {complaint}") and told.count("\n") == 1
+
+
+def in_onnxruntime(path, images):
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(["probabilities"], {"input": images})[0]
+
+
+@pytest.mark.parametrize("layers", [SMALL, PLAIN])
+def test_onnx_gives_the_same_probabilities(layers, tmp_path, capsys):
+    run = run_directory(tmp_path / "run", layers)
+    assert "onnx" in said(capsys, "export", run, "-o", tmp_path / "model.onnx")
+    found = in_onnxruntime(tmp_path / "model.onnx", IMAGES)
+    np.testing.assert_allclose(found, adam_mpi.load(run).predict(IMAGES), atol=1e-5)
+
+
+def test_onnx_of_normalised_features(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    features = random.normal(3, 5, (60, 7)).astype(np.float32)
+    np.savez(tmp_path / "set.npz", features=features, labels=np.arange(60) % 3)
+    layers = 'model.layers=[{kind="dense", units=9}, "tanh", {kind="dense", units=3}]'
+    run = run_directory(tmp_path / "run", f"data.set={tmp_path / 'set.npz'}", layers, "data.transform.normalise=true")
+    said(capsys, "export", run, "--format", "onnx", "-o", tmp_path / "model")
+    found = in_onnxruntime(tmp_path / "model", features[:, :, None, None])
+    np.testing.assert_allclose(found, adam_mpi.load(run).predict(features), atol=1e-5)
+
+
+def test_onnx_refuses_what_it_would_compute_otherwise(tmp_path, capsys):
+    run = run_directory(tmp_path / "run", SMALL.replace("size=3}", "size=4}"))
+    assert "take an odd size" in said(capsys, "export", run, "-o", tmp_path / "model.onnx", code=2)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz"])
+def test_weights_go_out_and_come_back(kind, run, tmp_path, capsys):
+    file = tmp_path / f"model.{kind}"
+    said(capsys, "export", run, "-o", file)
+    back = tmp_path / "back.h5"
+    told = said(capsys, "import", file, *given(SMALL, REFERENCE), "-o", back)
+    assert "conv1/weight     <- conv1.weight" in told and f"model.weights={back}" in told
+    np.testing.assert_array_equal(adam_mpi.load(back).predict(IMAGES), adam_mpi.load(run).predict(IMAGES))
+
+
+def test_metadata_tells_configuration_and_inputs(run, tmp_path, capsys):
+    from safetensors import safe_open
+
+    said(capsys, "export", run, "-o", tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "numpy") as file:
+        metadata = file.metadata()
+    assert "[model]" in metadata["config"] and json.loads(metadata["inputs"])["shape"] == [1, 28, 28]
+
+
+def test_foreign_tensors_are_matched_by_shape_in_the_order_of_their_numbers(tmp_path, capsys):
+    from safetensors.numpy import save_file
+
+    layers = 'model.layers=[{kind="dense", units=5}, {kind="dense", units=5}, {kind="dense", units=5}, %s]'
+    layers %= '{kind="dense", units=10}'
+    random = np.random.default_rng(0)
+    sizes = {"10.weight": (5, 5), "2.weight": (5, 5), "0.weight": (5, 784), "12.weight": (10, 5)}
+    held = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    held |= {name.replace("weight", "bias"): np.zeros(size[0], np.float32) for name, size in sizes.items()}
+    save_file(held, tmp_path / "other.safetensors")
+    told = said(capsys, "import", tmp_path / "other.safetensors", *given(layers), "-o", tmp_path / "own.h5")
+    assert "dense2/weight    <- 2.weight" in told and "dense3/weight    <- 10.weight" in told
+    np.testing.assert_array_equal(adam_mpi.load(tmp_path / "own.h5").tensors["dense3/weight"], held["10.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda tensors: tensors.pop("dense3.weight"), "nothing of shape 10x12 is left for dense3/weight"),
+        (lambda tensors: tensors.update(extra=np.zeros(3, np.float32)), "extra fit nowhere"),
+    ],
+)
+def test_shapes_that_do_not_match_are_named(change, complaint, run, tmp_path, capsys):
+    from adam_mpi.export import named
+
+    tensors = named(adam_mpi.load(run))
+    tensors = {f"x.{name}" if name != "dense3.weight" else name: values for name, values in tensors.items()}
+    change(tensors)
+    np.savez(tmp_path / "other.npz", **tensors)
+    told = said(capsys, "import", tmp_path / "other.npz", *given(SMALL), "-o", tmp_path / "own.h5", code=2)
+    assert complaint in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.npz", "a.txt", "missing.npz"])
+def test_files_that_are_something_else_are_refused(name, tmp_path, capsys):
+    if not name.startswith("missing"):
+        (tmp_path / name).write_bytes(b"nothing of use")
+    told = said(capsys, "import", tmp_path / name, "-o", tmp_path / "own.h5", code=2)
+    assert str(tmp_path / name) in told and told.count("\n") == 1
+
+
+def torch_stack():
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    parts = [
+        nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.LocalResponseNorm(3, 1e-4, 0.75, 2.0), nn.AvgPool2d(3, 2),
+        nn.Flatten(), nn.Linear(100, 16), nn.Tanh(), nn.Linear(16, 12), nn.Sigmoid(), nn.Linear(12, 10),
+    ]  # fmt: skip
+    return torch, nn.Sequential(*parts)
+
+
+def in_torch(torch, stack):
+    with torch.no_grad():
+        return torch.softmax(stack(torch.from_numpy(IMAGES).float() / 255), 1).numpy()
+
+
+def test_safetensors_in_pytorch(run, tmp_path, capsys):
+    torch, stack = torch_stack()
+    from safetensors.torch import load_file
+
+    said(capsys, "export", run, "-o", tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
+    for layer, name in {0: "conv1", 6: "dense1", 8: "dense2", 10: "dense3"}.items():
+        stack[layer].load_state_dict({part: tensors[f"{name}.{part}"] for part in ("weight", "bias")})
+    np.testing.assert_allclose(in_torch(torch, stack), adam_mpi.load(run).predict(IMAGES), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_state_dict_of_pytorch_comes_in(wrapped, tmp_path, capsys):
+    torch, stack = torch_stack()
+    state = stack.state_dict()
+    torch.save({"state_dict": state, "epoch": 3} if wrapped else state, tmp_path / "state.pt")
+    said(capsys, "import", tmp_path / "state.pt", *given(SMALL, REFERENCE), "-o", tmp_path / "own.h5")
+    np.testing.assert_allclose(adam_mpi.load(tmp_path / "own.h5").predict(IMAGES), in_torch(torch, stack), atol=1e-5)
+
+
+class Harmful:
+    """Would make a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_pickle_with_code_in_it_is_not_run(tmp_path, capsys):
+    torch, _ = torch_stack()
+    torch.save({"weight": Harmful(str(tmp_path / "harm"))}, tmp_path / "bad.pt")
+    told = said(capsys, "import", tmp_path / "bad.pt", "-o", tmp_path / "own.h5", code=2)
+    assert str(tmp_path / "bad.pt") in told and not (tmp_path / "harm").exists() and told.count("\n") == 1
