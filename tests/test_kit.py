@@ -17,6 +17,7 @@ two_add_stores, two_totals, transform = add_stores(0, 20), add_totals(0, 3), san
 square_loads, square = loads(*range(0, 2 * lanes, 2)), transpose(lanes)
 paired = combine((1, 2, 2, 0), (0, 1, -1, 0), (0.5, 1, 1, 4), (0.5, 1, -1, -4), (0, -1, 0, 0))
 some_stores, five_packed = stores(0, None, 20), add_packed(5)
+two_scaled, some_prefetches = add_scaled(0, 18), prefetches(False, 5, 10**6)
 
 @compiled
 def run(memory, out):
@@ -43,7 +44,8 @@ def run(memory, out):
     two_totals(out, at + 100, (a, b))
     some_stores(out, at + 150, (a, b, a))
     five_packed(out, at + 200, (a, b, mul(a, b), a, b))
-    prefetch(out, at + 10**6)
+    two_scaled(out, at + 250, (a, b), memory[9])
+    some_prefetches(out, at)
     restore(before)
     return total(a)
 """

@@ -150,17 +150,16 @@ def accuracy(name: str, model: Model, engine: str, steps: int = 100, batch: int 
 
 def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) -> dict:
     """Wall time of two threads against one, both as trainer threads work: on copies, added to the shared weights."""
-    network = Network(model.shapes, batch, 0, engine=arguments.engine)
+    network = Network(model.shapes, batch, 0, engine=arguments.engine, batches=ROUND)
     shared = parameters.initial(model.shapes, 0)
-    contexts, blocks = [network.context(shared) for _ in range(2)], [data(model, batch) for _ in range(2)]
-    copies = [Copy(network, shared, index, alone=False) for index in range(2)]
+    blocks, copies = [data(model, batch)] * 2, [Copy(network, shared, index, alone=False) for index in range(2)]
     totals = [np.zeros_like(shared) for _ in range(2)]
 
     def work(index: int, steps: int) -> None:
         copy = copies[index]
         for _ in range(steps):
             overwrite = copy.begin()
-            contexts[index].train(copy.weights, copy.gradient, *blocks[index], 0, overwrite)
+            copy.context.train(copy.weights, copy.gradient, *blocks[index], 0, overwrite, **copy.options)
             copy.step(totals[index], float(RATE), 1.0)
 
     def run(threads: int, steps: int) -> float:

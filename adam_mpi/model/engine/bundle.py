@@ -60,6 +60,23 @@ def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[s
 
         return make
 
+    def add_scaled(*offsets: int) -> Callable:
+        def build(builder: Any, data: Any, place: Any, values: Any, factor: Any) -> None:
+            factors = basic["splat"](builder, factor)
+            for offset, value in zip(offsets, _each(builder, values), strict=True):
+                at = _at(builder, place, offset)
+                sums = basic["fma"](builder, factors, value, basic["load"](builder, data, at))
+                basic["store"](builder, data, at, sums)
+
+        return define(build, types.void, None, INDEX, types.UniTuple(vector, len(offsets)), types.float32)
+
+    def prefetches(write: bool, *offsets: int) -> Callable:
+        def build(builder: Any, data: Any, place: Any) -> None:
+            for offset in offsets:
+                basic["prefetch"](builder, data, _at(builder, place, offset), write)
+
+        return define(build, types.void, None, INDEX)
+
     def add_totals(*offsets: int) -> Callable:
         def build(builder: Any, data: Any, place: Any, values: Any) -> None:
             for offset, value in zip(offsets, _each(builder, values), strict=True):
@@ -83,6 +100,8 @@ def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[s
         "broadcasts": gathered("broadcast"),
         "stores": changed(lambda builder, data, at, value: value),
         "add_stores": changed(lambda builder, data, at, value: builder.fadd(basic["load"](builder, data, at), value)),
+        "add_scaled": add_scaled,
+        "prefetches": prefetches,
         "add_totals": add_totals,
         "add_packed": add_packed,
     }

@@ -38,6 +38,17 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
 
         return function
 
+    def add_scaled(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle, factor: np.float32) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                store(array, place + offset, load(array, place + offset) + factor * value)
+
+        return function
+
+    def prefetches(write: bool, *offsets: int) -> Callable:
+        """Fetch what will be read, or written, soon. May point past the end: nothing is read."""
+        return lambda array, place: None
+
     def add_totals(*offsets: int) -> Callable:
         def function(array: np.ndarray, place: int, values: Bundle) -> None:
             for offset, value in zip(offsets, values, strict=True):
@@ -87,6 +98,8 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
         "broadcasts": broadcasts,
         "stores": stores,
         "add_stores": add_stores,
+        "add_scaled": add_scaled,
+        "prefetches": prefetches,
         "add_totals": add_totals,
         "add_packed": add_packed,
         "combine": combine,
