@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from adam_mpi import config
 from adam_mpi.errors import UserError
+from adam_mpi.models import names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,6 +88,14 @@ def merge(options: argparse.Namespace) -> int:
     return 0
 
 
+def simulate(options: argparse.Namespace) -> int:
+    """Predict throughput and staleness of a job on machines described in a TOML file."""
+    from adam_mpi.simulate.prediction import simulate
+
+    print(simulate(Path(options.cluster), options.config, options.set))
+    return 0
+
+
 def predict(options: argparse.Namespace) -> int:
     """Tell the classes of images, with probabilities."""
     from adam_mpi.predict import predict
@@ -114,6 +123,14 @@ def import_(options: argparse.Namespace) -> int:
     return 0
 
 
+def models(options: argparse.Namespace) -> int:
+    """List the ready configurations, or print one."""
+    from adam_mpi import models
+
+    print(models.find(options.name).read_text() if options.name else models.listing())
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
@@ -125,6 +142,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "predict": predict,
     "export": export,
     "import": import_,
+    "models": models,
+    "simulate": simulate,
 }
 
 
@@ -156,10 +175,11 @@ def _parser() -> argparse.ArgumentParser:
         name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         for name, function in COMMANDS.items()
     }
+    made["simulate"].add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
     made["import"].add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
-    for name in ("train", "plan", "import"):
+    for name in ("train", "plan", "import", "simulate"):
         made[name].formatter_class = _KeysHelp
-        made[name].add_argument("config", nargs="?", help="TOML file; the defaults train the built-in data set")
+        made[name].add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
     made["train"].add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
     made["train"].add_argument("--resume", action="store_true", help="go on from what the run directory holds")
@@ -188,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     made["export"].add_argument("--format", choices=("onnx", "safetensors", "npz"), help="default: the file's ending")
     for name in ("export", "import"):
         made[name].add_argument("-o", dest="output", type=Path, metavar="FILE", required=True, help="the file to write")
+    made["models"].add_argument("name", nargs="?", choices=names(), metavar="NAME", help="print its TOML")
     return parser
 
 

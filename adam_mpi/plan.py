@@ -35,7 +35,7 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     config.layout.partitions = partitions(config, shapes, ranks)
     layout = arrange(_hosts(ranks, hosts), config.layout)
     cut = partition(shapes, layout.partitions)
-    shelves = plan_shelves(config, shapes, layout)
+    shelves = plan_shelves(config, cut, layout)
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
     largest = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
@@ -73,9 +73,9 @@ def network(
     )  # fmt: skip
 
 
-def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
+def plan_shelves(config: Config, cut: Partition, layout: Layout) -> Shelves:
     servers = {rank: layout.places[rank].host for rank in layout.servers}
-    return shelving.plan(parameters.tensors(shapes), servers, layout.workers, config)
+    return shelving.plan(parameters.tensors(cut.shapes), servers, layout.pushers, config, cut)
 
 
 def _hosts(ranks: int, given: str | None) -> list[str]:

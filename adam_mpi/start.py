@@ -124,7 +124,8 @@ def crew(world: World, job: Job) -> Crew:
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    plan = plan_shelves(job.config, job.shapes, world.layout)
+    cut = partition(job.shapes, job.config.layout.partitions)
+    plan = plan_shelves(job.config, cut, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     captured = captured_layers(choices)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from adam_mpi import models
 from adam_mpi.config.checks import check_together
 from adam_mpi.config.sections import Config
 from adam_mpi.errors import UserError
@@ -20,9 +21,9 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
     """Defaults, then the file, then each `section.key=value`."""
     config = Config()
     if path is not None:
-        _merge(config, _read(Path(path)), "", str(path))
+        fill(config, read(models.find(path)), "", str(path))
     for override in overrides:
-        _merge(config, _parse_override(override), "", "--set")
+        fill(config, _parse_override(override), "", "--set")
     check_together(config)
     return config
 
@@ -30,16 +31,17 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
 def from_toml(text: str, source: str) -> Config:
     """A configuration that `to_toml` wrote, e.g. into a file of weights; `source` is named where it is wrong."""
     config = Config()
-    _merge(config, tomllib.loads(text), "", source)
+    fill(config, tomllib.loads(text), "", source)
     check_together(config)
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"config {path}: {error.strerror}; give the path of a TOML file") from None
+        known = ", ".join(models.names())
+        raise UserError(f"config {path}: {error.strerror}; give a TOML file, or one of {known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"config {path}: not TOML: {error}") from None
 
@@ -57,7 +59,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
+def fill(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
     """Put the given values into a section of the configuration, each checked against its field."""
     fields = {f.name: f for f in dataclasses.fields(section)}
     hints = typing.get_type_hints(type(section))
@@ -70,7 +72,7 @@ def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> Non
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
-            _merge(getattr(section, key), value, name + ".", source)
+            fill(getattr(section, key), value, name + ".", source)
         else:
             setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
 

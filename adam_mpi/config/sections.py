@@ -69,7 +69,7 @@ class Transform:
 @dataclass
 class Data:
     set: str = "glyphs"
-    """Data set: glyphs (built in), mnist, fashion, or the path of a file or folder (formats: data/README.md)."""
+    """Data set: glyphs (built in), mnist, fashion, noise:3x32x32:10, or the path of files (formats: data/README.md)."""
     validation: float = limited(1 / 12, low=0.0, high=0.5)
     """Fraction of the training set kept apart for validation at epoch ends."""
     images: int = limited(0, low=0)

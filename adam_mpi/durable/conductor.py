@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 class Conductor:
     def __init__(
         self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
-        describe: Callable[[], dict[str, Any]],
+        describe: Callable[[], dict[str, Any]], strips: int = 1,
     ) -> None:  # fmt: skip
         self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
-        self.tensors, self.describe = tensors, describe
+        self.tensors, self.describe, self.strips = tensors, describe, strips
         """What the manifest says besides the position, as it is when the snapshot is ordered."""
         self.number = 0
         self.answers: dict[int, dict[str, Any]] = {}
@@ -78,9 +78,11 @@ class Conductor:
             self.post.send({"kind": "store", **order}, server)
 
     def _clocks(self, answers: Sequence[dict[str, Any]]) -> list[int]:
-        """As far as any server has begun; with clocks, which all replicas go through, as far as with any pusher."""
+        """As far as any server has begun with a replica; with clocks, which all go through, as far as with any."""
         clocks = [max(begun) for begun in zip(*(answer["clocks"] for answer in answers), strict=True)]
-        return [max(clocks)] * len(clocks) if self.joint else clocks
+        # The strips of a replica make one step together.
+        group = len(clocks) if self.joint else self.strips
+        return [max(clocks[ring - ring % group :][:group]) for ring in range(len(clocks))]
 
     def _seal(self, answers: Sequence[dict[str, Any]]) -> None:
         self.error = next((answer["error"] for answer in answers if "error" in answer), "")

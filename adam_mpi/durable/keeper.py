@@ -32,7 +32,8 @@ class Keeper:
         servers = [server for server in shelves.servers if shelves.held[server]]
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
         folder = directory / "snapshots"
-        self.snapshots = Conductor(post, servers, folder, keep, joint, shelves.tensors, self._describe)
+        strips = shelves.strips
+        self.snapshots = Conductor(post, servers, folder, keep, joint, shelves.tensors, self._describe, strips)
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False

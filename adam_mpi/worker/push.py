@@ -17,6 +17,7 @@ from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
 
 
@@ -31,7 +32,7 @@ class ShardLetter:
 
     @property
     def part(self) -> slice:
-        return slice(self.shard.start, self.shard.stop)
+        return self.client.holding.part(self.shard)
 
     def write(self, body: np.ndarray) -> np.ndarray:
         client, contribution = self.client, self.contribution
@@ -99,22 +100,25 @@ class FactorLetter:
 
 class PushClient:
     def __init__(
-        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window
-    ) -> None:
-        self.choices = choices
+        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
+        holding: Holding | None = None,
+    ) -> None:  # fmt: skip
+        self.choices, self.holding = choices, holding or Holding(shelves)
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
         self.pusher = self.ring
         """Unique for the life of the job; in the first generation the same as the ring."""
         self.lanes: list[Lane[ShardLetter | FactorLetter]] = [
-            Lane(shelves, server, self.ring, mail, published) for server in shelves.servers if shelves.held[server]
+            Lane(shelves, server, self.ring, mail, published)
+            for server in shelves.servers
+            if self.holding.pushed[server]
         ]
         self.seen = np.zeros(len(shelves.shards), np.int64)
         """Versions of the shards that the last pull brought."""
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
         self.codec = CODECS[world.config.push.codec]
-        self.residual = np.zeros(shelves.parameters if self.codec.feedback else 0, np.float32)
+        self.residual = np.zeros(self.holding.size if self.codec.feedback else 0, np.float32)
         """What error feedback carries into later pushes."""
         self.sent = self.settled = 0
 
@@ -133,7 +137,7 @@ class PushClient:
     def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
         """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
         letters: list[ShardLetter | FactorLetter] = []
-        for layer, group in groupby(self.shelves.held[server], key=lambda shard: shard.layer):
+        for layer, group in groupby(self.holding.pushed[server], key=lambda shard: shard.layer):
             factors = self.choices[layer].factors
             if factors is None:
                 letters += [ShardLetter(self, contribution, shard, False) for shard in group]

@@ -204,8 +204,8 @@ class Worker:
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
         arrived, factor = self.pulls.arrived, np.float32(self._prediction)
-        for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
-            for letter in lane.missing(applied):
+        for lane in self.pushes.lanes:
+            for letter in lane.missing(self.pulls.applied[lane.server]):
                 for part in letter.missing():
                     descend(arrived[part], letter.contribution.values[part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
