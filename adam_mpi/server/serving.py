@@ -112,7 +112,7 @@ class Server:
             with trace.span("snapshot"):
                 self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.position)
         while not self.cut.written.empty():
-            self.post.send({"kind": "stored", **self.cut.written.get()}, self.world.layout.head)
+            self.post.send({"kind": "stored", "role": "server", **self.cut.written.get()}, self.world.layout.head)
 
     def _stage(self, mail: Mail) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
@@ -202,7 +202,7 @@ class Server:
         match message["order"]:
             case "hold":
                 self.world.injector.at("store")
-                self.post.send({"kind": "held", "clocks": self.cut.hold()}, head)
+                self.post.send({"kind": "held", "role": "server", "clocks": self.cut.hold()}, head)
             case "cut":
                 self.cut.at(message["clocks"], Path(message["folder"]))
             case "finish":

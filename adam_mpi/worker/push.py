@@ -19,6 +19,7 @@ from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Contribution
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
+from adam_mpi.worker.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ShardLetter:
         if client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
         elif mailbox.finite(values.view(np.uint32)):
-            header["words"], header["finite"] = client.codec.encode(values, client.residual[self.part], body), 1
+            header["words"], header["finite"] = client.codec.encode(values, client.residual.values[self.part], body), 1
         else:
             # It is refused: nothing of it may stay in the residual.
             header["words"] = client.codec.words(values.size)
@@ -101,8 +102,9 @@ class FactorLetter:
 class PushClient:
     def __init__(
         self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
-        holding: Holding | None = None,
+        holding: Holding | None = None, carried: np.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """`carried`: what an earlier job's codec had left out, over the whole flat vector."""
         self.choices, self.holding = choices, holding or Holding(shelves)
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
@@ -118,8 +120,7 @@ class PushClient:
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
         self.codec = CODECS[world.config.push.codec]
-        self.residual = np.zeros(self.holding.size if self.codec.feedback else 0, np.float32)
-        """What error feedback carries into later pushes."""
+        self.residual = Residual(self.holding, self.ring, self.lanes, self.codec.feedback, carried)
         self.sent = self.settled = 0
 
     def push(self, contribution: Contribution) -> None:
@@ -132,7 +133,7 @@ class PushClient:
             letters = self._letters(contribution, lane.server)
             letters[-1] = replace(letters[-1], last=True)
             contribution.pending += len(letters)
-            lane.waiting.extend(letters)
+            (lane.held if self.residual.holds(contribution.clock) else lane.waiting).extend(letters)
 
     def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
         """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
@@ -167,6 +168,7 @@ class PushClient:
         self.mailbox.sync()
         self.published.sync()
         worked = [lane.step() for lane in self.lanes]
+        self.residual.step(self.sent)
         return any(worked)
 
     def settle(self, contribution: Contribution) -> None:
