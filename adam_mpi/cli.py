@@ -88,6 +88,14 @@ def merge(options: argparse.Namespace) -> int:
     return 0
 
 
+def simulate(options: argparse.Namespace) -> int:
+    """Predict throughput and staleness of a job on machines described in a TOML file."""
+    from adam_mpi.simulate.prediction import simulate
+
+    print(simulate(Path(options.cluster), options.config, options.set))
+    return 0
+
+
 def predict(options: argparse.Namespace) -> int:
     """Tell the classes of images, with probabilities."""
     from adam_mpi.predict import predict
@@ -135,6 +143,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "export": export,
     "import": import_,
     "models": models,
+    "simulate": simulate,
 }
 
 
@@ -166,8 +175,9 @@ def _parser() -> argparse.ArgumentParser:
         name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         for name, function in COMMANDS.items()
     }
+    made["simulate"].add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
     made["import"].add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
-    for name in ("train", "plan", "import"):
+    for name in ("train", "plan", "import", "simulate"):
         made[name].formatter_class = _KeysHelp
         made[name].add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")

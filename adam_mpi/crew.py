@@ -47,6 +47,8 @@ class Crew:
                     self.roles["data"].hear(message)
                 case "store":
                     self.roles["server"].hear(message)
+                case "residual":
+                    self.roles["worker"].hear(message)
                 case "over":
                     return True
                 case _:

@@ -21,6 +21,7 @@ from adam_mpi.server import shelves as shelving
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
+from adam_mpi.worker import copy
 
 MOST_ROWS = 40
 
@@ -34,7 +35,7 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     config.layout.partitions = partitions(config, shapes, ranks)
     layout = arrange(_hosts(ranks, hosts), config.layout)
     cut = partition(shapes, layout.partitions)
-    shelves = plan_shelves(config, shapes, layout)
+    shelves = plan_shelves(config, cut, layout)
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
     largest = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
@@ -67,13 +68,14 @@ def network(
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
     return Network(
-        shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices
-    )
+        shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices,
+        batches=copy.batches(config),
+    )  # fmt: skip
 
 
-def plan_shelves(config: Config, shapes: tuple[LayerShape, ...], layout: Layout) -> Shelves:
+def plan_shelves(config: Config, cut: Partition, layout: Layout) -> Shelves:
     servers = {rank: layout.places[rank].host for rank in layout.servers}
-    return shelving.plan(parameters.tensors(shapes), servers, layout.workers, config)
+    return shelving.plan(parameters.tensors(cut.shapes), servers, layout.pushers, config, cut)
 
 
 def _hosts(ranks: int, given: str | None) -> list[str]:

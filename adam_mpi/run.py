@@ -1,6 +1,7 @@
 """The spine: agree on the job, start the world, run my roles step by step until the job is over, end in order."""
 
 import logging
+import math
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from mpi4py import MPI
 from adam_mpi import start
 from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.world import Idle, Interrupted, World
+from adam_mpi.config import Given
 from adam_mpi.crew import Crew
 from adam_mpi.errors import RankFailure, UserError
 from adam_mpi.observe import log as logs
@@ -23,17 +25,29 @@ log = logging.getLogger(__name__)
 
 
 def train(path: str | None, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float) -> int:
-    """One rank's way through a training job; returns its exit code."""
+    """The command: one rank's way through a training job; returns its exit code."""
     comm = MPI.COMM_WORLD
     try:
-        config = _agree(comm, lambda: start.configure(path or _saved(directory, resume), overrides, comm.size))
-        world = World(comm, config)
-        job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes))
+        run(comm, path or _saved(directory, resume), overrides, directory, resume, minutes)
     except UserError as error:
         # Every rank has the same error; one tells it.
         if comm.rank == 0:
             print(f"adam_mpi: {error}", file=sys.stderr, flush=True)
         return 2
+    return 0
+
+
+def run(
+    comm: MPI.Comm, given: Given, overrides: Sequence[str] = (), directory: str | None = None, resume: bool = False,
+    minutes: float = math.inf, inside: bool = False,
+) -> Path:  # fmt: skip
+    """Collective: a training job; returns its run directory. What is wrong with what was given is raised everywhere.
+
+    A job that fails later ends all its processes; `inside` another program that is one rank only, the error is raised.
+    """
+    config = _agree(comm, lambda: start.configure(given, overrides, comm.size))
+    world = World(comm, config)
+    job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes))
     failure_file = job.directory / "log" / "failure.txt"
     logs.start(job.directory, world.rank, str(world.place))
     wire = start.connect_sentinel(world, failure_file)
@@ -49,10 +63,13 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
         if timeline is not None and world.rank == 0:
             timeline.merge()
     except BaseException as error:
-        _end_badly(world, wire, failure_file, error)
+        _tell(world, wire, failure_file, error)
+        if inside and comm.size == 1:
+            raise
+        _end(error)
     wire.bye()
     log.info("finished")
-    return 0
+    return job.directory
 
 
 def _saved(directory: str | None, resume: bool) -> Path | None:
@@ -92,8 +109,8 @@ def _agree(comm: MPI.Comm, make: Callable[[], Any]) -> Any:
     return made
 
 
-def _end_badly(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseException) -> NoReturn:
-    """End the whole job because of an error on this rank: name it, and take the others along."""
+def _tell(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseException) -> None:
+    """Name the error that ends the job."""
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
         wire.bye(f"interrupted by {error}")
@@ -102,6 +119,10 @@ def _end_badly(world: World, wire: sentinel.Wire, failure_file: Path, error: Bas
         sentinel.told(failure_file, seconds=1.0)
     sentinel.report(failure_file, _cause(world, error))
     wire.bye()
+
+
+def _end(error: BaseException) -> NoReturn:
+    """Take the other ranks along."""
     logging.shutdown()
     MPI.COMM_WORLD.Abort(2 if isinstance(error, UserError) else 1)
     os._exit(1)

@@ -19,7 +19,7 @@ from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
-from adam_mpi.config import Config, to_toml
+from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
@@ -36,6 +36,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
 from adam_mpi.observe import rundir
 from adam_mpi.plan import model, network, partitions, plan_shelves
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
@@ -45,9 +46,9 @@ SWITCH_SECONDS = 0.0005
 log = logging.getLogger(__name__)
 
 
-def configure(path: str | Path | None, overrides: Sequence[str], ranks: int) -> Config:
+def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
     """The configuration, with what it leaves to the program decided for so many ranks."""
-    config = configuration.load(path, overrides)
+    config = configuration.load(given, overrides)
     if not config.layout.partitions:
         config.layout.partitions = partitions(config, model(config, describe(config.data)), ranks)
     return config
@@ -124,7 +125,8 @@ def crew(world: World, job: Job) -> Crew:
     world.injector.at("start")
     threads = _threads(world)
     log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    plan = plan_shelves(job.config, job.shapes, world.layout)
+    cut = partition(job.shapes, job.config.layout.partitions)
+    plan = plan_shelves(job.config, cut, world.layout)
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     captured = captured_layers(choices)
@@ -150,7 +152,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
     if net is not None:
-        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads, _carried(world, job))
     return Crew(post, made, head, [mail, window])
 
 
@@ -165,6 +167,13 @@ def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray
     if config.model.weights:
         return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
     return parameters.initial(shapes, config.run.seed)
+
+
+def _carried(world: World, job: Job) -> np.ndarray | None:
+    """What the codec of our replica's pushes had left out when the snapshot was taken."""
+    if job.resume is None or not CODECS[job.config.push.codec].feedback:
+        return None
+    return newest.residual(job.resume, world.place.replica or 0, world.layout.replicas)
 
 
 def _position(job: Job, replicas: int) -> Position:

@@ -53,6 +53,18 @@ class Layout:
     def replicas(self) -> int:
         return len(self.workers) // self.partitions
 
+    def strips(self, rank: int) -> tuple[int, ...]:
+        """The ranks of this worker's replica, strip by strip."""
+        replica = self.places[rank].replica
+        members = [place for place in self.places if place.replica == replica] if replica is not None else []
+        return tuple(place.rank for place in sorted(members, key=lambda place: place.strip or 0)) or (rank,)
+
+    @property
+    def pushers(self) -> tuple[int, ...]:
+        """The workers in the order of replicas and strips."""
+        workers = [self.places[rank] for rank in self.workers]
+        return tuple(place.rank for place in sorted(workers, key=lambda place: (place.replica or 0, place.strip or 0)))
+
     @property
     def survives(self) -> int:
         """How many servers may be lost without stopping: each shard has one copy."""

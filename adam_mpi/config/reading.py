@@ -1,11 +1,12 @@
 """Fill the sections from a TOML file and from `--set section.key=value`; every value is checked against its field."""
 
+import copy
 import dataclasses
 import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,18 @@ from adam_mpi.config.checks import check_together
 from adam_mpi.config.sections import Config
 from adam_mpi.errors import UserError
 
+Given = str | Path | Mapping[str, Any] | Config | None
 
-def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then the file, then each `section.key=value`."""
-    config = Config()
-    if path is not None:
-        _merge(config, _read(models.find(path)), "", str(path))
+
+def load(given: Given = None, overrides: Sequence[str] = ()) -> Config:
+    """Defaults, then what is given (a file, the name of a model, sections as a dict), then each `section.key=value`."""
+    config = copy.deepcopy(given) if isinstance(given, Config) else Config()
+    if isinstance(given, Mapping):
+        fill(config, given, "", "config")
+    elif isinstance(given, str | Path):
+        fill(config, read(models.find(given)), "", str(given))
     for override in overrides:
-        _merge(config, _parse_override(override), "", "--set")
+        fill(config, _parse_override(override), "", "--set")
     check_together(config)
     return config
 
@@ -31,12 +36,12 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
 def from_toml(text: str, source: str) -> Config:
     """A configuration that `to_toml` wrote, e.g. into a file of weights; `source` is named where it is wrong."""
     config = Config()
-    _merge(config, tomllib.loads(text), "", source)
+    fill(config, tomllib.loads(text), "", source)
     check_together(config)
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -59,7 +64,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
+def fill(section: Any, given: Mapping[str, Any], prefix: str, source: str) -> None:
     """Put the given values into a section of the configuration, each checked against its field."""
     fields = {f.name: f for f in dataclasses.fields(section)}
     hints = typing.get_type_hints(type(section))
@@ -70,9 +75,9 @@ def _merge(section: Any, given: dict[str, Any], prefix: str, source: str) -> Non
             hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(fields)}"
             raise UserError(f"{source}: unknown key {name}; {hint}")
         if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, dict):
+            if not isinstance(value, Mapping):
                 raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
-            _merge(getattr(section, key), value, name + ".", source)
+            fill(getattr(section, key), value, name + ".", source)
         else:
             setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Tags. Answers have a tag of their own per prefetch slot, so that each finds the ask it belongs to.
-ASK, REPORT, ANSWER = 1, 2, 16
+# Tags. Every answer has a tag of its own, so that each finds the ask it belongs to: the number of the ask, from 1 on
+# and round again; asks for the next phase have 0.
+ASK, REPORT, ANSWER, NUMBERS = 1, 2, 16, 1 << 13
 
 # Kinds of asks: which phase comes after the one I know; any batch of this phase; my share of this very batch.
 NEXT_PHASE, ANY, SHARE = 1, 2, 3
-ASK_WORDS = 8  # kind, slot, phase, batch number, replica, replicas, first column, end of columns (0: all)
+# An ask is: kind, number of the ask, phase, batch number, replica, replicas; first column and end of columns (0: all)
+# of each strip of the replica. The first strip asks, and all are answered.
 
 # Kinds of answers.
 PHASE, BATCH, EXHAUSTED, STOP = 1, 2, 3, 4

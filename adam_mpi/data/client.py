@@ -1,6 +1,7 @@
 """The worker's side of data serving: several asks in flight, so that the next batch is there when needed."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,32 +14,46 @@ from adam_mpi.data.course import Phase
 
 # Batches a replica may hold at any time.
 LEAST = 3
+Columns = tuple[int, int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """One ask in flight and the memory its answer arrives in."""
 
-    number: int
     memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.HEADER_WORDS, np.uint8))
     request: MPI.Request | None = None
     source: int = -1
     batch: int = 0
     """The batch that was asked for, where a certain one was."""
 
+    @property
+    def head(self) -> tuple[int, int]:
+        """Kind and phase of the answer."""
+        kind, phase = self.memory[:16].view(np.int64).tolist()
+        return kind, phase
+
 
 class DataClient:
-    """`columns`: only these columns (first, last + 1) of each image are sent; else all of them."""
+    """`columns`: only these columns (first, last + 1) of each image are sent; else all of them.
 
-    def __init__(self, world: World, shape: batch.Shape, columns: tuple[int, int] | None = None) -> None:
+    The strips of a replica take batches as one: the first asks, for all of their `columns`, and each gets its part of
+    every answer. The others only receive, in the order of the asks.
+    """
+
+    def __init__(
+        self, world: World, shape: batch.Shape, columns: Columns | None = None, strips: Sequence[Columns] = ()
+    ) -> None:
         self.world, self.config = world, world.config
         self.columns = columns or (0, shape[2])
+        self.strips = strips
         self.shape = (*shape[:2], self.columns[1] - self.columns[0])
-        self.itemsize = 0
-        self.free = [Slot(number) for number in range(self.config.data.prefetch)]
+        self.follows = bool(world.place.strip)
+        self.itemsize = self.asks = 0
+        self.free = [Slot() for _ in range(self.config.data.prefetch)]
         self.asking: deque[Slot] = deque()
         self.arrived: deque[tuple[Slot, Batch]] = deque()
-        self.phase_slot = Slot(self.config.data.prefetch)
+        self.phase_slot = Slot()
         self.phase, self.stopped = Phase(-1, "", 0), False
         self.exhausted: set[int] = set(world.layout.data)
         self.sources = deque(world.layout.data)
@@ -56,7 +71,8 @@ class DataClient:
     def drained(self) -> bool:
         """Whether this phase has nothing more for us."""
         more = self.next_share < self.shares if self.shared else len(self.exhausted) < len(self.sources)
-        return not (more or self.asking or self.arrived)
+        # A strip that only receives cannot know of asks beyond the end; they bring nothing.
+        return not (more or (self.asking and not self.follows) or self.arrived)
 
     def step(self) -> bool:
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
@@ -73,7 +89,7 @@ class DataClient:
     def next_phase(self) -> None:
         """Ask the head for the phase after this one; it arrives when everybody is done with this one."""
         if self.phase_slot.request is None:
-            self._send_ask(self.phase_slot, self.world.layout.head, [batch.NEXT_PHASE, 0, self.phase.number])
+            self._send_ask(self.phase_slot, self.world.layout.head, [batch.NEXT_PHASE, 0, self.phase.number, 0, 0, 0])
 
     def take(self) -> tuple[Slot, Batch] | None:
         return self.arrived.popleft() if self.arrived else None
@@ -94,7 +110,9 @@ class DataClient:
         slot.request = None
         kind, number, part, epoch, count, itemsize, first = slot.memory.view(np.int64)[:7].tolist()
         self.stopped = kind == batch.STOP
-        if not self.stopped:
+        if self.stopped:
+            self._withdraw()
+        else:
             self.phase = Phase(number, batch.PARTS[part], epoch)
             self.exhausted = set()
             self.next_share, self.shares = first, -(-count // self.config.train.batch)
@@ -102,9 +120,19 @@ class DataClient:
             self._allocate(itemsize)
         return True
 
+    def _withdraw(self) -> None:
+        """No answers will come to what a strip has been ready to receive."""
+        for slot in self.asking:
+            assert slot.request is not None
+            slot.request.Cancel()
+            slot.request.Free()
+        self.asking.clear()
+
     def _wanted(self) -> bool:
         """Whether to ask for one more: a slow replica that held many of the last batches would keep all waiting."""
         held = self.config.data.prefetch - len(self.free)
+        if self.follows:
+            return self.itemsize > 0 and not self.stopped
         return self.shared or held < max(LEAST, sum(self.left.values()) // (2 * self.world.layout.replicas))
 
     def _allocate(self, itemsize: int) -> None:
@@ -116,17 +144,24 @@ class DataClient:
                 slot.memory = np.empty(size, np.uint8)
 
     def _answered(self) -> list[Slot]:
-        """Slots whose answer is there; shares of batches are taken in the order they were asked for."""
-        answered = []
+        """Slots whose answer is there; those of shares and of strips are taken in the order they were asked for."""
+        answered, status = [], MPI.Status()
         for slot in self.asking:
-            if slot.request is not None and slot.request.Test():
+            if slot.request is not None and slot.request.Test(status):
+                slot.request, slot.source = None, status.source
+            # A quick data rank may be a phase ahead of the head's word to us.
+            if slot.request is None and slot.head[1] <= self.phase.number:
                 answered.append(slot)
-            elif self.shared:
+            elif self.shared or len(self.strips) > 1:
                 break
         return answered
 
     def _ask(self, slot: Slot) -> bool:
         place, layout = self.world.place, self.world.layout
+        if self.follows:
+            # Whatever the first strip asks for next.
+            self._receive(slot, MPI.ANY_SOURCE, self._next_number())
+            return True
         if self.shared:
             if self.next_share >= self.shares:
                 return False
@@ -139,21 +174,29 @@ class DataClient:
             source = next(rank for rank in self.sources if rank not in self.exhausted)
             number = 0
         kind, slot.batch = batch.SHARE if self.shared else batch.ANY, number
-        words = [kind, slot.number, self.phase.number, number, place.replica or 0, layout.replicas, *self.columns]
+        columns = [edge for strip in self.strips or (self.columns,) for edge in strip]
+        words = [kind, self._next_number(), self.phase.number, number, place.replica or 0, layout.replicas, *columns]
         self._send_ask(slot, source, words)
         return True
 
+    def _next_number(self) -> int:
+        self.asks = self.asks % batch.NUMBERS + 1
+        return self.asks
+
     def _send_ask(self, slot: Slot, source: int, words: list[int]) -> None:
-        words[1] = slot.number
-        ask = np.zeros(batch.ASK_WORDS, np.int64)
-        ask[: len(words)] = words
+        self._receive(slot, source, words[1])
+        if not self.follows:
+            ask = np.array(words, np.int64)
+            self.sending.append((self.world.traffic.Isend(ask, source, batch.ASK), ask))
+
+    def _receive(self, slot: Slot, source: int, number: int) -> None:
         slot.source = source
-        slot.request = self.world.traffic.Irecv(slot.memory, source, batch.ANSWER + slot.number)
-        self.sending.append((self.world.traffic.Isend(ask, source, batch.ASK), ask))
+        slot.request = self.world.traffic.Irecv(slot.memory, source, batch.ANSWER + number)
 
     def _take(self, slot: Slot) -> None:
-        kind, phase = slot.memory[:16].view(np.int64).tolist()
-        slot.request = None
+        kind, phase = slot.head
+        if self.follows and self.shared and kind != batch.EXHAUSTED:
+            slot.batch, self.next_share = self.next_share, self.next_share + 1
         if kind == batch.STOP:
             self._end(slot)
         elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
@@ -172,6 +215,6 @@ class DataClient:
         if self.shared:
             self.shares = min(self.shares, slot.batch)
             return
-        # These are not begun; whoever resumes the run gets them.
-        while self.arrived:
+        # These are not begun; whoever resumes the run gets them. Strips may have begun them elsewhere.
+        while self.arrived and len(self.strips) < 2:
             self.free.append(self.arrived.popleft()[0])

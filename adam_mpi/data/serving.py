@@ -66,7 +66,8 @@ class DataServer:
         self.order = Order(phase, count, self.config.train.batch, self.config.run.seed, owners, self.joint)
         own = range(self.world.layout.data.index(self.world.rank), len(self.order), len(self.world.layout.data))
         done = None if done is None else done[: len(self.order)]
-        self.tally = Tally(self.order, own, self._owner, self.replicas if self.static else 1, done)
+        shares = self.replicas if self.static else 1
+        self.tally = Tally(self.order, own, self._owner, shares, done, self.world.layout.partitions)
         numbers = [number for number in own if not self.tally.done[number]]
         self._line_up(phase, numbers)
         self.news = self.tally.complete
@@ -103,11 +104,14 @@ class DataServer:
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._receive()
         # Asks of a phase that this rank has not entered yet, or of batches not ready yet, stay in the queue.
+        # What a replica asks for is answered in that order, so that its strips all know when there is no more.
+        waiting: set[int] = set()
         for _ in range(len(self.asks)):
             source, ask = self.asks.popleft()
-            if self._answer(source, ask):
+            if source not in waiting and self._answer(source, ask):
                 worked = True
             else:
+                waiting.add(source)
                 self.asks.append((source, ask))
         if self.news:
             self.news = False
@@ -158,7 +162,7 @@ class DataServer:
     def _receive(self) -> bool:
         worked, status, comm = False, MPI.Status(), self.world.traffic
         while comm.Iprobe(tag=batch.ASK, status=status):
-            ask = np.empty(batch.ASK_WORDS, np.int64)
+            ask = np.empty(status.Get_count(MPI.INT64_T), np.int64)
             comm.Recv(ask, status.source, batch.ASK)
             self.asks.append((status.source, ask))
             worked = True
@@ -179,8 +183,8 @@ class DataServer:
 
     def _answer(self, source: int, ask: np.ndarray) -> bool:
         """Answer an ask if that is possible now."""
-        kind, slot, known, number, replica, replicas, first, last = ask.tolist()
-        phase, columns = self.phase, slice(first, last or None)
+        kind, slot, known, number, replica, replicas, *edges = ask.tolist()
+        phase, columns = self.phase, [slice(a, b or None) for a, b in zip(edges[::2], edges[1::2], strict=True)]
         if phase is None or (self.stopping and not (kind == batch.SHARE and self._begun(number))):
             self._send(source, slot, batch.pack([batch.STOP], *NOTHING))
         elif kind == batch.NEXT_PHASE:
@@ -208,7 +212,7 @@ class DataServer:
         self._send(source, slot, batch.pack(header, *NOTHING))
         return True
 
-    def _hand_any(self, source: int, slot: int, line: Line, columns: slice) -> bool:
+    def _hand_any(self, source: int, slot: int, line: Line, columns: list[slice]) -> bool:
         """The next batch of a line; one that is all bad is passed over."""
         while len(line):
             taken = line.take()
@@ -223,7 +227,7 @@ class DataServer:
         self._send(source, slot, batch.pack([batch.EXHAUSTED, self.phase.number], *NOTHING))
         return True
 
-    def _hand_share(self, source: int, slot: int, number: int, images: np.ndarray, columns: slice) -> bool:
+    def _hand_share(self, source: int, slot: int, number: int, images: np.ndarray, columns: list[slice]) -> bool:
         taken = self.lines[0].take(number)
         if taken is None:
             return False
@@ -239,15 +243,19 @@ class DataServer:
         assert self.tally is not None
         self.news |= self.tally.leave_out(number, self.order[number].size - block.ids.size)
 
-    def _hand(self, source: int, slot: int, number: int, block: Block, columns: slice) -> None:
+    def _hand(self, source: int, slot: int, number: int, block: Block, columns: list[slice]) -> None:
         phase = self.phase
         assert phase is not None
         part, left = batch.PARTS.index(phase.part), sum(len(line) for line in self.lines)
         header = [batch.BATCH, phase.number, part, phase.epoch, number, block.ids.size, left]
         with trace.span("serve"):
-            self._send(source, slot, batch.pack(header, block.ids, block.labels, block.pixels[..., columns]))
+            parts = [batch.pack(header, block.ids, block.labels, block.pixels[..., part]) for part in columns]
+        self._send(source, slot, *parts)
 
-    def _send(self, source: int, slot: int, message: np.ndarray) -> None:
+    def _send(self, source: int, slot: int, *messages: np.ndarray) -> None:
+        """To all strips of the replica that asks: one message each, or the same to all."""
         self.world.injector.at("batch")
         self.served += 1
-        self.sending.append((self.world.traffic.Isend(message, source, batch.ANSWER + slot), message))
+        strips = self.world.layout.strips(source)
+        for rank, message in zip(strips, messages if len(messages) > 1 else messages * len(strips), strict=True):
+            self.sending.append((self.world.traffic.Isend(message, rank, batch.ANSWER + slot), message))

@@ -1,4 +1,7 @@
-"""The tally of a phase: which of a data rank's batches are handed out, done, left out. Pure."""
+"""The tally of a phase: which of a data rank's batches are handed out, done, left out. Pure.
+
+Every strip of a replica reports what it has done, so each image is counted `strips` times.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -11,39 +14,45 @@ class Tally:
     """Counts the images of the batches `numbers` of an order; `done` marks batches that an earlier run has done."""
 
     def __init__(
-        self, order: Order, numbers: Iterable[int], owner: Callable[[int], int], owners: int, done: np.ndarray | None
-    ) -> None:
-        self.owner = owner
+        self, order: Order, numbers: Iterable[int], owner: Callable[[int], int], owners: int, done: np.ndarray | None,
+        strips: int = 1,
+    ) -> None:  # fmt: skip
+        self.owner, self.strips = owner, strips
         self.done = np.zeros(len(order), bool) if done is None else done.copy()
         self.left = np.zeros(len(order), np.int64)
         """Images of each batch that are to be reported."""
         self.owed = np.zeros(owners, np.int64)
         """The same for each replica's share."""
-        self.finished = self.skipped = 0
+        self.reported = self.skipped = 0
         self.loss = self.correct = 0.0
         for number in numbers:
             if not self.done[number]:
-                self.left[number] = order[number].size
-                self.owed[owner(number)] += order[number].size
+                self.left[number] = order[number].size * strips
+                self.owed[owner(number)] += order[number].size * strips
+
+    @property
+    def finished(self) -> int:
+        """Images that are done."""
+        return self.reported // self.strips
 
     @property
     def complete(self) -> bool:
         return not self.owed.any()
 
     def report(self, number: int, images: int, loss: float, correct: float) -> bool:
-        """Images of a batch are done; True when that completes somebody's share."""
-        self.finished += images
-        self.loss += loss
-        self.correct += correct
+        """A strip is done with images of a batch; True when that completes somebody's share."""
+        self.reported += images
+        self.loss += loss / self.strips
+        self.correct += correct / self.strips
         return self._take(number, images)
 
     def leave_out(self, number: int, images: int) -> bool:
         """Some of a batch's images are bad: nobody will report them."""
-        return self._take(number, images)
+        return self._take(number, images * self.strips)
 
     def skip(self, number: int) -> None:
         """A batch that nobody will compute in this epoch: its replica was too slow."""
-        self.skipped += int(self.left[number])
+        self.skipped += int(self.left[number]) // self.strips
         self.owed[self.owner(number)] -= self.left[number]
         self.left[number] = 0
 

@@ -41,11 +41,13 @@ def choose(shelves: Shelves, config: Config, images: int, hosts: int) -> dict[st
     half = config.push.factor_codec == "float16"
     if wanted == "factor" and config.optimiser.where == "worker":
         raise UserError('push.protocol = "factor": needs optimiser.where = "server"; workers that step push deltas')
+    if wanted == "factor" and shelves.strips > 1:
+        raise UserError('push.protocol = "factor": strips push deltas; set "auto", or layout.partitions = 1')
     choices = {}
     for layer in dict.fromkeys(shard.layer for shard in shelves.shards):
         shards = [shard for shard in shelves.shards if shard.layer == layer]
         delta = sum(4 * (HEADER_WORDS + codec.words(shard.size)) for shard in shards)
-        multiplied = layer in dense and config.optimiser.where == "server"
+        multiplied = layer in dense and config.optimiser.where == "server" and shelves.strips == 1
         planned = plans(dense[layer], layer, shelves.held, half) if multiplied else None
         if planned is not None and not _sendable(planned, shelves, config, images):
             planned = None

@@ -26,6 +26,7 @@ from adam_mpi.server.shelves import Shelves
 from adam_mpi.server.stepper import Stepper
 
 COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")
+NEVER = 1 << 62
 log = logging.getLogger(__name__)
 
 
@@ -45,7 +46,9 @@ class Server:
         # A rank with other roles makes more threads, which would be bound with it.
         if world.place.roles == ("server",):
             numa.bind(cores[0])
-        self.clocks = [0] * len(shelves.pushers)
+        self.feeding = shelves.feeding(world.rank)
+        # Strips that push nothing to us are never waited for.
+        self.clocks = [0 if ring in self.feeding else NEVER for ring in range(len(shelves.pushers))]
         self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.position = position or Position(0)
         """Where training stands here; images applied so far and those of the whole training set the learning rate."""
@@ -109,7 +112,7 @@ class Server:
             with trace.span("snapshot"):
                 self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.position)
         while not self.cut.written.empty():
-            self.post.send({"kind": "stored", **self.cut.written.get()}, self.world.layout.head)
+            self.post.send({"kind": "stored", "role": "server", **self.cut.written.get()}, self.world.layout.head)
 
     def _stage(self, mail: Mail) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
@@ -133,7 +136,7 @@ class Server:
             return staged
         clock = min(mail.clock for mail in staged)
         parts = sorted((mail for mail in staged if mail.clock == clock), key=lambda mail: (mail.ring, mail.part))
-        if sum(mail.part == mail.parts - 1 for mail in parts) < len(self.shelves.pushers):
+        if sum(mail.part == mail.parts - 1 for mail in parts) < len(self.shelves.pushers) // self.shelves.strips:
             self.staged[shard] = staged + held
             return []
         later = [mail for mail in staged if mail.clock != clock] + held
@@ -177,8 +180,10 @@ class Server:
                 self.counts["too_stale"] += 1
                 log.error("push %d of %s is %d clocks ahead", mail.sequence, self.inbox.pusher(mail.ring), lead)
             self.clocks[mail.ring] = mail.clock + 1
-            self.position.images += mail.images
-            self.position.clock = self.first_clock + max(self.clocks)
+            # The strips of a replica push the same images: they count once.
+            if mail.ring % self.shelves.strips == self.feeding[0]:
+                self.position.images += mail.images
+            self.position.clock = self.first_clock + max(self.clocks[ring] for ring in self.feeding)
             self.position.add(self.inbox.batches(mail))
             self.counts["applied"] += 1
             trace.receives((mail.pusher, mail.sequence, self.world.rank))
@@ -197,7 +202,7 @@ class Server:
         match message["order"]:
             case "hold":
                 self.world.injector.at("store")
-                self.post.send({"kind": "held", "clocks": self.cut.hold()}, head)
+                self.post.send({"kind": "held", "role": "server", "clocks": self.cut.hold()}, head)
             case "cut":
                 self.cut.at(message["clocks"], Path(message["folder"]))
             case "finish":

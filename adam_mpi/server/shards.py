@@ -5,6 +5,7 @@ a primary server and on secondaries of other hosts. The map follows from the mod
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,8 +33,11 @@ class Shard:
         return self.start + self.size
 
 
-def cut(tensors: Sequence[Tensor], size: int) -> tuple[Shard, ...]:
-    """Cut each layer into shards of at most `size` parameters, between rows of its weights where they fit."""
+def cut(tensors: Sequence[Tensor], size: int, edges: Sequence[int] = ()) -> tuple[Shard, ...]:
+    """Cut each layer into shards of at most `size` parameters, between rows of its weights where they fit.
+
+    No shard reaches across one of the `edges`.
+    """
     shards: list[Shard] = []
     for layer, group in groupby(tensors, key=lambda tensor: tensor.layer):
         members = list(group)
@@ -44,6 +48,8 @@ def cut(tensors: Sequence[Tensor], size: int) -> tuple[Shard, ...]:
         while start < stop:
             # The last rows take the bias with them when both fit.
             end = stop if stop - start <= size else min(start + step, stop)
+            place = bisect_right(edges, start)
+            end = min([end, *edges[place : place + 1]])
             shards.append(Shard(len(shards), layer, start, end - start))
             start = end
     return tuple(shards)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from adam_mpi.config import Config
 from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.model.partition import Partition
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.mailbox import message_words
 from adam_mpi.server.shards import Shard, cut, place
@@ -38,6 +39,9 @@ class Shelves:
     slot_bytes: int
     regions: tuple[str, ...]
     tensors: tuple[Tensor, ...]
+    owners: tuple[int, ...] = ()
+    """Of each shard: the strip of a replica that pushes it."""
+    strips: int = 1
     held: dict[int, tuple[Shard, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +49,7 @@ class Shelves:
         for shard in self.shards:
             mine[self.holders[shard.index][0]].append(shard)
         object.__setattr__(self, "held", {server: tuple(shards) for server, shards in mine.items()})
+        object.__setattr__(self, "owners", self.owners or (0,) * len(self.shards))
 
     @property
     def ring_bytes(self) -> int:
@@ -62,6 +67,11 @@ class Shelves:
     @property
     def parameters(self) -> int:
         return self.shards[-1].stop
+
+    def feeding(self, server: int) -> tuple[int, ...]:
+        """The rings that push to a server; those of a replica's strips are one after the other."""
+        strips = {self.owners[shard.index] for shard in self.held[server]}
+        return tuple(ring for ring in range(len(self.pushers)) if ring % self.strips in strips)
 
     def line_offset(self, ring: int) -> int:
         return LINE * (1 + ring)
@@ -98,15 +108,22 @@ class Shelves:
         return runs
 
 
-def plan(tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequence[int], config: Config) -> Shelves:
-    """Shards as configured, smaller where the mailboxes have no room for two of them per pusher."""
+def plan(
+    tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequence[int], config: Config,
+    partition: Partition | None = None,
+) -> Shelves:  # fmt: skip
+    """Shards as configured, smaller where the mailboxes have no room for two of them per pusher.
+
+    In a partition every shard belongs to one strip, so that a replica pushes it once.
+    """
     shard, room = config.server.shard, config.server.mailbox_bytes
     while 2 * len(pushers) * _slot_bytes(shard, config) > room:
         if shard == LEAST_SHARD:
             least = 2 * len(pushers) * _slot_bytes(shard, config)
             raise UserError(f"server.mailbox_bytes = {room}: too small for {len(pushers)} pushers; at least {least}")
         shard = max(LEAST_SHARD, shard // 2)
-    shards = cut(tensors, shard)
+    shards = cut(tensors, shard, partition.edges if partition else ())
+    owners = tuple(partition.owner(piece.start) for piece in shards) if partition else ()
     slot = _slot_bytes(max(piece.size for piece in shards), config)
     slots = min(MOST_SLOTS, room // (len(pushers) * slot))
     regions = ["weights"]
@@ -115,8 +132,9 @@ def plan(tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequenc
     if config.pull.codec == "bfloat16":
         regions.append("short")
     return Shelves(
-        shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors)
-    )
+        shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors),
+        owners, len(partition) if partition else 1,
+    )  # fmt: skip
 
 
 def _slot_bytes(parameters: int, config: Config) -> int:

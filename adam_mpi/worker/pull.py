@@ -10,6 +10,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.observe import trace
 from adam_mpi.server.codecs import bfloat16
 from adam_mpi.server.shelves import LINE, Shelves
+from adam_mpi.worker.holding import Holding
 
 
 class PullClient:
@@ -19,15 +20,17 @@ class PullClient:
     read over both might bring a new clock with old weights). Without: versions first, then the shards that changed.
     """
 
-    def __init__(self, world: World, shelves: Shelves, published: Window) -> None:
+    def __init__(self, world: World, shelves: Shelves, published: Window, holding: Holding | None = None) -> None:
         self.world, self.shelves, self.published = world, shelves, published
+        self.holding = holding or Holding(shelves)
         self.ring = shelves.pushers.index(world.rank)
-        self.servers = [server for server in shelves.servers if shelves.held[server]]
-        self.latest = np.zeros(shelves.parameters, np.float32)
+        self.servers = [server for server in shelves.servers if self.holding.pulls(server)]
+        size = self.holding.size
+        self.latest = np.zeros(size, np.float32)
         """The weights as last read."""
-        self.arrived = np.zeros(shelves.parameters, np.float32)
+        self.arrived = np.zeros(size, np.float32)
         """A copy of them that the caller may change."""
-        self.halves = np.zeros(shelves.parameters if "short" in shelves.regions else 0, np.uint16)
+        self.halves = np.zeros(size if "short" in shelves.regions else 0, np.uint16)
         self.versions = {server: np.zeros(len(shelves.held[server]), np.int64) for server in self.servers}
         self.known = {server: np.full(len(shelves.held[server]), -1, np.int64) for server in self.servers}
         self.clocks, self.lines = np.zeros((2, len(self.servers), LINE // 8), np.int64)
@@ -65,9 +68,9 @@ class PullClient:
         return False
 
     @property
-    def applied(self) -> list[int]:
+    def applied(self) -> dict[int, int]:
         """How much of our ring each server had applied when its weights were read."""
-        return [int(line[0]) for line in self.lines]
+        return {server: int(line[0]) for server, line in zip(self.servers, self.lines, strict=True)}
 
     @property
     def rate(self) -> float:
@@ -97,18 +100,19 @@ class PullClient:
         into = self.halves if self.region == "short" else self.latest
         for server, line in zip(self.servers, self.lines, strict=True):
             for start, size, offset in self.shelves.runs(server, self.region, self._wanted(server)):
+                start = self.holding.starts[start]
                 self._get(into[start : start + size], server, offset)
                 self.runs.append((start, size))
             # After the weights: an own push taken for applied too early is only late, one too late counts twice.
             self._get(line, server, self.shelves.line_offset(self.ring))
 
-    def _wanted(self, server: int) -> frozenset[int] | None:
+    def _wanted(self, server: int) -> frozenset[int]:
         """Shards that have changed since we read them; with clocks all of them, whose versions may be on the way."""
         if self.least is not None:
-            return None
+            return self.holding.pulled
         changed = self.versions[server] != self.known[server]
         held = self.shelves.held[server]
-        return frozenset(held[place].index for place in np.flatnonzero(changed))
+        return self.holding.pulled.intersection(held[place].index for place in np.flatnonzero(changed))
 
     def _finish(self) -> None:
         for start, size in self.runs if self.region == "short" else ():

@@ -17,7 +17,9 @@ from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
+from adam_mpi.worker.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class ShardLetter:
 
     @property
     def part(self) -> slice:
-        return slice(self.shard.start, self.shard.stop)
+        return self.client.holding.part(self.shard)
 
     def write(self, body: np.ndarray) -> np.ndarray:
         client, contribution = self.client, self.contribution
@@ -40,7 +42,7 @@ class ShardLetter:
         if client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
         elif mailbox.finite(values.view(np.uint32)):
-            header["words"], header["finite"] = client.codec.encode(values, client.residual[self.part], body), 1
+            header["words"], header["finite"] = client.codec.encode(values, client.residual.values[self.part], body), 1
         else:
             # It is refused: nothing of it may stay in the residual.
             header["words"] = client.codec.words(values.size)
@@ -99,23 +101,26 @@ class FactorLetter:
 
 class PushClient:
     def __init__(
-        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window
-    ) -> None:
-        self.choices = choices
+        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
+        holding: Holding | None = None, carried: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """`carried`: what an earlier job's codec had left out, over the whole flat vector."""
+        self.choices, self.holding = choices, holding or Holding(shelves)
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
         self.pusher = self.ring
         """Unique for the life of the job; in the first generation the same as the ring."""
         self.lanes: list[Lane[ShardLetter | FactorLetter]] = [
-            Lane(shelves, server, self.ring, mail, published) for server in shelves.servers if shelves.held[server]
+            Lane(shelves, server, self.ring, mail, published)
+            for server in shelves.servers
+            if self.holding.pushed[server]
         ]
         self.seen = np.zeros(len(shelves.shards), np.int64)
         """Versions of the shards that the last pull brought."""
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
         self.codec = CODECS[world.config.push.codec]
-        self.residual = np.zeros(shelves.parameters if self.codec.feedback else 0, np.float32)
-        """What error feedback carries into later pushes."""
+        self.residual = Residual(self.holding, self.ring, self.lanes, self.codec.feedback, carried)
         self.sent = self.settled = 0
 
     def push(self, contribution: Contribution) -> None:
@@ -128,12 +133,12 @@ class PushClient:
             letters = self._letters(contribution, lane.server)
             letters[-1] = replace(letters[-1], last=True)
             contribution.pending += len(letters)
-            lane.waiting.extend(letters)
+            (lane.held if self.residual.holds(contribution.clock) else lane.waiting).extend(letters)
 
     def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
         """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
         letters: list[ShardLetter | FactorLetter] = []
-        for layer, group in groupby(self.shelves.held[server], key=lambda shard: shard.layer):
+        for layer, group in groupby(self.holding.pushed[server], key=lambda shard: shard.layer):
             factors = self.choices[layer].factors
             if factors is None:
                 letters += [ShardLetter(self, contribution, shard, False) for shard in group]
@@ -163,6 +168,7 @@ class PushClient:
         self.mailbox.sync()
         self.published.sync()
         worked = [lane.step() for lane in self.lanes]
+        self.residual.step(self.sent)
         return any(worked)
 
     def settle(self, contribution: Contribution) -> None:

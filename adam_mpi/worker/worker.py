@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,12 +36,12 @@ TASKS_AHEAD = 2
 class Worker:
     def __init__(
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int,
+        published: Window, post: Post, threads: int, carried: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
         self.local = np.zeros(shelves.parameters, np.float32)
         self.data = DataClient(world, network.shapes[0].input)
-        self.pushes = PushClient(world, shelves, choices, mail, published)
+        self.pushes = PushClient(world, shelves, choices, mail, published, carried=carried)
         self.pulls = PullClient(world, shelves, published)
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
         self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
@@ -69,6 +70,7 @@ class Worker:
         worked = self.data.step()
         worked |= self._collect()
         worked |= self.pushes.step()
+        self._tell_written()
         worked |= self._settle()
         worked |= self._pull()
         worked |= self._feed()
@@ -204,8 +206,8 @@ class Worker:
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
         arrived, factor = self.pulls.arrived, np.float32(self._prediction)
-        for lane, applied in zip(self.pushes.lanes, self.pulls.applied, strict=True):
-            for letter in lane.missing(applied):
+        for lane in self.pushes.lanes:
+            for letter in lane.missing(self.pulls.applied[lane.server]):
                 for part in letter.missing():
                     descend(arrived[part], letter.contribution.values[part], factor)
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
@@ -235,6 +237,20 @@ class Worker:
             thread.tasks.put(None)
         self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
         self.ended = True
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """An order of the head: the residual of our pushes belongs to a snapshot."""
+        residual = self.pushes.residual
+        if message["order"] == "hold":
+            clocks = residual.hold(self.pushes.sent)
+            self.post.send({"kind": "held", "role": "worker", "clocks": clocks}, self.world.layout.head)
+        else:
+            residual.at(message["clocks"], Path(message["folder"]))
+
+    def _tell_written(self) -> None:
+        written = self.pushes.residual.cut.written
+        while not written.empty():
+            self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
 
     def _count_starved(self) -> None:
         """Time in which some thread had nothing to do for want of data."""

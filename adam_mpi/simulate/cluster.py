@@ -1,0 +1,79 @@
+"""The machines of a simulation: hosts, links, stragglers, and what things cost; from a TOML file."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adam_mpi.config.reading import fill, read
+from adam_mpi.config.sections import limited
+
+
+@dataclass
+class Hosts:
+    count: int = limited(1, low=1)
+    """Hosts of the job, all alike."""
+    ranks: int = limited(4, low=1)
+    """Ranks on each."""
+    cores: int = limited(2, low=1)
+    """Cores of each."""
+    speed: float = limited(1.0, low=0.001)
+    """Speed of a core, beside one of the machine that the costs were measured on."""
+
+
+@dataclass
+class Links:
+    bandwidth: float = limited(1.25e9, low=1.0)
+    """Bytes per second of a host's link, in each direction."""
+    latency: float = limited(50e-6, low=0.0)
+    """Seconds that a message takes from host to host besides."""
+
+
+@dataclass
+class Chance:
+    spread: float = limited(0.05, low=0.0, high=2.0)
+    """Deviation of the time of a batch, as a fraction of it."""
+    slow: float = limited(0.0, low=0.0, high=1.0)
+    """Fraction of the replicas that are slow all the time ..."""
+    factor: float = limited(1.0, low=1.0)
+    """... and take so many times as long."""
+    seed: int = limited(1, low=0)
+    """Of all that is drawn."""
+
+
+@dataclass
+class Costs:
+    """Seconds on one core; what is 0 is measured on this machine when the simulation starts."""
+
+    image: float = limited(0.0, low=0.0)
+    """A trainer thread computes one image and steps, beside the other threads of its worker."""
+    prepare: float = limited(0.0, low=0.0)
+    """A data rank makes one image ready."""
+    copy: float = limited(0.0, low=0.0)
+    """A worker writes one byte of a push."""
+    sign: float = limited(0.0, low=0.0)
+    """One byte's part in a checksum, made and compared where a push travels between hosts."""
+    apply: float = limited(0.0, low=0.0)
+    """A server folds one byte of a push into the weights."""
+    pull: float = limited(0.0, low=0.0)
+    """A worker reads one byte of weights and puts it in place."""
+    message: float = limited(60e-6, low=0.0)
+    """A worker sends one message of a push, and a server takes one in, besides its bytes."""
+    batch: float = limited(250e-6, low=0.0)
+    """A worker's main thread asks for a batch, takes it in and reports it; a data rank hands it out."""
+    spin: float = limited(0.6e-3, low=0.0)
+    """A main thread looks around so long after it had something to do, before it sleeps."""
+    poll: float = limited(2e-3, low=0.0)
+    """The longest that a loop with nothing to do sleeps."""
+
+
+@dataclass
+class Cluster:
+    hosts: Hosts = field(default_factory=Hosts)
+    links: Links = field(default_factory=Links)
+    chance: Chance = field(default_factory=Chance)
+    costs: Costs = field(default_factory=Costs)
+
+
+def load(path: Path) -> Cluster:
+    cluster = Cluster()
+    fill(cluster, read(path), "", str(path))
+    return cluster

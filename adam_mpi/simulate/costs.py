@@ -1,0 +1,115 @@
+"""What things cost on this machine: each measured for a moment, on one core."""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from adam_mpi.config import Config
+from adam_mpi.data.course import Phase
+from adam_mpi.data.preparation import Preparation
+from adam_mpi.data.sets import Description, open_set
+from adam_mpi.model import parameters
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.plan import network
+from adam_mpi.server import apply, mailbox
+from adam_mpi.simulate.cluster import Costs
+from adam_mpi.worker import contribution
+from adam_mpi.worker.copy import Copy
+
+# Long enough for steady figures, and sizes far beyond the caches.
+SECONDS, SIZE = 0.7, 1 << 24
+
+
+def measured(
+    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int
+) -> Costs:
+    """With a figure of this machine in place of every 0."""
+    measures: dict[str, Callable[[], float]] = {
+        "image": lambda: _image(config, data, shapes, threads),
+        "prepare": lambda: _prepare(config),
+        "copy": _copy,
+        "sign": _sign,
+        "apply": _apply,
+        "pull": _pull,
+    }
+    return replace(costs, **{name: work() for name, work in measures.items() if not getattr(costs, name)})
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Of one call, by the median; the first one may compile."""
+    work()
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end or len(times) < 3:
+        begun = time.thread_time()
+        work()
+        times.append(time.thread_time() - begun)
+    return median(times)
+
+
+def _image(config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int) -> float:
+    """With as many threads at once as a worker has, as far as there are cores: they get in each other's way."""
+    net, batch = network(config, data, shapes), config.train.batch
+    shared, threads = parameters.initial(shapes, config.run.seed), min(threads, os.cpu_count() or 1)
+    alone = threads == 1 or config.push.images <= batch
+    draw = np.random.default_rng(config.run.seed)
+    pixels = draw.integers(0, 256, (batch, *data.shape)).astype(data.dtype)
+    labels, ids = draw.integers(0, data.classes, batch), np.arange(batch)
+
+    def thread(index: int) -> float:
+        context, own, total = net.context(shared), Copy(net, shared, index, alone), np.zeros_like(shared)
+
+        def train() -> None:
+            context.train(own.weights, own.gradient, pixels, labels, ids, 0, own.begin())
+            own.step(total, 1e-9, 1.0)
+
+        return _seconds(train) / batch
+
+    with ThreadPoolExecutor(threads) as pool:
+        return median(pool.map(thread, range(threads)))
+
+
+def _prepare(config: Config) -> float:
+    images = np.arange(config.train.batch)
+    preparation = Preparation(open_set(config.data), config.run.seed)
+    return _seconds(lambda: preparation.prepare(Phase(0, "train", 1), images)) / images.size
+
+
+def _arrays(count: int) -> list[np.ndarray]:
+    return [np.ones(SIZE, np.float32) for _ in range(count)]
+
+
+def _copy() -> float:
+    body, values = (array.view(np.uint32) for array in _arrays(2))
+    return _seconds(lambda: mailbox.copy(body, values)) / (4 * SIZE)
+
+
+def _sign() -> float:
+    (message,) = _arrays(1)
+    return _seconds(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * SIZE)
+
+
+def _apply() -> float:
+    weights, mail = _arrays(2)
+    one, none = np.float32(1), np.float32(0)
+    starts, scales = np.zeros(1, np.int64), np.full(1, 1e-9, np.float32)
+    step = partial(apply.step, apply.DESCENT, weights, weights, mail, starts, scales, one, one, none)
+    return _seconds(step) / (4 * SIZE)
+
+
+def _pull() -> float:
+    local, arrived, latest = _arrays(3)
+    values, rows = np.zeros((1, SIZE), np.float32), np.zeros(1, np.int64)
+
+    def pull() -> None:
+        latest[:] = local
+        arrived[:] = latest
+        contribution.renew(local, arrived, values, rows, np.float32(0))
+
+    return _seconds(pull) / (4 * SIZE)

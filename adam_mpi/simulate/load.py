@@ -1,0 +1,65 @@
+"""What one push, pull and batch of a job weigh: bytes, messages and seconds, from the plan of the real job. Pure."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from adam_mpi.cluster.layout import Layout
+from adam_mpi.config import Config
+from adam_mpi.data.batch import message_bytes
+from adam_mpi.data.sets import Description
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.partition import partition
+from adam_mpi.plan import plan_shelves
+from adam_mpi.server.codecs import CODECS
+from adam_mpi.server.mailbox import HEADER_WORDS
+from adam_mpi.server.protocol import MULTIPLY, captured_layers, choose, largest_push
+from adam_mpi.server.shelves import MOST_BATCHES, WIDTHS
+from adam_mpi.simulate.cluster import Costs
+
+
+@dataclass
+class Part:
+    """Of a push, for one server."""
+
+    bytes: int = 0
+    messages: int = 0
+    seconds: float = 0.0
+    """For the server to apply it."""
+
+
+@dataclass(frozen=True)
+class Load:
+    push: dict[int, Part]
+    pull: dict[int, int]
+    """Bytes from each server."""
+    batch: int
+    """Bytes of a batch of images."""
+    most: int
+    """Images that a push grows to while all others are under way; one of factors does not grow."""
+
+
+def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:
+    shelves, images = plan_shelves(config, partition(shapes, layout.partitions), layout), largest_push(config)
+    choices = choose(shelves, config, images, len({place.host for place in layout.places}))
+    push, codec = defaultdict[int, Part](Part), CODECS[config.push.codec]
+    for choice in choices.values():
+        for server, plan in (choice.factors or {}).items():
+            messages = -(-images // plan.images(shelves.body_words))
+            multiplied = 2 * images * sum(shard.size for shard in plan.shards) / MULTIPLY
+            _add(push[server], 4 * (messages * HEADER_WORDS + plan.words(images)), messages, multiplied)
+    for server, held in shelves.held.items():
+        for shard in held:
+            if choices[shard.layer].factors is None:
+                size = 4 * (HEADER_WORDS + codec.words(shard.size))
+                _add(push[server], size, 1, size * costs.apply)
+    width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
+    pull = {server: width * shelves.size(server) for server in shelves.servers}
+    batch = message_bytes(config.train.batch, data.shape)
+    most = images if captured_layers(choices) else MOST_BATCHES * config.train.batch
+    return Load(dict(push), pull, batch, most)
+
+
+def _add(part: Part, size: int, messages: int, seconds: float) -> None:
+    part.bytes += size
+    part.messages += messages
+    part.seconds += seconds

@@ -1,0 +1,123 @@
+"""A prediction: the layout of the real program on the machines of a TOML file, run for a while of simulated time."""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import simpy
+
+from adam_mpi import config as configuration
+from adam_mpi.cluster.layout import Layout, arrange
+from adam_mpi.config import Config
+from adam_mpi.data.lines import AHEAD
+from adam_mpi.data.sets import describe
+from adam_mpi.plan import model
+from adam_mpi.simulate.cluster import Cluster, load
+from adam_mpi.simulate.costs import measured
+from adam_mpi.simulate.load import Load
+from adam_mpi.simulate.load import load as weigh
+from adam_mpi.simulate.machine import Host, Rank
+from adam_mpi.simulate.roles import Data, Replica, Server, chance
+
+# Batches of a replica that are simulated, and the part of them at the start that does not count.
+BATCHES, WARM_UP = 400, 0.25
+
+
+@dataclass(frozen=True)
+class Prediction:
+    images_per_second: float
+    connections_per_second: float
+    staleness_mean: float
+    staleness_most: int
+    waiting: float
+    """Fraction of the time that a replica waits for other clocks."""
+    server_busy: float
+    """Of the busiest server."""
+    link_busy: float
+    """Of the busiest host, sending."""
+    replicas: int
+
+
+def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -> str:
+    cluster, config = load(cluster_file), configuration.load(model_file, overrides)
+    return json.dumps(asdict(predict(cluster, config)), indent=2)
+
+
+def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Prediction:
+    """From so many batches of each replica."""
+    description = describe(config.data)
+    shapes = model(config, description)
+    hosts = [f"host{number}" for number in range(cluster.hosts.count) for _ in range(cluster.hosts.ranks)]
+    layout = arrange(hosts, config.layout)
+    threads = _threads(cluster, config, layout, layout.workers[0])
+    cluster.costs = measured(cluster.costs, config, description, shapes, threads)
+    loads = weigh(config, layout, shapes, description, cluster.costs)
+    connections = sum(shape.connections for shape in shapes)
+    return Stage(cluster, config, layout, loads).play(connections, batches)
+
+
+def _threads(cluster: Cluster, config: Config, layout: Layout, rank: int) -> int:
+    """Trainer threads of a worker."""
+    workers = layout.on_host(layout.places[rank].host, "worker")
+    return config.worker.threads or max(1, cluster.hosts.cores // workers)
+
+
+class Stage:
+    """Hosts, ranks and roles of one simulation."""
+
+    def __init__(self, cluster: Cluster, config: Config, layout: Layout, load: Load) -> None:
+        self.cluster, self.config, self.layout, self.load = cluster, config, layout, load
+        self.time = simpy.Environment()
+        self.hosts = {name: Host(self.time, cluster) for name in dict.fromkeys(p.host for p in layout.places)}
+        self.ranks = [
+            Rank(self.hosts[place.host], cluster.costs, chance(cluster.chance.seed, place.rank))
+            for place in layout.places
+        ]
+        clocked = not config.asynchronous
+        self.servers = {
+            rank: Server(self.ranks[rank], cluster.costs, [], layout.replicas, clocked)
+            for rank in layout.servers if rank in load.push
+        }  # fmt: skip
+        ahead = max(1, AHEAD * layout.replicas // len(layout.data))
+        self.data = [Data(self.ranks[rank], config, cluster.costs, ahead) for rank in layout.data]
+        self.replicas = [self._replica(number) for number in range(layout.replicas)]
+
+    def _replica(self, number: int) -> Replica:
+        places = [place for place in self.layout.places if place.replica == number]
+        threads = _threads(self.cluster, self.config, self.layout, places[0].rank)
+        slow = self.cluster.chance.factor if number < round(self.cluster.chance.slow * self.layout.replicas) else 1.0
+        ranks = [self.ranks[place.rank] for place in places]
+        return Replica(
+            number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow, 0.0
+        )
+
+    def play(self, connections: int, batches: int) -> Prediction:
+        """Until the replicas have done their batches; the first ones do not count."""
+        whole = batches * self.config.train.batch * len(self.replicas)
+        self._run_until(WARM_UP * whole)
+        begun, done, sent = self.time.now, self._images(), self._sent()
+        for server in self.servers.values():
+            server.delays, server.busy = Counter(), 0.0
+        self._run_until(whole)
+        seconds = self.time.now - begun
+        rate = (self._images() - done) / seconds
+        delays = sum((server.delays for server in self.servers.values()), Counter())
+        link = max(now - before for now, before in zip(self._sent(), sent, strict=True))
+        return Prediction(
+            rate, 3 * rate * connections,
+            sum(delay * count for delay, count in delays.items()) / max(1, delays.total()), max(delays, default=0),
+            sum(replica.waited for replica in self.replicas) / len(self.replicas) / self.time.now,
+            max(server.busy for server in self.servers.values()) / seconds,
+            link / seconds / self.cluster.links.bandwidth, len(self.replicas),
+        )  # fmt: skip
+
+    def _images(self) -> int:
+        return sum(replica.images for replica in self.replicas)
+
+    def _sent(self) -> list[int]:
+        return [host.sent for host in self.hosts.values()]
+
+    def _run_until(self, images: float) -> None:
+        while self._images() < images:
+            self.time.step()

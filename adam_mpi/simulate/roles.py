@@ -1,0 +1,230 @@
+"""Data ranks, replicas and servers as processes that wait for each other and for cores and links."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+
+from adam_mpi.config import Config
+from adam_mpi.simulate.cluster import Cluster, Costs
+from adam_mpi.simulate.load import Load, Part
+from adam_mpi.simulate.machine import Rank, Steps
+
+# A message that is folded together with others costs this much of one that comes alone.
+FOLDED = 0.55
+
+
+@dataclass
+class Letter:
+    """A part of a push at its server."""
+
+    part: Part
+    clock: int
+    seen: int
+    """The server's version that the push was computed on."""
+    applied: simpy.Event
+    far: bool
+    """Whether it came from another host: then its checksum is compared."""
+
+    def seconds(self, costs: Costs) -> float:
+        """For a server to apply it."""
+        return self.part.seconds + self.far * self.part.bytes * costs.sign
+
+
+class Server:
+    def __init__(self, rank: Rank, costs: Costs, copies: list[Rank], replicas: int, clocked: bool) -> None:
+        self.rank, self.costs, self.copies, self.time = rank, costs, copies, rank.host.time
+        self.letters: list[Letter] = []
+        self.arrival, self.advance = self.time.event(), self.time.event()
+        self.replicas, self.clocked = replicas, clocked
+        self.version = self.clock = 0
+        self.delays: Counter[int] = Counter()
+        self.busy = 0.0
+        self.time.process(self.serve())
+
+    def deliver(self, letter: Letter) -> None:
+        self.letters.append(letter)
+        if not self.arrival.triggered:
+            self.arrival.succeed()
+
+    def serve(self) -> Steps:
+        """All that has arrived is one step; with clocks, all of one clock."""
+        while True:
+            ready = self._ready()
+            if not ready:
+                self.arrival = self.time.event()
+                yield self.arrival
+                continue
+            begun = self.time.now
+            each = [letter.seconds(self.costs) for letter in ready]
+            seconds = max(each) + FOLDED * (sum(each) - max(each))
+            messages = sum(letter.part.messages for letter in ready)
+            yield from self.rank.do(seconds + messages * self.costs.message)
+            self.busy += self.time.now - begun
+            yield from self._replicate(max(letter.part.bytes for letter in ready), seconds)
+            self._acknowledge(ready)
+
+    def _ready(self) -> list[Letter]:
+        ready = [letter for letter in self.letters if not self.clocked or letter.clock == self.clock]
+        if self.clocked and len(ready) < self.replicas:
+            return []
+        self.letters = [letter for letter in self.letters if letter not in ready]
+        return ready
+
+    def _replicate(self, size: int, seconds: float) -> Steps:
+        """The folded record goes to every copy, which applies it too."""
+        if self.copies:
+            yield self.time.all_of([self.time.process(self._copy(rank, size, seconds)) for rank in self.copies])
+
+    def _copy(self, rank: Rank, size: int, seconds: float) -> Steps:
+        yield from self.rank.do(size * self.costs.copy)
+        yield from self.rank.host.send(rank.host, size)
+        yield from rank.do(seconds + self.costs.message)
+
+    def _acknowledge(self, letters: list[Letter]) -> None:
+        for letter in letters:
+            self.delays[self.version - letter.seen] += 1
+            letter.applied.succeed()
+        self.version += 1
+        self.clock += 1
+        self.advance.succeed()
+        self.advance = self.time.event()
+
+
+@dataclass
+class Data:
+    """A data rank; its threads keep some batches ready."""
+
+    rank: Rank
+    config: Config
+    costs: Costs
+    ahead: int
+    ready: simpy.Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        time = self.rank.host.time
+        self.ready = simpy.Store(time, self.ahead)
+        for _ in range(self.config.data.threads):
+            time.process(self.prepare())
+
+    def prepare(self) -> Steps:
+        while True:
+            yield from self.rank.host.work(self.config.train.batch * self.costs.prepare)
+            yield self.ready.put(None)
+
+
+class Replica:
+    """One logical worker: the ranks of its strips, its threads, its pushes and pulls."""
+
+    def __init__(
+        self, number: int, ranks: list[Rank], config: Config, cluster: Cluster, load: Load,
+        data: list[Data], servers: dict[int, Server], threads: int, slow: float, exchange: float,
+    ) -> None:  # fmt: skip
+        self.number, self.ranks, self.config, self.costs, self.load = number, ranks, config, cluster.costs, load
+        self.data, self.servers, self.threads, self.slow, self.exchange = data, servers, threads, slow, exchange
+        self.time, self.chance = ranks[0].host.time, ranks[0].chance
+        self.spread = cluster.chance.spread
+        self.replicas = max(1, next(iter(servers.values())).replicas)
+        self.batches = simpy.Store(self.time)
+        self.pool = simpy.Container(self.time, 2 * threads + 2, 2 * threads + 2)
+        self.seen = dict.fromkeys(servers, 0)
+        self.pulling = False
+        self.images = self.since_pull = self.clock = 0
+        self.waited = 0.0
+        """For other replicas' clocks."""
+        if config.asynchronous:
+            for _ in range(config.data.prefetch):
+                self.time.process(self.fetch())
+            for _ in range(threads):
+                self.time.process(self.train())
+        else:
+            self.time.process(self.clocks())
+
+    def train(self) -> Steps:
+        """A trainer thread: batch after batch, a push after so many images."""
+        held, batch = 0, self.config.train.batch
+        while True:
+            yield self.batches.get()
+            yield from self._compute(batch)
+            self.time.process(self.fetch())
+            held, self.since_pull = held + batch, self.since_pull + batch
+            if held >= self.config.push.images and (self.pool.level or held >= self.load.most):
+                yield self.pool.get(1)
+                self.time.process(self.push(0, dict(self.seen)))
+                held = 0
+            if self.since_pull >= self.config.pull.images and not self.pulling:
+                self.time.process(self.pull())
+
+    def clocks(self) -> Steps:
+        """With a bound on staleness: wait for the others, pull, compute a share, push."""
+        share = max(1, self.config.train.batch // self.replicas)
+        for self.clock in range(1 << 60):
+            begun = self.time.now
+            for server in self.servers.values():
+                while server.clock < self.clock - self.config.consistency.staleness:
+                    yield server.advance
+            self.waited += self.time.now - begun
+            yield self.time.process(self.pull())
+            parts = [self.time.process(self._compute(share / self.threads)) for _ in range(self.threads)]
+            yield self.time.all_of(parts)
+            yield self.pool.get(1)
+            self.time.process(self.push(self.clock, dict(self.seen)))
+
+    def fetch(self) -> Steps:
+        """A batch from one of the data ranks, to each strip its columns."""
+        data = self.data[int(self.chance.integers(len(self.data)))]
+        yield data.ready.get()
+        yield from data.rank.do(self.costs.batch)
+        for rank in self.ranks:
+            yield from data.rank.host.send(rank.host, self.load.batch // len(self.ranks))
+        yield from self.ranks[0].do(self.costs.batch)
+        yield self.batches.put(None)
+
+    def _compute(self, images: float) -> Steps:
+        """All strips at once; what they exchange hides behind other batches in flight, as far as it can."""
+        noise = self.chance.lognormal(-self.spread**2 / 2, self.spread)
+        seconds = images * self.costs.image * noise
+        strips = [self.time.process(rank.host.work(self.slow * seconds / len(self.ranks))) for rank in self.ranks]
+        yield self.time.all_of(strips)
+        if self.exchange:
+            yield self.time.timeout(self.exchange * images)
+        self.images += int(images)
+
+    def push(self, clock: int, seen: dict[int, int]) -> Steps:
+        """`seen`: the version of each server that it was computed on."""
+        sent = []
+        for server, part in self.load.push.items():
+            applied = self.time.event()
+            sent.append(applied)
+            far = self.servers[server].rank.host is not self.ranks[0].host
+            size = part.bytes * (self.costs.copy + far * self.costs.sign)
+            yield from self._share(size + part.messages * self.costs.message)
+            letter = Letter(part, clock, seen[server], applied, far)
+            self.time.process(self._travel(self.servers[server], letter))
+        yield self.time.all_of(sent)
+        yield self.pool.put(1)
+
+    def _travel(self, server: Server, letter: Letter) -> Steps:
+        for rank in self.ranks:
+            yield from rank.host.send(server.rank.host, letter.part.bytes // len(self.ranks))
+        server.deliver(letter)
+
+    def pull(self) -> Steps:
+        self.pulling, self.since_pull = True, 0
+        for number, size in self.load.pull.items():
+            server = self.servers[number]
+            self.seen[number] = server.version
+            for rank in self.ranks:
+                yield from server.rank.host.send(rank.host, size // len(self.ranks))
+            yield from self._share(size * self.costs.pull)
+        self.pulling = False
+
+    def _share(self, seconds: float) -> Steps:
+        """Work that the strips share."""
+        yield self.time.all_of([self.time.process(rank.do(seconds / len(self.ranks))) for rank in self.ranks])
+
+
+def chance(seed: int, number: int) -> np.random.Generator:
+    """For one rank: its draws do not depend on how many others there are."""
+    return np.random.Generator(np.random.Philox(key=[seed, number]))

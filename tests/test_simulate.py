@@ -1,0 +1,94 @@
+"""The simulated job: limits that arithmetic knows, and what is to happen to staleness and stragglers."""
+
+import json
+
+import pytest
+
+simpy = pytest.importorskip("simpy", reason="pip install simpy")
+
+from adam_mpi import cli, config  # noqa: E402
+from adam_mpi.data.sets import describe  # noqa: E402
+from adam_mpi.model import parameters  # noqa: E402
+from adam_mpi.plan import model  # noqa: E402
+from adam_mpi.simulate.cluster import Cluster  # noqa: E402
+from adam_mpi.simulate.prediction import predict  # noqa: E402
+
+NOTHING = 1e-15  # 0 would be measured
+
+
+def cluster(hosts: int, ranks: int, cores: int, **costs: float) -> Cluster:
+    """Machines on which only these things take time."""
+    made = Cluster()
+    made.hosts.count, made.hosts.ranks, made.hosts.cores = hosts, ranks, cores
+    made.links.latency = made.chance.spread = 0.0
+    for name, usual in vars(made.costs).items():
+        setattr(made.costs, name, costs.get(name, 0.0 if usual else NOTHING))
+    return made
+
+
+def test_cores_that_only_compute_are_the_limit() -> None:
+    settings = config.load(None, ["layout.data=1", "layout.servers=1", "worker.threads=1"])
+    predicted = predict(cluster(1, 5, 8, image=1e-4), settings)
+    assert predicted.replicas == 3
+    assert predicted.images_per_second == pytest.approx(3 / 1e-4, rel=0.02)
+
+
+def test_more_threads_than_cores_share_them() -> None:
+    settings = config.load(None, ["layout.data=1", "layout.servers=1", "worker.threads=2"])
+    predicted = predict(cluster(1, 4, 2, image=1e-4), settings)
+    assert predicted.images_per_second == pytest.approx(2 / 1e-4, rel=0.02)
+
+
+def test_a_slow_link_is_the_limit() -> None:
+    """One host serves, the other trains: while a push travels, the next one grows to all it can hold."""
+    layout = ["layout.data=1", "layout.servers=1", 'layout.place={server=["host0"], data=["host1"], worker=["host1"]}']
+    settings = config.load(None, [*layout, "push.protocol=delta", "push.images=32", "worker.threads=1"])
+    machines = cluster(2, 2, 4, image=1e-6)
+    machines.links.bandwidth = 1e6
+    predicted = predict(machines, settings, batches=4000)
+    size = parameters.total(model(settings, describe(settings.data)))
+    assert predicted.link_busy == pytest.approx(1.0, abs=0.05)
+    assert predicted.images_per_second == pytest.approx(64 * 32 * 1e6 / (4 * size), rel=0.05)
+
+
+@pytest.mark.parametrize("staleness", ["0", "2"])
+def test_a_bound_is_kept_and_waited_for(staleness: str) -> None:
+    settings = config.load(None, ["layout.data=1", "layout.servers=1", f"consistency.staleness={staleness}"])
+    machines = cluster(1, 5, 8, image=1e-4)
+    machines.chance.slow, machines.chance.factor = 0.34, 5.0
+    predicted = predict(machines, settings)
+    assert predicted.staleness_most <= int(staleness)
+    assert predicted.waiting > 0.3
+
+
+def test_a_slow_replica_slows_nobody_without_a_bound() -> None:
+    settings = config.load(None, ["layout.data=1", "layout.servers=1", "worker.threads=1"])
+    machines = cluster(1, 5, 8, image=1e-4)
+    machines.chance.slow, machines.chance.factor = 0.34, 5.0
+    predicted = predict(machines, settings)
+    assert predicted.images_per_second == pytest.approx(2.2 / 1e-4, rel=0.05)
+    assert predicted.waiting == 0
+
+
+def test_equal_seeds_give_equal_figures() -> None:
+    settings = config.load()
+    machines = [cluster(2, 4, 2, image=1e-4, message=5e-5, batch=1e-4, poll=1e-3) for _ in range(2)]
+    for made in machines:
+        made.chance.spread = 0.2
+    assert predict(machines[0], settings) == predict(machines[1], settings)
+
+
+def test_the_command_prints_figures(tmp_path, capsys) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text("[hosts]\ncount = 2\n[costs]\n" + "".join(
+        f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "apply", "pull")
+    ))  # fmt: skip
+    assert cli.main(["simulate", str(file), "--set", "layout.servers=1"]) == 0
+    assert json.loads(capsys.readouterr().out)["images_per_second"] > 0
+
+
+def test_a_wrong_key_is_named(tmp_path, capsys) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text("[hosts]\nnumber = 2\n")
+    assert cli.main(["simulate", str(file)]) == 2
+    assert "unknown key hosts.number" in capsys.readouterr().err
