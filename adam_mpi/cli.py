@@ -88,6 +88,14 @@ def merge(options: argparse.Namespace) -> int:
     return 0
 
 
+def top(options: argparse.Namespace) -> int:
+    """Show a running job rank by rank: who is slow, who waits for whom."""
+    from adam_mpi.observe.top import top
+
+    top(Path(options.run), options.once)
+    return 0
+
+
 def simulate(options: argparse.Namespace) -> int:
     """Predict throughput and staleness of a job on machines described in a TOML file."""
     from adam_mpi.simulate.prediction import simulate
@@ -154,6 +162,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "pack": pack,
     "inspect": inspect,
     "merge": merge,
+    "top": top,
     "predict": predict,
     "export": export,
     "import": import_,
@@ -217,6 +226,8 @@ def _parser() -> argparse.ArgumentParser:
     made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
     made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
     made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
+    made["top"].add_argument("run", help="its run directory")
+    made["top"].add_argument("--once", action="store_true", help="show it once, and end")
     for name in ("predict", "export"):
         made[name].add_argument("path", help="a run directory, a snapshot or a file of weights")
     made["predict"].add_argument("images", type=Path, nargs="+", help="images, folders of images, npz files")

@@ -1,5 +1,6 @@
 """The crew of a rank: its roles, worked in turn, and the messages that steer them."""
 
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ class Crew:
     def tell(self, head: int) -> None:
         """A sign of life, with the figures of each role."""
         for role in self.roles.values():
-            self.post.send({"kind": "stats", **role.stats()}, head)
+            self.post.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
 
     def hear(self) -> bool:
         """Hand messages to the role they are for; True when the job is over."""
@@ -47,6 +48,8 @@ class Crew:
                     self.roles["data"].hear(message)
                 case "store":
                     self.roles["server"].hear(message)
+                case "residual":
+                    self.roles["worker"].hear(message)
                 case "over":
                     return True
                 case _:

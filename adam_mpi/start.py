@@ -34,8 +34,9 @@ from adam_mpi.model import parameters
 from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
-from adam_mpi.observe import rundir
+from adam_mpi.observe import metrics, rundir
 from adam_mpi.plan import model, network, partitions, plan_shelves
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
@@ -68,6 +69,8 @@ def prepare(
         _first_weights(config, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
+    if config.observe.tensorboard:
+        metrics.check()
     path = rundir.choose(config, directory, resume)
     found = _find(config, path, replicas, shapes) if resume else None
     for stale in (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP"):
@@ -151,7 +154,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
     if net is not None:
-        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
+        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads, _carried(world, job))
     return Crew(post, made, head, [mail, window])
 
 
@@ -166,6 +169,13 @@ def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray
     if config.model.weights:
         return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
     return parameters.initial(shapes, config.run.seed)
+
+
+def _carried(world: World, job: Job) -> np.ndarray | None:
+    """What the codec of our replica's pushes had left out when the snapshot was taken."""
+    if job.resume is None or not CODECS[job.config.push.codec].feedback:
+        return None
+    return newest.residual(job.resume, world.place.replica or 0, world.layout.replicas)
 
 
 def _position(job: Job, replicas: int) -> Position:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_mpi.errors import UserError
-from adam_mpi.model.engine import convs, cpu, dense_product, library, memory, program, tuner, vector
+from adam_mpi.model.engine import convs, cpu, dense_product, library, lines, memory, program, tuner, vector
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
@@ -139,7 +139,34 @@ def test_winograd_agrees_with_the_reference(case):
     check(shapes, 9, 9, engine_context(shapes, 9, 4), 1)
 
 
-# Name: input shape, images, layers. The first three have a kernel of every kind.
+# Kernels of five for Winograd's transform along lines: input shape, layers.
+LINES = [
+    ((3, 9, 10), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 1), TANH]),
+    ((1, 12, 12), [Conv(10, 5), RELU, Pool(2)]),
+    ((2, 11, 13), [Conv(8, 5, 1, 4), RELU, Pool(2), Conv(11, 5, 1, 3), Pool(3)]),
+    ((9, 5, 8), [Conv(16, 5, 1, 2), RELU, Conv(8, 5), RELU]),
+]
+
+
+@pytest.mark.parametrize("case", some(LINES, 2))
+def test_winograd_along_lines_agrees_with_the_reference(case):
+    shape, stack = case
+    shapes = infer([*stack, Dense(3)], shape, 3)
+    context = engine_context(shapes, 6, 4)
+    assert all(context.program.choices[s.name]["algorithm"] == "lines" for s in shapes if s.name.startswith("conv"))
+    check(shapes, 6, 6, context, 1)
+
+
+def test_matrices_of_lines_are_those_of_a_correlation():
+    random = np.random.default_rng(0)
+    for kernel in (3, 5):
+        outputs, kernels, inputs = map(np.array, lines.matrices(kernel))
+        values, weights = random.standard_normal(kernel + 3), random.standard_normal(kernel)
+        wanted = [values[start : start + kernel] @ weights for start in range(4)]
+        np.testing.assert_allclose(outputs @ ((kernels @ weights) * (inputs @ values)), wanted)
+
+
+# Name: input shape, images, layers. The first four have a kernel of every kind.
 COMPILED = {
     "all kinds": (
         (2, 9, 8), 20,
@@ -148,6 +175,7 @@ COMPILED = {
     ),
     "winograd": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, Pool(2)]),
     "few images": ((2, 7, 6), 1, [Conv(3, 3, 2, 2), RELU, Conv(4, 2), RELU, Pool(2), Dense(9), RELU, Dropout(0.2)]),
+    "lines": ((2, 10, 11), 21, [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, Pool(2)]),
     "winograd twice": (
         (3, 8, 8), 67, [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU],
     ),
@@ -159,7 +187,7 @@ COMPILED = {
     "activations": ((1, 6, 6), 67, [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
     "one pixel": ((1, 1, 1), 67, [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
 }  # fmt: skip
-QUICK = [("all kinds", cpu.lanes()), ("winograd", cpu.lanes()), ("few images", cpu.lanes())]
+QUICK = [(stack, cpu.lanes()) for stack in ("all kinds", "winograd", "few images", "lines")]
 
 
 def compiled_stack(name):

@@ -83,7 +83,7 @@ def test_another_format_is_refused(tmp_path):
     Slots(tmp_path / "s.h5", SHARDS, PARTS, 16).close()
     with h5py.File(tmp_path / "s.h5", "r+") as plain:
         plain.attrs["format"] = 99
-    with pytest.raises(UserError, match="format 99, this version reads 2"):
+    with pytest.raises(UserError, match="format 99, this version reads 3"):
         slots.read(tmp_path / "s.h5")
 
 

@@ -15,6 +15,7 @@ from adam_mpi.durable.conductor import Conductor
 from adam_mpi.durable.newest import Resume, order_settings, store_folder
 from adam_mpi.errors import UserError
 from adam_mpi.observe.board import Board
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.shelves import Shelves
 
 LOOK_SECONDS = 0.5
@@ -31,9 +32,11 @@ class Keeper:
         self.resume, self.until, self.describe = resume, until, describe
         servers = [server for server in shelves.servers if shelves.held[server]]
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
+        pushers = shelves.pushers if CODECS[self.config.push.codec].feedback else ()
         folder = directory / "snapshots"
-        strips = shelves.strips
-        self.snapshots = Conductor(post, servers, folder, keep, joint, shelves.tensors, self._describe, strips)
+        self.snapshots = Conductor(
+            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers
+        )
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False

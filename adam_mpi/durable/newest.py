@@ -18,6 +18,7 @@ from adam_mpi.durable.files import FORMAT
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
 from adam_mpi.observe.rundir import write_json
+from adam_mpi.server.codecs import CODECS
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Resume:
     settings: dict[str, Any]
     """What the order of the images depended on."""
     note: str
+    residuals: tuple[tuple[str, ...], ...] = ()
+    """Files of a snapshot with what its pushers' codec had left out, those of each replica."""
 
     @property
     def midway(self) -> bool:
@@ -90,7 +93,9 @@ def _from_snapshot(path: Path) -> Resume:
     note = f"snapshot {path.name}, nothing lost up to it"
     best = (told["best"], told["best_epoch"])
     known = told["parameters"], told["replicas"], told["order"]
-    return Resume("snapshot", path, told["epochs"], position, best, *known, note)
+    files, strips = tuple(told["residuals"]), told["strips"]
+    residuals = tuple(files[first : first + strips] for first in range(0, len(files), strips))
+    return Resume("snapshot", path, told["epochs"], position, best, *known, note, residuals)
 
 
 def _from_store(folder: Path, run: Path, config: Config) -> Resume:
@@ -107,6 +112,8 @@ def _from_store(folder: Path, run: Path, config: Config) -> Resume:
         f"store {folder}: shards of {min(counts)} to {max(counts)} images; what was pushed in the last "
         f"{told['interval']:g} s before the end, and up to {max(counts) - min(counts)} images in some shards, is lost"
     )
+    if CODECS[config.push.codec].feedback:
+        note += f", and what {config.push.codec} had left out until then"
     known = told["parameters"], told["replicas"], told["order"]
     return Resume("store", folder, max(position.epoch - 1, 0), position, _best(run), *known, note)
 
@@ -157,9 +164,18 @@ def state(resume: Resume, size: int) -> dict[str, np.ndarray]:
     return dict(flat)
 
 
+def residual(resume: Resume, replica: int, replicas: int) -> np.ndarray:
+    """What a replica carries on: what it had left out itself, and where there are fewer now, a share of the others'."""
+    total = np.zeros(resume.parameters, np.float32)
+    for files in resume.residuals[replica::replicas]:
+        for start, values in snapshot.pieces(resume.path, files):
+            total[start : start + len(values["residual"])] += values["residual"]
+    return total
+
+
 def _pieces(resume: Resume) -> Iterator[tuple[int, dict[str, Any]]]:
     if resume.kind == "snapshot":
-        yield from snapshot.pieces(resume.path)
+        yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"])
         return
     for path in sorted(resume.path.glob("server-*.h5")):
         for piece in slots.read(path)[0]:
@@ -177,9 +193,12 @@ def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str
             if resume.settings[key] != value:
                 was = resume.settings[key]
                 raise UserError(f"{key} = {value!r}: the run is inside an epoch begun with {was!r}; resume with that")
+    notes = []
+    if resume.residuals and not CODECS[config.push.codec].feedback:
+        notes.append(f"push.codec = {config.push.codec}: what the run's codec had left out until now is lost")
     if config.data.skew == "none" or resume.replicas == replicas:
-        return ""
+        return "; ".join(notes)
     shares = f"data.skew = {config.data.skew}: the shares were drawn for {resume.replicas} replicas, now {replicas}"
     if resume.midway:
         raise UserError(f"{shares}; resume with {resume.replicas}, or from an epoch's end")
-    return f"{shares}; they are drawn anew"
+    return "; ".join([*notes, f"{shares}; they are drawn anew"])

@@ -1,6 +1,6 @@
 """The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,6 +19,7 @@ from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Contribution
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
+from adam_mpi.worker.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ class ShardLetter:
         if client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
         elif mailbox.finite(values.view(np.uint32)):
-            header["words"], header["finite"] = client.codec.encode(values, client.residual[self.part], body), 1
+            header["words"], header["finite"] = client.codec.encode(values, client.residual.values[self.part], body), 1
         else:
             # It is refused: nothing of it may stay in the residual.
             header["words"] = client.codec.words(values.size)
             body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
         header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
+        client.traffic[f"{self.shard.layer} delta"] += 4 * int(header["words"])
         return header
 
     def batches(self) -> np.ndarray:
@@ -85,6 +87,7 @@ class FactorLetter:
         header["codec"] = NUMBERS[self.client.world.config.push.factor_codec]
         header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
         header["part"], header["parts"] = self.part, self.parts
+        self.client.traffic[f"{self.layer} factor"] += 4 * int(header["words"])
         return header
 
     def batches(self) -> np.ndarray:
@@ -101,8 +104,9 @@ class FactorLetter:
 class PushClient:
     def __init__(
         self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
-        holding: Holding | None = None,
+        holding: Holding | None = None, carried: np.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """`carried`: what an earlier job's codec had left out, over the whole flat vector."""
         self.choices, self.holding = choices, holding or Holding(shelves)
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
@@ -118,9 +122,10 @@ class PushClient:
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
         self.codec = CODECS[world.config.push.codec]
-        self.residual = np.zeros(self.holding.size if self.codec.feedback else 0, np.float32)
-        """What error feedback carries into later pushes."""
+        self.residual = Residual(self.holding, self.ring, self.lanes, self.codec.feedback, carried)
         self.sent = self.settled = 0
+        self.traffic: Counter[str] = Counter()
+        """Bytes pushed, by layer and protocol: "conv1 delta"."""
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
@@ -132,7 +137,7 @@ class PushClient:
             letters = self._letters(contribution, lane.server)
             letters[-1] = replace(letters[-1], last=True)
             contribution.pending += len(letters)
-            lane.waiting.extend(letters)
+            (lane.held if self.residual.holds(contribution.clock) else lane.waiting).extend(letters)
 
     def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
         """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
@@ -167,6 +172,7 @@ class PushClient:
         self.mailbox.sync()
         self.published.sync()
         worked = [lane.step() for lane in self.lanes]
+        self.residual.step(self.sent)
         return any(worked)
 
     def settle(self, contribution: Contribution) -> None:
