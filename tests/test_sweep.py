@@ -67,7 +67,7 @@ def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
 def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     # One rank needs no mpirun: `env` starts it as it is.
     command = ["sweep", "--over", "optimiser.rate=0.01,0.05", "-n", "1", "--launch", "env", "-o", str(tmp_path / "s")]
-    command += [*SMALL, "--target", "0.2"]
+    command += [*SMALL, "--target", "0.02"]
     assert main(command) == 0
     said = capsys.readouterr().out.splitlines()
     jobs = tmp_path / "s" / "jobs.txt"
