@@ -115,7 +115,8 @@ def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
-    path = sentinel.start(failure_file, world.node.size) if world.node.rank == 0 else None
+    patience = world.config.cluster.stopped
+    path = sentinel.start(failure_file, world.node.size, patience=patience) if world.node.rank == 0 else None
     return sentinel.Wire(world.node.bcast(path), str(world.place))
 
 

@@ -110,7 +110,7 @@ mpi_launch() {
     case $("$1" --version 2>&1) in
     *"Open MPI"* | *OpenRTE*)
         # ob1 is the transport that reports failures; UCX's windows complain.
-        launch+=($(binding) --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1)
+        launch+=($(binding) --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1 $(survival "$1"))
         # In a Slurm job the allocation says how many ranks there may be.
         [ -n "${SLURM_JOB_ID:-}" ] || launch+=(--host "$hosts")
         [ -z "$lab" ] || launch+=(--prtemca plm_ssh_agent "$lab/agent")
@@ -127,6 +127,17 @@ test_hosts() {
         END { for (i = 0; i < count && i < ranks; i++)
             printf "%s%s:%d", i ? "," : "", name[i], (ranks + count - 1 - i) / count }' \
         "$1/hosts"
+}
+
+# survival MPIRUN: the options that let a job live on when a rank dies, where this Open MPI can; ADAM_MPI_SURVIVE=no
+# leaves them out. Its heartbeat detector is not among them: with a thread of its own it crashes at some starts, without
+# one it takes a rank that compiles for dead. The sentinel of each host finds ranks that hang (cluster.stopped).
+survival() {
+    local information=${1%/*}/ompi_info
+    [ "${ADAM_MPI_SURVIVE:-yes}" = yes ] && [ -x "$information" ] || return 0
+    "$information" 2>/dev/null | grep -q "FT MPI support: yes" || return 0
+    # Open MPI warns of windows after a failure, in each start; what we do with them is in the tests.
+    echo "--with-ft ulfm"
 }
 
 # How Open MPI binds ranks. By default each gets one core, which all its threads would share; where a Slurm job has given

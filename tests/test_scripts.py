@@ -72,6 +72,22 @@ def test_the_options_follow_the_mpi(tmp_path: Path, version: str, environment: d
     assert ("--" in line) == bool(options)
 
 
+@pytest.mark.parametrize(
+    ("support", "wanted", "survives"), [("yes", "yes", True), ("yes", "no", False), ("no", "yes", False)]
+)
+def test_an_open_mpi_that_can_is_told_to_survive(tmp_path: Path, support, wanted, survives) -> None:
+    mpirun = program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    program(tmp_path / "ompi_info", f"echo ' FT MPI support: {support}'")
+    done = shell('mpi_launch "$1" 3; echo "${launch[*]}"', mpirun, ADAM_MPI_SURVIVE=wanted)
+    assert ("--with-ft ulfm" in done.stdout) == survives
+
+
+def test_ranks_are_spread_over_test_hosts(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 h0\n10.77.0.2 h1\n10.77.0.3 h2\n")
+    spread = [shell('test_hosts "$1" "$2"', tmp_path, ranks).stdout for ranks in (8, 2)]
+    assert spread == ["h0:3,h1:3,h2:2", "h0:1,h1:1"]
+
+
 def test_the_sites_mpirun_is_not_one_of_a_virtual_environment(tmp_path: Path) -> None:
     ours = program(tmp_path / "environment/bin/mpirun", "")
     (tmp_path / "environment/pyvenv.cfg").touch()

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
@@ -259,6 +260,11 @@ class Worker:
         if self.data.phase.training and self.fresh and not self.data.arrived and not self.data.drained:
             self.starved += (now - self.last) * idle / len(self.trainers)
         self.last = now
+
+    def waits(self) -> Iterator[Wait]:
+        yield from self.data.waits()
+        yield from self.pushes.waits()
+        yield from self.pulls.waits()
 
     def stats(self) -> dict[str, Any]:
         return {
