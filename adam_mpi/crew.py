@@ -1,5 +1,6 @@
 """The crew of a rank: its roles, worked in turn, and the messages that steer them."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,7 +44,7 @@ class Crew:
     def tell(self, head: int) -> None:
         """A sign of life, with the figures of each role."""
         for role in self.roles.values():
-            self.post.send({"kind": "stats", **role.stats()}, head)
+            self.post.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
 
     def waits(self) -> list[Wait]:
         """What this rank waits for now."""

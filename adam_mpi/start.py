@@ -34,7 +34,7 @@ from adam_mpi.model import parameters
 from adam_mpi.model.engine.tuner import tune
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
-from adam_mpi.observe import rundir
+from adam_mpi.observe import metrics, rundir
 from adam_mpi.plan import model, network, partitions, plan_shelves
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
@@ -69,6 +69,8 @@ def prepare(
         _first_weights(config, shapes)
     if config.layout.partitions > 1:
         raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
+    if config.observe.tensorboard:
+        metrics.check()
     path = rundir.choose(config, directory, resume)
     found = _find(config, path, replicas, shapes) if resume else None
     for stale in (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP"):

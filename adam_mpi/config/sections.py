@@ -247,6 +247,8 @@ class Observe:
     """Seconds between two lines of progress and of `metrics.jsonl`."""
     trace: bool = False
     """Write a timeline of every thread, `trace.json.gz`, for https://ui.perfetto.dev; costs less than 3 %."""
+    tensorboard: bool = False
+    """Write what is in `metrics.jsonl` as event files for TensorBoard too, into the folder `tensorboard` of the run."""
 
 
 @dataclass

@@ -57,6 +57,7 @@ class Server:
         self.cut = Cut(len(shelves.pushers))
         self.store: WriteBehind | None = None
         self.counts: Counter[str] = Counter()
+        self.busy = 0.0
         self.leads: Counter[int] = Counter()
         self.delays: Counter[int] = Counter()
 
@@ -92,6 +93,7 @@ class Server:
         arrived = self.inbox.collect()
         # Between seeing that messages are there and reading them.
         self.mail.sync()
+        began = time.perf_counter()
         for mail in arrived:
             self._stage(mail)
         ready = {shard: mails for shard in list(self.staged) if (mails := self._take_ready(shard))}
@@ -100,6 +102,8 @@ class Server:
                 self._apply(ready)
         if self.inbox.news:
             self._publish()
+        if arrived:
+            self.busy += time.perf_counter() - began
         self._keep()
         return bool(arrived)
 
@@ -221,6 +225,11 @@ class Server:
             "rank": self.world.rank,
             "cpu": time.process_time(),
             **{key: counts[key] for key in COUNTS},
+            "busy": self.busy,
+            "queue": sum(len(mails) for mails in self.staged.values()),
+            "bytes": counts["bytes"],
+            "rate": self.rate,
+            "clocks": dict(zip(self.shelves.pushers, self.clocks, strict=True)),
             "leads": dict(self.leads),
             "delays": dict(self.delays),
             "shards": len(self.shards),

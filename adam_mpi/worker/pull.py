@@ -1,6 +1,7 @@
 """The pull client: reads the servers' weights one-sidedly, while the trainer threads go on."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -43,6 +44,8 @@ class PullClient:
         self.runs: list[tuple[int, int]] = []
         self.began = self.waited = 0.0
         self.count = self.bytes = 0
+        self.traffic: Counter[str] = Counter()
+        """Bytes of weights, by layer: "conv1 pull"."""
 
     def start(self, least: int | None = None, average: bool = False) -> None:
         assert not self.active, "one pull at a time"
@@ -111,10 +114,14 @@ class PullClient:
         self.reading, self.requests, self.runs = "weights", [], []
         into = self.halves if self.region == "short" else self.latest
         for server, line in zip(self.servers, self.lines, strict=True):
-            for start, size, offset in self.shelves.runs(server, self.region, self._wanted(server)):
+            wanted = self._wanted(server)
+            for start, size, offset in self.shelves.runs(server, self.region, wanted):
                 start = self.holding.starts[start]
                 self._get(into[start : start + size], server, offset)
                 self.runs.append((start, size))
+            for shard in self.shelves.held[server]:
+                if shard.index in wanted:
+                    self.traffic[f"{shard.layer} pull"] += into.itemsize * shard.size
             # After the weights: an own push taken for applied too early is only late, one too late counts twice.
             self._get(line, server, self.shelves.line_offset(self.ring))
 

@@ -1,6 +1,6 @@
 """The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -54,6 +54,7 @@ class ShardLetter:
             body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
         header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
+        client.traffic[f"{self.shard.layer} delta"] += 4 * int(header["words"])
         return header
 
     def batches(self) -> np.ndarray:
@@ -95,6 +96,7 @@ class FactorLetter:
         header["codec"] = NUMBERS[self.client.world.config.push.factor_codec]
         header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
         header["part"], header["parts"] = self.part, self.parts
+        self.client.traffic[f"{self.layer} factor"] += 4 * int(header["words"])
         return header
 
     def batches(self) -> np.ndarray:
@@ -131,6 +133,8 @@ class PushClient:
         self.codec = CODECS[world.config.push.codec]
         self.residual = Residual(self.holding, self.ring, self.lanes, self.codec.feedback, carried)
         self.sent = self.settled = 0
+        self.traffic: Counter[str] = Counter()
+        """Bytes pushed, by layer and protocol: "conv1 delta"."""
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")

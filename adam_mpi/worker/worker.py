@@ -19,6 +19,7 @@ from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
+from adam_mpi.observe.norms import Probe
 from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
@@ -29,6 +30,7 @@ from adam_mpi.worker.copy import Copy
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
+from adam_mpi.worker.waits import Waits
 
 # Tasks a thread has in hand: the next one is there when it is done with one.
 TASKS_AHEAD = 2
@@ -64,8 +66,10 @@ class Worker:
         """Where the gradients of the clock under way go."""
         self.ended = False
         self.images = 0
-        self.starved = 0.0
-        self.last = time.perf_counter()
+        self.waits = Waits()
+        # One worker's look at the model is enough.
+        first = world.rank == world.layout.workers[0]
+        self.probe = Probe(network.shapes, shelves.tensors, self.config.observe.interval) if first else None
 
     def step(self) -> bool:
         worked = self.data.step()
@@ -75,7 +79,7 @@ class Worker:
         worked |= self._settle()
         worked |= self._pull()
         worked |= self._feed()
-        self._count_starved()
+        self.waits.count(self)
         if self.data.drained:
             worked |= self._drain()
         return worked
@@ -133,7 +137,7 @@ class Worker:
             if isinstance(result.token, Slot):
                 self.data.release(result.token)
             if result.contribution is not None:
-                self.pushes.push(result.contribution)
+                self._push(result.contribution)
             if result.done is not None and self.data.phase.training:
                 self.since_pull += result.done.images
             elif result.done is not None:
@@ -157,6 +161,11 @@ class Worker:
         self.clocked.clear()
         self.data.release(self.slot)
         self.slot, self.fresh = None, False
+        self._push(contribution)
+
+    def _push(self, contribution: Contribution) -> None:
+        if self.probe is not None:
+            self.probe.look(contribution.values, contribution.images, self.local)
         self.pushes.push(contribution)
 
     def _result(self) -> Result | None:
@@ -253,14 +262,6 @@ class Worker:
         while not written.empty():
             self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
 
-    def _count_starved(self) -> None:
-        """Time in which some thread had nothing to do for want of data."""
-        now = time.perf_counter()
-        idle = sum(thread.waiting == 0 for thread in self.trainers)
-        if self.data.phase.training and self.fresh and not self.data.arrived and not self.data.drained:
-            self.starved += (now - self.last) * idle / len(self.trainers)
-        self.last = now
-
     def waits(self) -> Iterator[Wait]:
         yield from self.data.waits()
         yield from self.pushes.waits()
@@ -272,11 +273,16 @@ class Worker:
             "rank": self.world.rank,
             "cpu": time.process_time(),
             "images": self.images,
-            "busy": sum(thread.busy for thread in self.trainers) / len(self.trainers),
-            "starved": self.starved,
+            "busy": (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers),
+            "starved": self.waits.seconds["data"],
             "clock_wait": self.pulls.waited,
+            "queue": len(self.data.arrived),
+            "unacknowledged": len(self.pushes.unacknowledged),
             "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled, "bytes": self.pushes.bytes},
             "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
+            "traffic": dict(self.pushes.traffic) | dict(self.pulls.traffic),
+            "layers": self.probe.layers if self.probe else {},
+            **self.waits.stats(),
         }
 
 
