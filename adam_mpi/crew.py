@@ -19,7 +19,7 @@ class Role(Protocol):
 
     def stats(self) -> dict[str, Any]: ...
 
-    def waits(self) -> Iterable[Wait]:
+    def awaits(self) -> Iterable[Wait]:
         """What other ranks owe it now."""
 
 
@@ -46,9 +46,9 @@ class Crew:
         for role in self.roles.values():
             self.post.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
 
-    def waits(self) -> list[Wait]:
+    def awaits(self) -> list[Wait]:
         """What this rank waits for now."""
-        return [wait for role in self.roles.values() for wait in role.waits()]
+        return [wait for role in self.roles.values() for wait in role.awaits()]
 
     def hear(self) -> bool:
         """Hand messages to the role they are for; True when the job is over."""

@@ -92,7 +92,7 @@ def _serve(world: World, crew: Crew) -> None:
         except MPI.Exception as error:
             raise RankFailure(world.describe(error)) from error
         world.check()
-        watchdog.look(crew.waits)
+        watchdog.look(crew.awaits)
         if time.monotonic() - told > world.config.observe.interval / 2 and not over:
             told = time.monotonic()
             crew.tell(world.layout.head)

@@ -104,7 +104,7 @@ class DataClient:
         message = np.array([phase, images, loss, correct, number], np.float64)
         self.sending.append((self.world.traffic.Isend(message, source, batch.REPORT), message))
 
-    def waits(self) -> Iterator[Wait]:
+    def awaits(self) -> Iterator[Wait]:
         """Asks that are not answered; which data rank will answer a strip that does not ask is not known to it."""
         for slot in self.asking if not self.follows else ():
             yield Wait(f"batch {slot.batch}" if self.shared else "a batch", slot.source, id(slot.request))

@@ -126,7 +126,7 @@ class DataServer:
             self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
         return any([line.fill() for line in self.lines]) or worked
 
-    def waits(self) -> tuple[()]:
+    def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
         return ()
 

@@ -214,7 +214,7 @@ class Server:
                     self.store.close()
                 self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
 
-    def waits(self) -> tuple[()]:
+    def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
         return ()
 

@@ -72,7 +72,7 @@ class PullClient:
             self._read_weights()
         return False
 
-    def waits(self) -> Iterator[Wait]:
+    def awaits(self) -> Iterator[Wait]:
         """The servers whose clock is not there yet, or all whose answer may be missing."""
         if not self.active:
             return

@@ -184,7 +184,7 @@ class PushClient:
         self.residual.step(self.sent)
         return any(worked)
 
-    def waits(self) -> Iterator[Wait]:
+    def awaits(self) -> Iterator[Wait]:
         """The oldest message to each server that is not acknowledged."""
         for lane in self.lanes:
             if lane.sent:

@@ -262,10 +262,10 @@ class Worker:
         while not written.empty():
             self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
 
-    def waits(self) -> Iterator[Wait]:
-        yield from self.data.waits()
-        yield from self.pushes.waits()
-        yield from self.pulls.waits()
+    def awaits(self) -> Iterator[Wait]:
+        yield from self.data.awaits()
+        yield from self.pushes.awaits()
+        yield from self.pulls.awaits()
 
     def stats(self) -> dict[str, Any]:
         return {
