@@ -147,6 +147,21 @@ def models(options: argparse.Namespace) -> int:
     return 0
 
 
+def sweep(options: argparse.Namespace) -> int:
+    """Train with every value of some keys, and tell which to take; the same command goes on where it was cut."""
+    from adam_mpi.sweep.command import Sweep, sweep
+
+    wanted = Sweep(
+        options.config, options.set, options.over, options.seeds, options.ranks, options.output, options.target,
+        options.launch, options.table,
+    )  # fmt: skip
+    failed = False
+    for line in sweep(wanted):
+        print(line, flush=True)
+        failed |= ": FAILED (" in line
+    return 1 if failed else 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
@@ -161,6 +176,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "export": export,
     "import": import_,
     "models": models,
+    "sweep": sweep,
     "simulate": simulate,
 }
 
@@ -195,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     }
     made["simulate"].add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
     made["import"].add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
-    for name in ("train", "plan", "import", "simulate"):
+    for name in ("train", "plan", "import", "simulate", "sweep"):
         made[name].formatter_class = _KeysHelp
         made[name].add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
@@ -233,7 +249,19 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("export", "import"):
         made[name].add_argument("-o", dest="output", type=Path, metavar="FILE", required=True, help="the file to write")
     made["models"].add_argument("name", nargs="?", choices=names(), metavar="NAME", help="print its TOML")
+    _add_sweep(made["sweep"])
     return parser
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    pairs = "SECTION.KEY=VALUE,VALUE"
+    parser.add_argument("--over", action="append", required=True, metavar=pairs, help="values to try; may be repeated")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each value (default: 1)")
+    parser.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
+    parser.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY)")
+    parser.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
+    parser.add_argument("--launch", metavar="COMMAND", help="what starts a job, e.g. 'mpirun --bind-to none -n 4'")
+    parser.add_argument("--table", action="store_true", help="train nothing, show the table of what is done")
 
 
 def _keys() -> str:

@@ -167,32 +167,35 @@ def torch_loss(torch: Any, model: Model, weights: np.ndarray, block: tuple, dtyp
 
 
 def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) -> dict:
-    """Wall time of two threads against one, both as trainer threads work: on copies, added to the shared weights."""
+    """Wall time of two threads against one, both as trainer threads work: on copies, added to the shared weights.
+
+    `cpu_value` is the same in thread CPU time: what is lost to shared memory, without what others on the machine take.
+    """
     network = Network(model.shapes, batch, 0, engine=arguments.engine, batches=ROUND)
-    shared = parameters.initial(model.shapes, 0)
-    blocks, copies = [data(model, batch)] * 2, [Copy(network, shared, index, alone=False) for index in range(2)]
-    totals = [np.zeros_like(shared) for _ in range(2)]
+    shared, block = parameters.initial(model.shapes, 0), data(model, batch)
+    copies = [Copy(network, shared, index, alone=False) for index in range(2)]
+    totals, cpu = [np.zeros_like(shared) for _ in range(2)], [0.0, 0.0]
 
     def work(index: int, steps: int) -> None:
-        copy = copies[index]
+        copy, start = copies[index], time.thread_time()
         for _ in range(steps):
-            overwrite = copy.begin()
-            copy.context.train(copy.weights, copy.gradient, *blocks[index], 0, overwrite, **copy.options)
+            copy.context.train(copy.weights, copy.gradient, *block, 0, copy.begin(), **copy.options)
             copy.step(totals[index], float(RATE), 1.0)
+        cpu[index] = time.thread_time() - start
 
-    def run(threads: int, steps: int) -> float:
+    def run(threads: int, steps: int) -> Times:
         workers = [threading.Thread(target=work, args=(index, steps)) for index in range(threads)]
         start = time.perf_counter()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        return time.perf_counter() - start
+        return Times(sum(cpu[:threads]) / threads, time.perf_counter() - start)
 
-    once = min(run(1, ROUND) for _ in range(3)) / ROUND
+    once = min(run(1, ROUND).wall for _ in range(3)) / ROUND
     steps = max(1, int(0.3 / once) // ROUND) * ROUND
     rounds = [(run(1, steps), run(2, steps)) for _ in range(max(3, int(arguments.seconds / (2 * steps * once))))]
-    value = median(2 * one / two for one, two in rounds)
-    times = Times(float("nan"), median(two for _, two in rounds))
-    shown = line(f"{name}_batch{batch}_threads2", value, "x", 1.85, times)
-    return {key: value for key, value in shown.items() if key != "cpu_ms"}
+    value, shown = median(2 * one.wall / two.wall for one, two in rounds), rounds[0][1]
+    return line(f"{name}_batch{batch}_threads2", value, "x", 1.85, shown) | {
+        "cpu_value": round(median(2 * one.cpu / two.cpu for one, two in rounds), 3)
+    }

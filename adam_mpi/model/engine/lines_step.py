@@ -29,12 +29,8 @@ def step(job: Job) -> Step:
     )
 
 
-def _values(job: Job, lines: Lines) -> Buffer:
-    return job.buffer("values", lines.value_floats)
-
-
 def _forward(job: Job, lines: Lines, kernels: Buffer, winners: Buffer | None) -> list[Call]:
-    name, source, values = job.name, job.source, _values(job, lines)
+    name, source, values = job.name, job.source, job.buffer("values", lines.value_floats)
     products = job.buffer("products", lines.product_floats)
     lines_forward.emit_values(source, f"{name}_values", lines)
     tile = tiles.choose(job.shape.maps, lines.tiles, job.registers, slide=2)
@@ -54,7 +50,7 @@ def _to_weights(
     job: Job, lines: Lines, maps: int, errors: Buffer, transformed: Buffer, gradient: Buffer
 ) -> list[Call]:
     """The values are made again: kept from the way forward they would fill the cache."""
-    name, source, values = job.name, job.source, _values(job, lines)
+    name, source, values = job.name, job.source, job.buffer("values again", lines.value_floats)
     lines_backward.emit_errors(source, f"{name}_errors", lines)
     lines_backward.emit_sums(source, f"{name}_sums", lines, maps)
     with source.kernel(f"{name}_bias(memory, gradient, errors)", "Gradient of the bias."):
