@@ -182,6 +182,7 @@ supervise() {
         # mpirun can return 0 although its ranks were killed: only the marker tells.
         [ ! -e "$run/DONE" ] || return 0
         [ ! -e "$run/STOPPED" ] || return 3
+        tell_lost_hosts "$run"
         # What was given cannot work, or somebody pressed Ctrl-C: no better the second time.
         case $status in 2 | 130 | 143) return $status ;; esac
         [ "$left" -gt 0 ] && [ -z "${warned:-}" ] || break
@@ -190,6 +191,19 @@ supervise() {
     done
     echo "$run has no DONE: the training is not complete." >&2
     return $((status ? status : 1))
+}
+
+# tell_lost_hosts RUN: names the ranks whose sentinel is gone with them: of a job that has ended, no other list of ranks
+# is there after a moment.
+tell_lost_hosts() {
+    local moment list
+    for moment in 1 2 3 4 5 6 7 8 9 10; do
+        compgen -G "$1/log/watched-*.txt" >/dev/null || return 0
+        sleep 0.2
+    done
+    for list in "$1"/log/watched-*.txt; do
+        echo "adam_mpi: lost with their host: $(paste -sd ';' "$list" | sed 's/;/; /g')" >&2
+    done
 }
 
 # A signal that is trapped ends `wait` before the job has ended.

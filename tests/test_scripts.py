@@ -134,6 +134,13 @@ def test_a_warned_job_is_not_started_again(tmp_path: Path) -> None:
     assert done.returncode == 5 and (tmp_path / "runs").read_text() == "ran\n", done.stderr
 
 
+def test_a_supervisor_names_who_was_lost_with_a_host(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "watched-h1-7.txt").write_text("rank 2, server on h1\nrank 3, worker on h1\n")
+    done = shell('supervise "$1" 0 true', tmp_path)
+    assert "adam_mpi: lost with their host: rank 2, server on h1; rank 3, worker on h1\n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "run"),
     [(("a.toml", "--run", "x y", "--set", "a.b=1"), "x y"), (("--run=z",), "z"), ((), None)],

@@ -173,6 +173,20 @@ def test_a_rank_that_joins_later_is_watched_too(watch, failure_file):
     assert failure_file.read_text() == "rank 1, spawned on h died; the job ends\n"
 
 
+def test_the_list_of_its_ranks_stays_only_where_the_sentinel_went_with_them(watch, failure_file):
+    for kill in (False, True):
+        watched = watch(2)
+        watched.settle()
+        [listed] = failure_file.parent.glob("watched-*.txt")
+        assert listed.read_text() == "rank 0, worker on h\nrank 1, worker on h\n"
+        if kill:
+            watched.process.kill()
+        watched.leave(0)
+        watched.leave(1)
+        assert watched.ended()
+        assert listed.exists() == kill
+
+
 # A rank in a process of its own, which then computes or is stopped.
 RANK = """
 import os, signal, sys

@@ -10,6 +10,9 @@ It also finds ranks that hang because they are stopped (SIGSTOP): after a while 
 others. It asks the kernel, so that neither load nor a long compilation is ever taken for a hang, and no rank that was
 given up wakes up again.
 
+While it watches, `log/watched-HOST-PID.txt` has the names of its ranks: one that is left over when the job has ended is
+of a host that was lost as a whole.
+
 Run as a plain file with the standard library only, so that it starts in milliseconds:
     sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE
 """
@@ -132,6 +135,7 @@ class Watch:
         # epoll hands out events in the order they happened: the first death seen is the first death.
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
+        self.watched = failure_file.with_name(f"watched-{socket.gethostname()}-{os.getpid()}.txt")
         self.ranks: list[Rank] = []
         self.deaths: list[str] = []
         """Those after which nobody has gone on yet."""
@@ -147,6 +151,8 @@ class Watch:
                     self._hear(cast(socket.socket, key.fileobj), key.data)
             if self.patience:
                 self._look(time.monotonic())
+        with suppress(OSError):
+            self.watched.unlink()
 
     def _welcome(self) -> None:
         connection, _ = self.listener.accept()
@@ -155,6 +161,8 @@ class Watch:
             rank = Rank(*json.loads(stream.readline()))
         self.ranks.append(rank)
         self.expected -= 1
+        with suppress(OSError):
+            self.watched.write_text("".join(f"{rank.name}\n" for rank in self.ranks))
         self.selector.register(connection, selectors.EVENT_READ, rank)
 
     def _hear(self, connection: socket.socket, rank: Rank) -> None:
