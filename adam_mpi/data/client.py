@@ -108,6 +108,8 @@ class DataClient:
         """Asks that are not answered; which data rank will answer a strip that does not ask is not known to it."""
         for slot in self.asking if not self.follows else ():
             yield Wait(f"batch {slot.batch}" if self.shared else "a batch", slot.source, id(slot.request))
+        if self.phase_slot.request is not None:
+            yield Wait("the next phase", self.world.layout.head, self.phase.number)
 
     def _phase_arrives(self) -> bool:
         slot = self.phase_slot
