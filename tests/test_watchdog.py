@@ -69,7 +69,8 @@ def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job)
     keys = given("watchdog.seconds=1", "cluster.stopped=0", "snapshot.minutes=0")
     job = start_job(4, "train", *ENDLESS, *keys)
     job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
-    what = {1: r"the acknowledgement of push \d+, (shard \d+|layer \S+)|the \w+ of pull \d+", 0: "a batch|the next phase"}[rank]
+    server = r"the acknowledgement of push \d+, (shard \d+|layer \S+)|the \w+ of pull \d+"
+    what = {1: server, 0: "a batch|the next phase"}[rank]
     other = {1: "rank 1, server on", 0: "rank 0, data on"}[rank]
     job.rank(rank).suspend()
     told = re.compile(rf"rank [23], worker .* waits for ({what}) from {other} \S+ since .* s; stacks here:\nthread ")
