@@ -31,7 +31,7 @@ from adam_mpi.errors import UserError
 from adam_mpi.head import Head
 from adam_mpi.job import Job
 from adam_mpi.model import parameters
-from adam_mpi.model.engine.tuner import tune
+from adam_mpi.model.engine import tuner
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
 from adam_mpi.observe import metrics, rundir
@@ -106,12 +106,12 @@ def keeps_store(config: Config) -> bool:
 
 
 def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
-    """The choices of the run so far; else those of the tuner, where it is wanted."""
+    """The choices of the run so far; else those of the tuner, where it is wanted, or of arithmetic."""
     if path.exists():
         return json.loads(path.read_text())
-    if config.kernels.engine != "generated" or not config.kernels.tune:
+    if config.kernels.engine != "generated":
         return None
-    choices = tune(shapes)
+    choices = tuner.tune(shapes) if config.kernels.tune else tuner.fixed(shapes)
     rundir.write_json(path, choices)
     return choices
 

@@ -387,6 +387,12 @@ def test_the_tuner_measures_once(tmp_path, monkeypatch):
     assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)
 
 
+@pytest.mark.parametrize("stack", ["all kinds", "winograd twice", "lines", "strides and overlap"])
+def test_fixed_choices_are_those_of_a_program_that_is_given_none(stack):
+    shapes, images = compiled_stack(stack)
+    assert tuner.fixed(shapes) == Network(shapes, images, 0, engine="generated").choices
+
+
 def test_weights_may_be_of_any_kind_of_array():
     shapes = infer([Dense(3)], (1, 2, 2), 3)
     context, weights, (pixels, labels, _) = engine_context(shapes, 4, 4), initial(shapes, 0), block(4, shapes)

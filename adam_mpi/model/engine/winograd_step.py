@@ -50,8 +50,8 @@ def step(job: Job) -> Step:
     back, output_errors, winners = unpool(job)
     emit_forward(job, inputs)
     emit_weights(job, inputs)
-    forward = ("memory", "weights", job.inputs, job.outputs, winners or job.outputs, kernels)
-    forward += _scratch(job, "forward", (inputs, errors))
+    scratch = _scratch(job, "forward", (inputs, errors))
+    forward = ("memory", "weights", job.inputs, job.outputs, winners or job.outputs, kernels, *scratch)
     turned = job.buffer("turned", inputs.group * dense_weights.turned_floats(shape.channels, job.lanes))
     scratch = _scratch(job, "to weights", (inputs, errors))
     backward = [Call(f"{name}_weights", ("memory", "gradient", output_errors, job.inputs, sums, *scratch, turned))]
