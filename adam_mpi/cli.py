@@ -96,6 +96,14 @@ def top(options: argparse.Namespace) -> int:
     return 0
 
 
+def report(options: argparse.Namespace) -> int:
+    """Write one page about a run, or about several side by side."""
+    from adam_mpi.observe.report import report
+
+    print(report(options.runs, options.output))
+    return 0
+
+
 def simulate(options: argparse.Namespace) -> int:
     """Predict throughput and staleness of a job on machines described in a TOML file."""
     from adam_mpi.simulate.prediction import simulate
@@ -163,6 +171,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "inspect": inspect,
     "merge": merge,
     "top": top,
+    "report": report,
     "predict": predict,
     "export": export,
     "import": import_,
@@ -226,6 +235,10 @@ def _parser() -> argparse.ArgumentParser:
     made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
     made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
     made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
+    made["report"].add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    made["report"].add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", default=Path("report.html"), help="default: report.html"
+    )
     made["top"].add_argument("run", help="its run directory")
     made["top"].add_argument("--once", action="store_true", help="show it once, and end")
     for name in ("predict", "export"):

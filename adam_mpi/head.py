@@ -41,7 +41,7 @@ class Head:
         self.closed = self.finishing = self.finished = False
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
-        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, job.life, self._describe)
+        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe)
         if resume is not None:
             self.progress.say(f"going on from {resume.note}")
         self._begin(self.course.phase)

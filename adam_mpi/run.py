@@ -17,8 +17,10 @@ from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.world import Idle, Interrupted, World
 from adam_mpi.config import Given
 from adam_mpi.crew import Crew
+from adam_mpi.durable import stores
 from adam_mpi.errors import RankFailure, UserError
 from adam_mpi.observe import log as logs
+from adam_mpi.observe import rundir
 from adam_mpi.observe.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,10 @@ def run(
     """
     config = _agree(comm, lambda: start.configure(given, overrides, comm.size))
     world = World(comm, config)
-    job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes))
+    place = stores.folder(config, rundir.where(config, directory))
+    seen = stores.survey(world.comm, place, resume and config.asynchronous)
+    job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes, seen))
+    job = start.settle_here(world, job)
     failure_file = job.directory / "log" / "failure.txt"
     logs.start(job.directory, world.rank, str(world.place))
     wire = start.connect_sentinel(world, failure_file)

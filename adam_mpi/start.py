@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
 from adam_mpi.durable import model as model_file
-from adam_mpi.durable import newest, snapshot
+from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.stores import Seen
 from adam_mpi.errors import UserError
 from adam_mpi.head import Head
 from adam_mpi.job import Job
@@ -55,11 +57,12 @@ def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
 
 
 def prepare(
-    config: Config, directory: str | None, resume: bool, replicas: int = 1, minutes: float = math.inf
-) -> Job:
+    config: Config, directory: str | None, resume: bool, replicas: int = 1, minutes: float = math.inf,
+    seen: Seen = newest.NOTHING_SEEN,
+) -> Job:  # fmt: skip
     """Everything that can be wrong with what was given shows here, on rank 0, before any work.
 
-    `minutes`: how long the job may take.
+    `minutes`: how long the job may take; `seen`: the stores of the run.
     """
     until = time.time() + 60 * minutes
     description = describe(config.data)
@@ -72,18 +75,18 @@ def prepare(
     if config.observe.tensorboard:
         metrics.check()
     path = rundir.choose(config, directory, resume)
-    found = _find(config, path, replicas, shapes) if resume else None
+    found = _find(config, path, replicas, shapes, seen) if resume else None
     for stale in (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP"):
         stale.unlink(missing_ok=True)
     (path / "config.toml").write_text(to_toml(config))
     kernels = _kernels(config, shapes, path / "kernels.json")
-    life = _new_life(config, path, replicas, parameters.total(shapes))
+    life = _new_life(config, path, replicas, parameters.total(shapes), seen)
     return Job(config, path, description, shapes, found, kernels, life, until)
 
 
-def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...]) -> Resume | None:
+def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...], seen: Seen) -> Resume | None:
     """What to go on from; what is not whole is named."""
-    found, passed_over = newest.find(config, path)
+    found, passed_over = newest.find(config, path, seen)
     for trouble in passed_over:
         print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
     if found is not None and (note := newest.check(found, config, replicas, parameters.total(shapes))):
@@ -91,13 +94,21 @@ def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, .
     return found
 
 
-def _new_life(config: Config, path: Path, replicas: int, size: int) -> Path:
+def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) -> Path:
     """The folder of this job's stores, with what is to be known about them."""
-    life = newest.next_life(config, path)
+    life = newest.next_life(config, path, seen)
     if keeps_store(config):
         with suppress(OSError):
             newest.describe_store(life, config, replicas, size)
     return life
+
+
+def settle_here(world: World, job: Job) -> Job:
+    """Collective: what of the job depends on the node: where its stores are, and what lies on the disks of others."""
+    place, resume = stores.folder(job.config, job.directory), job.resume
+    if resume is not None:
+        resume = newest.share(resume, world.comm, place, "server" in world.place.roles)
+    return replace(job, life=place / job.life.name, resume=resume)
 
 
 def keeps_store(config: Config) -> bool:

@@ -102,6 +102,21 @@ def test_a_job_that_fails_is_started_again_and_then_counts_as_failed(slurm: dict
     assert said.count("started again") == 1 and "has no DONE" in said
 
 
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_job_whose_time_is_up_is_warned_by_slurm_and_goes_on_to_its_end(slurm: dict[str, str], project: Path) -> None:
+    # Slurm looks at its jobs every 30 s, and so warns 10 to 40 s before the end of the minute: this takes longer.
+    slow = 'inject.faults=["delay role=worker at=compute seconds=0.2"]'
+    limit = ("--ntasks=3", "--time=1", "--signal=B:USR1@10")
+    job = submit(slurm, project, *given("train.epochs=16", "layout.servers=1", slow), options=limit)
+    run = project / "runs" / f"job-{job}"
+    until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING"), "its end", project, 300)
+    said = output(project)
+    assert state(slurm, job) == "COMPLETED" and (run / "DONE").exists(), said
+    assert "stopped by the file STOP" in said and "queued again" in said and "going on from snapshot" in said, said
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 16
+
+
 def test_a_sweep_is_an_array(slurm: dict[str, str], project: Path) -> None:
     sweep = ["sweep", "--over", "consistency.staleness=0,inf", "-n", "2", "-o", "both", "--launch", "false", *SMALL]
     command = [sys.executable, "-m", "adam_mpi", *sweep, *given("train.epochs=1")]

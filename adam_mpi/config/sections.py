@@ -196,7 +196,7 @@ class Store:
     """Each server's own file, written behind, for runs without clocks (staleness inf)."""
 
     dir: str = ""
-    """Folder of the servers' stores, shared or of each node; empty takes `store` in the run directory."""
+    """Folder of the servers' stores, shared or of each node, $NAMES too; empty takes `store` in the run directory."""
     interval: float = limited(10.0, low=0.0)
     """Seconds that a server's store is behind at the most; 0 writes none."""
     required: bool = False

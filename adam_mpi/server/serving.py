@@ -13,7 +13,7 @@ from adam_mpi.cluster import numa
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.durable import snapshot
+from adam_mpi.durable import snapshot, stores
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
@@ -195,13 +195,15 @@ class Server:
     def _publish(self) -> None:
         """Weights are in place: let it be seen that they are, acknowledge, and only then show the clock."""
         self.window.sync()
+        if self.store is not None:
+            self.store.acknowledge(self.counts["applied"], self.position.images)
         self.inbox.acknowledge()
         self.published.rate[0] = self.rate
         self.published.clock[0] = min(self.clocks)
         self.window.sync()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """An order of the head: hold for a snapshot, take it at a cut, or finish and tell the last figures."""
+        """An order of the head about the snapshot, the store, or the end, before which the last figures are told."""
         head = self.world.layout.head
         match message["order"]:
             case "hold":
@@ -209,6 +211,9 @@ class Server:
                 self.post.send({"kind": "held", "role": "server", "clocks": self.cut.hold()}, head)
             case "cut":
                 self.cut.at(message["clocks"], Path(message["folder"]))
+            case "forget":
+                if self.store is not None:
+                    stores.forget(self.store.path.parent)
             case "finish":
                 if self.store is not None:
                     self.store.close()
