@@ -89,21 +89,18 @@ def test_two_threads_lose_next_to_nothing():
     assert given > 200 and shared.mean() == pytest.approx(given, rel=0.05)
 
 
-@pytest.fixture
-def large(monkeypatch):
-    """A network whose first dense layer is too large for copies, run uncompiled; and where that layer lies."""
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=pytest.mark.full)])
+def large(request, monkeypatch):
+    """A network of four lanes whose first dense layer is too large for copies; and where that layer lies."""
+    monkeypatch.setattr(cpu, "lanes", lambda: 4)
     monkeypatch.setattr(program, "COPIED", 100)
-    monkeypatch.setattr(library, "run", library.plain)
-    monkeypatch.setattr(library, "settle", lambda text, lanes: library.plain(text, lanes, "settle"))
+    if request.param == "plain":
+        monkeypatch.setattr(library, "run", library.plain)
+        monkeypatch.setattr(library, "settle", lambda text, lanes: library.plain(text, lanes, "settle"))
     return Network(SHAPES, 4, 0, engine="generated", batches=ROUND), spans(SHAPES)["dense1"]
 
 
-@pytest.fixture
-def four_lanes(monkeypatch):
-    monkeypatch.setattr(cpu, "lanes", lambda: 4)
-
-
-def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(four_lanes, large):
+def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(large):
     network, (start, stop) = large
     assert network.uncopied == network.settled == ("dense1",)
     assert network.copied() == [(0, start), (stop, total(SHAPES))]
@@ -123,7 +120,7 @@ def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(four_lanes, 
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_large_layers_take_the_step_of_their_gradient_over_a_round(four_lanes, large, alone):
+def test_large_layers_take_the_step_of_their_gradient_over_a_round(large, alone):
     network, (start, stop) = large
     shared, contribution = initial(SHAPES, 0), np.zeros(total(SHAPES), np.float32)
     copy = Copy(network, shared, 0, alone)
