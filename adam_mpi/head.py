@@ -37,7 +37,7 @@ class Head:
         self.began = self.shown = self.phase_began = now = time.monotonic()
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
-        self.train_seconds = 0.0
+        self.train_seconds, self.trained_before = 0.0, resume.images if resume else 0
         self.troubled = False
         self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
@@ -179,7 +179,7 @@ class Head:
         """Write the metrics and the state of the job; returns the state."""
         seconds = round(time.monotonic() - self.began, 3)
         line = {"seconds": seconds, "phase": phase.number, "part": phase.part, "epoch": phase.epoch, "done": done}
-        trained = self.results["images"] + (figures["images"] if phase.training else 0)
+        trained = self.trained_before + self.results["images"] + (figures["images"] if phase.training else 0)
         self.metrics.write(line | {"images_trained": trained} | figures | self.board.gauges(), trained)
         share = figures["images"] / max(self.data.count(phase.part), 1)
         run = figures | {"name": self.progress.name(phase), "share": share, "eta": self._left(phase, figures)}

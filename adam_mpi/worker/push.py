@@ -1,7 +1,7 @@
 """The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -11,6 +11,7 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.durable.position import batch_id
 from adam_mpi.observe.hunter import Trouble
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
 from adam_mpi.server.factors import FactorPlan
@@ -31,6 +32,10 @@ class ShardLetter:
     contribution: Contribution
     shard: Shard
     last: bool
+
+    @property
+    def where(self) -> str:
+        return f"shard {self.shard.index}"
 
     @property
     def part(self) -> slice:
@@ -75,6 +80,10 @@ class FactorLetter:
     part: int
     parts: int
     last: bool
+
+    @property
+    def where(self) -> str:
+        return f"layer {self.layer}"
 
     def write(self, body: np.ndarray) -> np.ndarray:
         contribution, header = self.contribution, self.client.header(self.contribution, self.plan.shards[0])
@@ -187,6 +196,13 @@ class PushClient:
         worked = [lane.step() for lane in self.lanes]
         self.residual.step(self.sent)
         return any(worked)
+
+    def awaits(self) -> Iterator[Wait]:
+        """The oldest message to each server that is not acknowledged."""
+        for lane in self.lanes:
+            if lane.sent:
+                what = f"the acknowledgement of push {lane.sent[0].contribution.sequence}, {lane.sent[0].where}"
+                yield Wait(what, lane.server, lane.applied)
 
     def settle(self, contribution: Contribution) -> None:
         """A message of a push has been dealt with; with the last one the push is acknowledged."""

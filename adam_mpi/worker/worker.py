@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
 from adam_mpi.observe.norms import Probe
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
@@ -260,6 +261,11 @@ class Worker:
         written = self.pushes.residual.cut.written
         while not written.empty():
             self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
+
+    def awaits(self) -> Iterator[Wait]:
+        yield from self.data.awaits()
+        yield from self.pushes.awaits()
+        yield from self.pulls.awaits()
 
     def stats(self) -> dict[str, Any]:
         return {
