@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import signal
 import sys
 import time
 import traceback
@@ -22,6 +23,7 @@ from adam_mpi.errors import RankFailure, UserError
 from adam_mpi.observe import log as logs
 from adam_mpi.observe import rundir
 from adam_mpi.observe.timeline import Timeline
+from adam_mpi.observe.watchdog import Watchdog, answer_signals
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ def run(
     job = start.settle_here(world, job)
     failure_file = job.directory / "log" / "failure.txt"
     logs.start(job.directory, world.rank, str(world.place))
+    answer_signals()
     wire = start.connect_sentinel(world, failure_file)
     world.catch_signals()
     try:
@@ -71,7 +74,7 @@ def run(
         _tell(world, wire, failure_file, error)
         if inside and comm.size == 1:
             raise
-        _end(error)
+        _end(world, failure_file, error)
     wire.bye()
     log.info("finished")
     return job.directory
@@ -86,7 +89,7 @@ def _saved(directory: str | None, resume: bool) -> Path | None:
 def _serve(world: World, crew: Crew) -> None:
     """The loop of a rank: a step of each role, messages, the failure check; rest when there is nothing to do."""
     idle, told = Idle(world.config.cluster.poll), 0.0
-    over = False
+    over, watchdog = False, Watchdog(world, crew.post)
     while not (over and crew.post.idle):
         try:
             worked = crew.step()
@@ -94,6 +97,7 @@ def _serve(world: World, crew: Crew) -> None:
         except MPI.Exception as error:
             raise RankFailure(world.describe(error)) from error
         world.check()
+        watchdog.look(crew.awaits)
         if time.monotonic() - told > world.config.observe.interval / 2 and not over:
             told = time.monotonic()
             crew.tell(world.layout.head)
@@ -122,15 +126,20 @@ def _tell(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseExce
     if isinstance(error, Interrupted | RankFailure):
         # Another rank may have died first: the sentinel says more about that than a signal or MPI.
         sentinel.told(failure_file, seconds=1.0)
-    sentinel.report(failure_file, _cause(world, error))
+    sentinel.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
     wire.bye()
 
 
-def _end(error: BaseException) -> NoReturn:
-    """Take the other ranks along."""
+def _end(world: World, failure_file: Path, error: BaseException) -> NoReturn:
+    """Take the other ranks along; the first error says with which code."""
     logging.shutdown()
-    MPI.COMM_WORLD.Abort(2 if isinstance(error, UserError) else 1)
-    os._exit(1)
+    code = sentinel.exit_code(failure_file)
+    if not world.survivable:
+        MPI.COMM_WORLD.Abort(code)
+    elif world.comm.size > 1 and not isinstance(error, RankFailure):
+        # With --with-ft ulfm MPI's own Abort reaches nobody, and an exit is not heard of; a death is, at once.
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(code)
 
 
 def _cause(world: World, error: BaseException) -> str:

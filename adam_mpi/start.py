@@ -76,7 +76,8 @@ def prepare(
         metrics.check()
     path = rundir.choose(config, directory, resume)
     found = _find(config, path, replicas, shapes, seen) if resume else None
-    for stale in (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP"):
+    marks = (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP")
+    for stale in (*marks, *path.glob("log/watched-*.txt")):
         stale.unlink(missing_ok=True)
     (path / "config.toml").write_text(to_toml(config))
     kernels = _kernels(config, shapes, path / "kernels.json")
@@ -89,9 +90,11 @@ def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, .
     found, passed_over = newest.find(config, path, seen)
     for trouble in passed_over:
         print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
-    if found is not None and (note := newest.check(found, config, replicas, parameters.total(shapes))):
+    if found is None:
+        return None
+    if note := newest.check(found, config, replicas, parameters.total(shapes)):
         print(f"adam_mpi: {note}", file=sys.stderr, flush=True)
-    return found
+    return replace(found, note=found.note + newest.cost(found, path, config))
 
 
 def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) -> Path:
@@ -128,7 +131,8 @@ def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
-    path = sentinel.start(failure_file, world.node.size) if world.node.rank == 0 else None
+    patience = world.config.cluster.stopped
+    path = sentinel.start(failure_file, world.node.size, patience=patience) if world.node.rank == 0 else None
     return sentinel.Wire(world.node.bcast(path), str(world.place))
 
 

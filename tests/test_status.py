@@ -77,7 +77,7 @@ def test_norms_and_dead_units_of_a_push():
     gradient = np.zeros_like(weights)
     pixels, labels, ids = block(4)
     Network(shapes, 4, 1).context().train(weights, gradient, pixels, labels, ids, epoch=1)
-    probe = norms.Probe(shapes, tensors(shapes), interval=1.0)
+    probe = norms.Probe(shapes, interval=1.0)
     probe.look(gradient, 4, weights)
     found = probe.layers
     assert found["dense1"]["dead"] >= 2 / 6 and "dead" not in found["dense2"]

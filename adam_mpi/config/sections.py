@@ -231,6 +231,14 @@ class Cluster:
     """How pushes and pulls travel: memory shared inside a node and one-sided between nodes, one-sided, or messages."""
     seconds: float = limited(60.0, low=1.0)
     """How long a rank waits for an answer before it names who did not give it and ends the job."""
+    stopped: float = limited(5.0, low=0.0)
+    """Seconds a rank may be stopped (SIGSTOP) before the sentinel of its host gives it up and ends it; 0: no limit."""
+
+
+@dataclass
+class Watchdog:
+    seconds: float = limited(10.0, low=0.0)
+    """A rank that waits longer than this logs for what, from whom and since when, with stacks of both; 0 never does."""
 
 
 @dataclass
@@ -267,6 +275,7 @@ class Config:
     consistency: Consistency = field(default_factory=Consistency)
     worker: Worker = field(default_factory=Worker)
     cluster: Cluster = field(default_factory=Cluster)
+    watchdog: Watchdog = field(default_factory=Watchdog)
     observe: Observe = field(default_factory=Observe)
     inject: Inject = field(default_factory=Inject)
 

@@ -126,6 +126,10 @@ class DataServer:
             self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
         return any([line.fill() for line in self.lines]) or worked
 
+    def awaits(self) -> tuple[()]:
+        """A server waits for nobody in particular."""
+        return ()
+
     def stats(self) -> dict[str, Any]:
         tally = self.tally
         return {

@@ -7,6 +7,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,24 @@ def _from_store(life: Life, run: Path, config: Config) -> Resume:
     known = life.told["parameters"], life.told["replicas"], life.told["order"]
     epochs, readers = max(position.epoch - 1, 0), None if life.shared else life.readers
     return Resume("store", folder, epochs, position, _best(run), *known, note, lost_pushes=pushes, readers=readers)
+
+
+def cost(resume: Resume, run: Path, config: Config) -> str:
+    """What the end of the job before has cost: work that was acknowledged and is not in what the run goes on from.
+
+    By what its head had written last: up to `observe.interval` seconds of it are not counted.
+    """
+    images = max(0, _acknowledged(run / "metrics.jsonl") - resume.images)
+    pushes = -(-images // config.push.images) if config.asynchronous else -(-images // config.train.batch)
+    unit = "pushes" if config.asynchronous else "clocks"
+    return f"; {pushes} acknowledged {unit} ({images} images) are lost and computed again"
+
+
+def _acknowledged(metrics: Path) -> int:
+    """Images of acknowledged pushes since the training began, as they were told last."""
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        return json.loads(metrics.read_text().splitlines()[-1])["images_trained"]
+    return 0
 
 
 def describe_store(folder: Path, config: Config, replicas: int, parameters: int) -> None:

@@ -219,6 +219,10 @@ class Server:
                     self.store.close()
                 self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
 
+    def awaits(self) -> tuple[()]:
+        """A server waits for nobody in particular."""
+        return ()
+
     def stats(self) -> dict[str, Any]:
         counts = self.counts + self.inbox.counts
         return {

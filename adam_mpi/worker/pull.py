@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 from mpi4py import MPI
@@ -9,6 +10,7 @@ from mpi4py import MPI
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.observe import trace
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.codecs import bfloat16
 from adam_mpi.server.shelves import LINE, Shelves
 from adam_mpi.worker.holding import Holding
@@ -69,6 +71,16 @@ class PullClient:
             self.waited += time.perf_counter() - self.began if self.least is not None else 0.0
             self._read_weights()
         return False
+
+    def awaits(self) -> Iterator[Wait]:
+        """The servers whose clock is not there yet, or all whose answer may be missing."""
+        if not self.active:
+            return
+        for server, clock in zip(self.servers, self.clocks, strict=True):
+            if self.reading == "weights" or self.least is None:
+                yield Wait(f"the {self.reading} of pull {self.count}", server, self.count)
+            elif clock[0] < self.least:
+                yield Wait(f"clock {self.least}, which has come to {clock[0]},", server, self.count)
 
     @property
     def applied(self) -> dict[int, int]:

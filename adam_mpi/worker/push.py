@@ -1,7 +1,7 @@
 """The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -10,6 +10,8 @@ import numpy as np
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.durable.position import batch_id
+from adam_mpi.observe.hunter import Trouble
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
 from adam_mpi.server.factors import FactorPlan
@@ -32,6 +34,10 @@ class ShardLetter:
     last: bool
 
     @property
+    def where(self) -> str:
+        return f"shard {self.shard.index}"
+
+    @property
     def part(self) -> slice:
         return self.client.holding.part(self.shard)
 
@@ -49,7 +55,7 @@ class ShardLetter:
             body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
         header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
-        client.traffic[f"{self.shard.layer} delta"] += 4 * int(header["words"])
+        client.note(contribution, self.shard.layer, "delta", header)
         return header
 
     def batches(self) -> np.ndarray:
@@ -75,6 +81,10 @@ class FactorLetter:
     parts: int
     last: bool
 
+    @property
+    def where(self) -> str:
+        return f"layer {self.layer}"
+
     def write(self, body: np.ndarray) -> np.ndarray:
         contribution, header = self.contribution, self.client.header(self.contribution, self.plan.shards[0])
         factors = contribution.factors[self.layer]
@@ -87,7 +97,7 @@ class FactorLetter:
         header["codec"] = NUMBERS[self.client.world.config.push.factor_codec]
         header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
         header["part"], header["parts"] = self.part, self.parts
-        self.client.traffic[f"{self.layer} factor"] += 4 * int(header["words"])
+        self.client.note(contribution, self.layer, "factor", header)
         return header
 
     def batches(self) -> np.ndarray:
@@ -126,6 +136,8 @@ class PushClient:
         self.sent = self.settled = 0
         self.traffic: Counter[str] = Counter()
         """Bytes pushed, by layer and protocol: "conv1 delta"."""
+        self.trouble: Trouble | None = None
+        """The first gradient that was not finite."""
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
@@ -168,12 +180,29 @@ class PushClient:
         header["parts"] = 1
         return header
 
+    def note(self, contribution: Contribution, layer: str, kind: str, header: np.ndarray) -> None:
+        """Count what goes out; and keep the first gradient that is not finite, the last layer's where several are."""
+        self.traffic[f"{layer} {kind}"] += 4 * int(header["words"])
+        if header["finite"] or (self.trouble is not None and self.trouble.step != contribution.sequence):
+            return
+        order = [tensor.layer for tensor in self.shelves.tensors]
+        if self.trouble is None or order.index(layer) > order.index(self.trouble.layer):
+            epoch, batches = contribution.done[0].epoch, [done.number for done in contribution.done]
+            self.trouble = Trouble(f"the gradient of {layer}", layer, contribution.sequence, epoch, batches, [])
+
     def step(self) -> bool:
         self.mailbox.sync()
         self.published.sync()
         worked = [lane.step() for lane in self.lanes]
         self.residual.step(self.sent)
         return any(worked)
+
+    def awaits(self) -> Iterator[Wait]:
+        """The oldest message to each server that is not acknowledged."""
+        for lane in self.lanes:
+            if lane.sent:
+                what = f"the acknowledgement of push {lane.sent[0].contribution.sequence}, {lane.sent[0].where}"
+                yield Wait(what, lane.server, lane.applied)
 
     def settle(self, contribution: Contribution) -> None:
         """A message of a push has been dealt with; with the last one the push is acknowledged."""

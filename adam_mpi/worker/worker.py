@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
 from adam_mpi.observe.norms import Probe
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
@@ -68,7 +69,7 @@ class Worker:
         self.waits = Waits()
         # One worker's look at the model is enough.
         first = world.rank == world.layout.workers[0]
-        self.probe = Probe(network.shapes, shelves.tensors, self.config.observe.interval) if first else None
+        self.probe = Probe(network.shapes, self.config.observe.interval) if first else None
 
     def step(self) -> bool:
         worked = self.data.step()
@@ -261,6 +262,11 @@ class Worker:
         while not written.empty():
             self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
 
+    def awaits(self) -> Iterator[Wait]:
+        yield from self.data.awaits()
+        yield from self.pushes.awaits()
+        yield from self.pulls.awaits()
+
     def stats(self) -> dict[str, Any]:
         return {
             "role": "worker",
@@ -276,8 +282,15 @@ class Worker:
             "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
             "traffic": dict(self.pushes.traffic) | dict(self.pulls.traffic),
             "layers": self.probe.layers if self.probe else {},
+            "trouble": self._trouble(),
             **self.waits.stats(),
         }
+
+    def _trouble(self) -> dict[str, Any] | None:
+        """The first number that was not finite: where the way forward shows it, or only gradients."""
+        found = [thread.hunter.trouble for thread in self.trainers if thread.hunter.trouble is not None]
+        first = min(found, key=lambda trouble: trouble.step) if found else self.pushes.trouble
+        return None if first is None else first.stats()
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:
