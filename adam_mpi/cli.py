@@ -75,9 +75,23 @@ def inspect(options: argparse.Namespace) -> int:
     """Tell what is in a snapshot, a store, a file of weights or a run; exit code 1 if it is not whole."""
     from adam_mpi.durable.inspect import inspect
 
+    if options.layers or options.image:
+        return _look_into(options)
     text, whole = inspect(Path(options.path))
     print(text)
     return 0 if whole else 1
+
+
+def _look_into(options: argparse.Namespace) -> int:
+    from adam_mpi.observe import layers
+    from adam_mpi.trained import load
+
+    model = load(options.path)
+    if options.layers:
+        print("\n".join(layers.table(model)))
+    if options.image:
+        print(layers.image(model, options.image, options.output))
+    return 0
 
 
 def merge(options: argparse.Namespace) -> int:
@@ -233,6 +247,11 @@ def _parser() -> argparse.ArgumentParser:
     made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
     made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
     made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
+    made["inspect"].add_argument("--layers", action="store_true", help="shapes, statistics and histograms, by layer")
+    made["inspect"].add_argument("--image", type=Path, metavar="FILE", help="draw what each layer makes of this image")
+    made["inspect"].add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", default=Path("activations.png"), help="default: activations.png"
+    )
     made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
     made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
     made["report"].add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")

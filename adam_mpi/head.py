@@ -14,6 +14,7 @@ from adam_mpi.errors import RankFailure
 from adam_mpi.job import Job
 from adam_mpi.observe import status
 from adam_mpi.observe.board import Board
+from adam_mpi.observe.hunter import describe
 from adam_mpi.observe.metrics import Metrics
 from adam_mpi.observe.progress import Progress
 from adam_mpi.observe.provenance import provenance
@@ -37,6 +38,7 @@ class Head:
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
         self.train_seconds, self.trained_before = 0.0, resume.images if resume else 0
+        self.troubled = False
         self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
         self.resumed, self.stopped_by = resume.note if resume else "", ""
@@ -185,7 +187,15 @@ class Head:
         state = {"time": time.time(), "seconds": seconds, "interval": self.config.observe.interval, "run": run}
         state |= {"groups": status.groups(rows), "ranks": rows}
         write_json(self.directory / "status.json", state)
+        self._tell_trouble()
         return state
+
+    def _tell_trouble(self) -> None:
+        """The first NaN of the job, once."""
+        for rank, trouble in self.board.troubles().items():
+            if not self.troubled:
+                self.troubled = True
+                self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {self.config.server.on_nan})")
 
     def _left(self, phase: Phase, figures: dict[str, float]) -> float | None:
         """Seconds of training that are left, at the speed so far."""
@@ -213,6 +223,7 @@ class Head:
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),
             "traffic": self.board.traffic(),
+            "not_finite": self.board.troubles(),
             "cpu_seconds": self.board.cpu(),
             "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),

@@ -46,6 +46,13 @@ def test_slow_is_who_computes_longer_on_an_image_not_who_waits():
     assert [found["rank"] for found in made.ranks(LAYOUT) if found["slow"]] == [4]
 
 
+def test_words_of_ranks_that_are_gone_are_left_out():
+    made = board((1.0, 10, {}))
+    made.hear(9, told(0.0, 0.0, 0))
+    made.hear(1, told(0.0, 0.0, 0))
+    assert [found["rank"] for found in made.ranks(LAYOUT)] == [2]
+
+
 def test_one_alone_is_not_slow():
     assert not row(board((2.0, 1, {})), 2)["slow"]
 
@@ -77,7 +84,7 @@ def test_norms_and_dead_units_of_a_push():
     gradient = np.zeros_like(weights)
     pixels, labels, ids = block(4)
     Network(shapes, 4, 1).context().train(weights, gradient, pixels, labels, ids, epoch=1)
-    probe = norms.Probe(shapes, tensors(shapes), interval=1.0)
+    probe = norms.Probe(shapes, interval=1.0)
     probe.look(gradient, 4, weights)
     found = probe.layers
     assert found["dense1"]["dead"] >= 2 / 6 and "dead" not in found["dense2"]

@@ -71,7 +71,9 @@ def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_b
 
 
 def _reserve(path: Path) -> None:
-    """Take the disk space now: later writes then find room."""
+    """Take the disk space now, where the system offers it: later writes then find room."""
+    if not hasattr(os, "posix_fallocate"):
+        return sync(path)
     with path.open("rb+") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

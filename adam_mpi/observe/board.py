@@ -122,6 +122,10 @@ class Board:
             for word in self.of("worker")
         }
 
+    def troubles(self) -> dict[str, dict[str, Any]]:
+        """By rank: the first number of each worker that was not finite."""
+        return {str(word["rank"]): word["trouble"] for word in self.of("worker") if word["trouble"]}
+
     def traffic(self) -> dict[str, int]:
         """Bytes by layer and protocol: "conv1 delta", "conv1 pull"."""
         total: Counter[str] = Counter()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.parameters import Tensor, feeds_relu
+from adam_mpi.model.parameters import Tensor, feeds_relu, tensors
 
 SHARE = 0.005
 """Of a worker's time that may go into this."""
@@ -15,8 +15,8 @@ SHARE = 0.005
 class Probe:
     """Looks at a push now and then; rarely where the model is large."""
 
-    def __init__(self, shapes: Sequence[LayerShape], tensors: Sequence[Tensor], interval: float) -> None:
-        self.tensors, self.interval, self.next = tensors, interval, 0.0
+    def __init__(self, shapes: Sequence[LayerShape], interval: float) -> None:
+        self.tensors, self.interval, self.next = tensors(shapes), interval, 0.0
         self.rectified = {shape.name for index, shape in enumerate(shapes) if feeds_relu(shapes[index + 1 :])}
         self.layers: dict[str, dict[str, float]] = {}
 

@@ -45,6 +45,9 @@ def ranks(
     """A row for each role of each rank."""
     slow, behind, rows = _slow(pulses), _behind(words), []
     for (role, rank), word in sorted(words.items()):
+        # Somebody who had this rank before others were lost may have told it.
+        if rank not in layout.having(role):
+            continue
         place, seen = layout.places[rank], pulses.get((role, rank), {})
         row = {"rank": rank, "role": role, "host": place.host, "replica": place.replica, "strip": place.strip}
         busy = round(seen.get("busy", 0.0), 3)

@@ -10,6 +10,7 @@ import numpy as np
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.durable.position import batch_id
+from adam_mpi.observe.hunter import Trouble
 from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
@@ -54,7 +55,7 @@ class ShardLetter:
             body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
         header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
-        client.traffic[f"{self.shard.layer} delta"] += 4 * int(header["words"])
+        client.note(contribution, self.shard.layer, "delta", header)
         return header
 
     def batches(self) -> np.ndarray:
@@ -96,7 +97,7 @@ class FactorLetter:
         header["codec"] = NUMBERS[self.client.world.config.push.factor_codec]
         header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
         header["part"], header["parts"] = self.part, self.parts
-        self.client.traffic[f"{self.layer} factor"] += 4 * int(header["words"])
+        self.client.note(contribution, self.layer, "factor", header)
         return header
 
     def batches(self) -> np.ndarray:
@@ -135,6 +136,8 @@ class PushClient:
         self.sent = self.settled = 0
         self.traffic: Counter[str] = Counter()
         """Bytes pushed, by layer and protocol: "conv1 delta"."""
+        self.trouble: Trouble | None = None
+        """The first gradient that was not finite."""
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
@@ -176,6 +179,16 @@ class PushClient:
         header["shard"], header["seen"], header["images"] = shard.index, self.seen[shard.index], contribution.images
         header["parts"] = 1
         return header
+
+    def note(self, contribution: Contribution, layer: str, kind: str, header: np.ndarray) -> None:
+        """Count what goes out; and keep the first gradient that is not finite, the last layer's where several are."""
+        self.traffic[f"{layer} {kind}"] += 4 * int(header["words"])
+        if header["finite"] or (self.trouble is not None and self.trouble.step != contribution.sequence):
+            return
+        order = [tensor.layer for tensor in self.shelves.tensors]
+        if self.trouble is None or order.index(layer) > order.index(self.trouble.layer):
+            epoch, batches = contribution.done[0].epoch, [done.number for done in contribution.done]
+            self.trouble = Trouble(f"the gradient of {layer}", layer, contribution.sequence, epoch, batches, [])
 
     def step(self) -> bool:
         self.mailbox.sync()

@@ -12,6 +12,7 @@ from adam_mpi.cluster.inject import Injector
 from adam_mpi.data.batch import Batch
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
+from adam_mpi.observe.hunter import Hunter
 from adam_mpi.server.shelves import MOST_BATCHES
 from adam_mpi.worker.contribution import Contribution, Done, Pool
 from adam_mpi.worker.copy import Copy
@@ -38,6 +39,7 @@ class Trainer(threading.Thread):
         super().__init__(name=f"trainer-{index}", daemon=True)
         self.index, self.copy, self.pool, self.results, self.injector = index, copy, pool, results, injector
         self.context = copy.context
+        self.hunter = Hunter(network.shapes)
         self.contribution: Contribution | None = None
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.waiting = 0
@@ -137,6 +139,7 @@ def _compute(
             loss, correct = trainer.context.train(
                 weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite, **options
             )
+        trainer.hunter.look(loss, weights, batch)
     elif overwrite:
         trainer.gradient[:] = 0
     trainer.injector.slow(time.perf_counter() - start)

@@ -69,7 +69,7 @@ class Worker:
         self.waits = Waits()
         # One worker's look at the model is enough.
         first = world.rank == world.layout.workers[0]
-        self.probe = Probe(network.shapes, shelves.tensors, self.config.observe.interval) if first else None
+        self.probe = Probe(network.shapes, self.config.observe.interval) if first else None
 
     def step(self) -> bool:
         worked = self.data.step()
@@ -282,8 +282,15 @@ class Worker:
             "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
             "traffic": dict(self.pushes.traffic) | dict(self.pulls.traffic),
             "layers": self.probe.layers if self.probe else {},
+            "trouble": self._trouble(),
             **self.waits.stats(),
         }
+
+    def _trouble(self) -> dict[str, Any] | None:
+        """The first number that was not finite: where the way forward shows it, or only gradients."""
+        found = [thread.hunter.trouble for thread in self.trainers if thread.hunter.trouble is not None]
+        first = min(found, key=lambda trouble: trouble.step) if found else self.pushes.trouble
+        return None if first is None else first.stats()
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:

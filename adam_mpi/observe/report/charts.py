@@ -16,20 +16,26 @@ STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "axes.titlesize": 10, "legend.frameon": False, "svg.fonttype": "none", "font.family": "sans-serif",
 }  # fmt: skip
+MAPS, UNITS = 32, 100
+"""Of a layer's picture: the most maps, and units in a line."""
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name -> (x, y)."""
 
 
 def draw(alt: str, size: tuple[float, float], paint: Callable[[Figure], None], kind: str = "svg") -> str:
     """A figure of so many inches, painted by `paint`."""
+    mime = "image/svg+xml" if kind == "svg" else "image/png"
+    data = base64.b64encode(rendered(size, paint, kind)).decode()
+    return f'<img alt="{escape(alt)}" src="data:{mime};base64,{data}">'
+
+
+def rendered(size: tuple[float, float], paint: Callable[[Figure], None], kind: str) -> bytes:
     with rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)
         out = io.BytesIO()
         figure.savefig(out, format=kind, dpi=110)
-    mime = "image/svg+xml" if kind == "svg" else "image/png"
-    data = base64.b64encode(out.getvalue()).decode()
-    return f'<img alt="{escape(alt)}" src="data:{mime};base64,{data}">'
+    return out.getvalue()
 
 
 def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: Sequence[str] = ()) -> str:
@@ -112,6 +118,29 @@ def gallery(title: str, images: np.ndarray, captions: Sequence[str], columns: in
                 axes.set_title(captions[index] if captions else "", fontsize=7)
 
     return draw(title, (0.95 * columns, (1.15 if captions else 0.95) * rows + 0.4), paint, kind="png")
+
+
+def activations(layers: Mapping[str, np.ndarray]) -> bytes:
+    """A PNG with a row for each layer: its maps beside each other, or its units as squares, line by line."""
+
+    def paint(figure: Figure) -> None:
+        rows = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
+        for axes, (name, maps) in zip(rows, layers.items(), strict=True):
+            axes.imshow(_row(maps.astype(np.float32)), cmap="viridis", interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.grid(visible=False)
+            axes.set_ylabel(name, rotation=0, ha="right", va="center")
+
+    return rendered((12.0, 0.95 * len(layers)), paint, "png")
+
+
+def _row(maps: np.ndarray) -> np.ndarray:
+    """The maps of one layer side by side, a blank column between two; units without extent in lines."""
+    if maps[0].size == 1:
+        width = min(UNITS, len(maps))
+        return np.append(maps, np.full(-len(maps) % width, np.nan)).reshape(-1, width)
+    gap = np.full((maps.shape[1], 1), np.nan, np.float32)
+    return np.hstack([piece for one in maps[:MAPS] for piece in (one, gap)][:-1])
 
 
 def picture(image: np.ndarray) -> np.ndarray:
