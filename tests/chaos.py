@@ -30,10 +30,11 @@ from adam_mpi.durable import slots
 from adam_mpi.worker.conservation import counted
 
 SECONDS = 200
+TARGET = ["train.epochs=20", "train.target=0.85"]
 KINDS = {
-    "async": ["train.epochs=4"],
+    "async": TARGET,
     "sync": ["consistency.staleness=0", "train.epochs=2"],
-    "factor": ["push.protocol=factor", "train.epochs=4"],
+    "factor": ["push.protocol=factor", *TARGET],
 }
 TRAINING = ["data.images=8000", "server.shard=12000", "observe.interval=0.5", "snapshot.minutes=0"]
 CONSERVATION = [
@@ -68,6 +69,11 @@ class Run:
         lost = sum(role == "server" for role, _, _ in self.kills)
         return "survived" if lost < min(3, self.servers) else "restarted"
 
+    @property
+    def factors(self) -> bool:
+        """Whether dense layers push activations and errors: a third of the conservation runs."""
+        return self.kind == "factor" or (self.point != "" and self.seed % 3 == 0)
+
     def layout(self, hosts: int) -> Layout:
         """Who does what at the start, on so many hosts."""
         names = [f"h{host}" for host in range(hosts) for _ in range((self.ranks + hosts - 1 - host) // hosts)]
@@ -78,8 +84,8 @@ class Run:
     def keys(self) -> list[str]:
         layout = [f"layout.data={self.data}", f"layout.servers={self.servers}", f"run.seed={self.seed}"]
         if self.point:
-            protocol = "push.protocol=factor" if self.seed % 3 == 0 else "push.protocol=delta"
-            return given(*CONSERVATION, *layout, protocol, f"inject.faults=[{', '.join(self._faults())}]")
+            protocol = "factor" if self.factors else "delta"
+            return given(*CONSERVATION, *layout, f"push.protocol={protocol}", f"inject.faults=[{', '.join(self._faults())}]")
         return given(*TRAINING, *layout, *KINDS[self.kind])
 
     def _faults(self) -> list[str]:
@@ -126,15 +132,15 @@ def _images(job: Job) -> int:
     return max((line["images_trained"] for line in job.metrics()), default=0)
 
 
-def check(run: Run, job: Job, accuracy: float = 0.95) -> dict:
+def check(run: Run, job: Job) -> dict:
     """Everything that must be true; returns the figures of the run."""
     assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
     summary, pushes = job.summary, job.summary["pushes"]
     assert pushes["acknowledged"] <= pushes["applied"], pushes
     if run.point:
-        conserved(job.run, summary)
-    else:
-        assert summary["test_accuracy"] >= accuracy, summary["test_accuracy"]
+        conserved(run, job.run, summary)
+    elif run.kind != "sync":
+        assert summary["stopped_by"] == "target", summary["validation_accuracy"]
     recoveries = summary["recoveries"]
     return {
         "seed": run.seed, "kind": run.kind, "point": run.point, "ranks": run.ranks, "expected": run.expected,
@@ -145,8 +151,11 @@ def check(run: Run, job: Job, accuracy: float = 0.95) -> dict:
     }  # fmt: skip
 
 
-def conserved(directory: Path, summary: dict) -> None:
-    """The oracle: weights against acknowledgements counted outside. Who died may have left one push half applied."""
+def conserved(run: Run, directory: Path, summary: dict) -> None:
+    """The oracle: weights against acknowledgements counted outside.
+
+    Pushes that a dead pusher had under way may be in some shards and not in others; of factors even a part of them.
+    """
     dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
     told = counted(directory)
     least = sum(acknowledged for _, acknowledged in told.values())
@@ -155,7 +164,8 @@ def conserved(directory: Path, summary: dict) -> None:
     held = {"weights": weights(directory / "weights.h5"), "store": stored(directory)}
     for name, values in held.items():
         assert least <= values.min() and values.max() <= most, (name, values.min(), values.max(), least, most)
-        assert np.array_equal(values, np.round(values)), f"{name}: something else than whole pushes was added"
+        if not run.factors or most == least:
+            assert np.array_equal(values, np.round(values)), f"{name}: something else than whole pushes was added"
 
 
 def weights(path: Path) -> np.ndarray:
