@@ -84,8 +84,8 @@ class Run:
     def keys(self) -> list[str]:
         layout = [f"layout.data={self.data}", f"layout.servers={self.servers}", f"run.seed={self.seed}"]
         if self.point:
-            protocol = "factor" if self.factors else "delta"
-            return given(*CONSERVATION, *layout, f"push.protocol={protocol}", f"inject.faults=[{', '.join(self._faults())}]")
+            protocol = f"push.protocol={'factor' if self.factors else 'delta'}"
+            return given(*CONSERVATION, *layout, protocol, f"inject.faults=[{', '.join(self._faults())}]")
         return given(*TRAINING, *layout, *KINDS[self.kind])
 
     def _faults(self) -> list[str]:
