@@ -27,7 +27,6 @@ from adam_mpi.durable import model as model_file
 from adam_mpi.durable import newest, snapshot
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
-from adam_mpi.errors import UserError
 from adam_mpi.head import Head
 from adam_mpi.job import Job
 from adam_mpi.model import parameters
@@ -39,6 +38,7 @@ from adam_mpi.plan import model, network, partitions, plan_shelves
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
+from adam_mpi.worker.strip import StripWorker
 from adam_mpi.worker.worker import Worker
 
 SWITCH_SECONDS = 0.0005
@@ -66,8 +66,6 @@ def prepare(
     partition(shapes, config.layout.partitions)
     if config.model.weights:
         _first_weights(config, shapes)
-    if config.layout.partitions > 1:
-        raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     path = rundir.choose(config, directory, resume)
     found = _find(config, path, replicas, shapes) if resume else None
     for stale in (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP"):
@@ -129,7 +127,9 @@ def crew(world: World, job: Job) -> Crew:
     choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
     roles, post, rank = world.place.roles, Post(world.control), world.rank
     captured = captured_layers(choices)
-    net = network(job.config, job.description, job.shapes, captured, job.kernels) if "worker" in roles else None
+    strip = cut.strips[world.place.strip or 0] if len(cut) > 1 else None
+    shapes = strip.shapes if strip else job.shapes
+    net = network(job.config, job.description, shapes, captured, job.kernels, strip) if "worker" in roles else None
     compiling.compile_once(world, net)
     kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
     mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
@@ -151,7 +151,8 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
     if net is not None:
-        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads)
+        where = world, net, plan, choices, mail, window, post, threads
+        made["worker"] = StripWorker(*where, cut) if strip else Worker(*where)
     return Crew(post, made, head, [mail, window])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from adam_mpi.cluster.layout import Place
 from adam_mpi.errors import UserError
 
-POINTS = ("start", "batch", "compute", "push", "pull", "apply", "evaluate", "store", "write")
+POINTS = ("start", "batch", "compute", "push", "pull", "apply", "evaluate", "store", "write", "exchange")
 KEYS: dict[str, dict[str, type]] = {
     "slow": {"factor": float},
     "delay": {"at": str, "seconds": float},
@@ -106,6 +106,10 @@ class Injector:
                 time.sleep(fault.seconds)
             elif fault.at == point and fault.kind != "slow" and visit == step:
                 self._strike(fault.kind, point, visit)
+
+    def latency(self, point: str) -> float:
+        """Seconds that delays at a point add to what travels there, without stopping anybody."""
+        return sum(fault.seconds for fault, _ in self.faults if fault.kind == "delay" and fault.at == point)
 
     def slow(self, seconds: float) -> None:
         """Make work that took so many seconds take `factor` times as long."""

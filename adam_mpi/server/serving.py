@@ -180,8 +180,9 @@ class Server:
                 self.counts["too_stale"] += 1
                 log.error("push %d of %s is %d clocks ahead", mail.sequence, self.inbox.pusher(mail.ring), lead)
             self.clocks[mail.ring] = mail.clock + 1
-            # The strips of a replica push the same images: they count once.
-            if mail.ring % self.shelves.strips == self.feeding[0]:
+            # The strips of a replica push the same images: they count once, with the last strip.
+            first = mail.ring - mail.ring % self.shelves.strips
+            if min(self.clocks[first : first + self.shelves.strips]) == mail.clock + 1:
                 self.position.images += mail.images
             self.position.clock = self.first_clock + max(self.clocks[ring] for ring in self.feeding)
             self.position.add(self.inbox.batches(mail))

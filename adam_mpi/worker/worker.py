@@ -24,6 +24,7 @@ from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker import trainer
 from adam_mpi.worker.contribution import Contribution, Done, Pool, renew
 from adam_mpi.worker.copy import Copy
+from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
@@ -35,23 +36,18 @@ TASKS_AHEAD = 2
 class Worker:
     def __init__(
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int,
+        published: Window, post: Post, threads: int, holding: Holding | None = None,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
-        self.local = np.zeros(shelves.parameters, np.float32)
-        self.data = DataClient(world, network.shapes[0].input)
-        self.pushes = PushClient(world, shelves, choices, mail, published)
-        self.pulls = PullClient(world, shelves, published)
+        holding = holding or Holding(shelves)
+        self.local = np.zeros(holding.size, np.float32)
+        self.data = self._client(network)
+        self.pushes = PushClient(world, shelves, choices, mail, published, holding)
+        self.pulls = PullClient(world, shelves, published, holding)
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
-        self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
+        self.pool = Pool(2 * threads + 2, holding.size, dense, largest_push(self.config))
         self.results: SimpleQueue[Result] = SimpleQueue()
-        alone = threads == 1 or self.config.push.images <= self.config.train.batch
-        copies = [Copy(network, self.local, index, alone) for index in range(threads)]
-        self.trainers = [
-            Trainer(index, network, copy, self.pool, self.results, world.injector) for index, copy in enumerate(copies)
-        ]
-        for thread in self.trainers:
-            thread.start()
+        self._start(network, threads)
         self.factor = 0.0
         """Learning rate per image: the step that a gradient is predicted to lead to."""
         self.fresh = self.flushed = False
@@ -64,6 +60,20 @@ class Worker:
         self.images = 0
         self.starved = 0.0
         self.last = time.perf_counter()
+
+    def _client(self, network: Network) -> DataClient:
+        return DataClient(self.world, network.shapes[0].input)
+
+    def _start(self, network: Network, threads: int) -> None:
+        """The trainer threads."""
+        alone = threads == 1 or self.config.push.images <= self.config.train.batch
+        copies = [Copy(network, self.local, index, alone) for index in range(threads)]
+        injector = self.world.injector
+        self.trainers = [
+            Trainer(index, network, copy, self.pool, self.results, injector) for index, copy in enumerate(copies)
+        ]
+        for thread in self.trainers:
+            thread.start()
 
     def step(self) -> bool:
         worked = self.data.step()
@@ -112,7 +122,7 @@ class Worker:
         if (contribution := self.pool.take()) is None or (taken := self.data.take()) is None:
             return False
         (self.slot, batch), self.share = taken, contribution
-        for thread, part in zip(self.trainers, _cut(batch, len(self.trainers)), strict=True):
+        for thread, part in zip(self.trainers, cut_batch(batch, len(self.trainers)), strict=True):
             thread.give(trainer.compute(part))
         return True
 
@@ -214,12 +224,11 @@ class Worker:
 
     def _drain(self) -> bool:
         """The phase has no more batches for us: push what is left, then ask for the next phase."""
-        if any(thread.waiting for thread in self.trainers) or self.slot is not None or self.ended:
+        if self._working or self.ended:
             return False
         if self.data.phase.training and not self.data.shared and not self.flushed:
             self.flushed = True
-            for thread in self.trainers:
-                thread.give(trainer.hand_over(self.factor, self.unit))
+            self._flush()
             return True
         if not self.pushes.idle or self.pulls.active or not self.results.empty():
             return False
@@ -230,19 +239,41 @@ class Worker:
         self.data.next_phase()
         return False
 
-    def _stop(self) -> None:
+    @property
+    def _working(self) -> bool:
+        """Whether batches are under way."""
+        return any(thread.waiting for thread in self.trainers) or self.slot is not None
+
+    def _flush(self) -> None:
+        """Hand over what has been summed up, for the last push of an epoch."""
+        for thread in self.trainers:
+            thread.give(trainer.hand_over(self.factor, self.unit))
+
+    def _end_threads(self) -> None:
         for thread in self.trainers:
             thread.tasks.put(None)
+
+    def _stop(self) -> None:
+        self._end_threads()
         self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
         self.ended = True
 
     def _count_starved(self) -> None:
         """Time in which some thread had nothing to do for want of data."""
         now = time.perf_counter()
-        idle = sum(thread.waiting == 0 for thread in self.trainers)
         if self.data.phase.training and self.fresh and not self.data.arrived and not self.data.drained:
-            self.starved += (now - self.last) * idle / len(self.trainers)
+            self.starved += (now - self.last) * self._idle_share
         self.last = now
+
+    @property
+    def _idle_share(self) -> float:
+        """Of the threads: those that have nothing to do."""
+        return sum(thread.waiting == 0 for thread in self.trainers) / len(self.trainers)
+
+    @property
+    def busy(self) -> float:
+        """Seconds that a thread has computed, on average."""
+        return sum(thread.busy for thread in self.trainers) / len(self.trainers)
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -250,7 +281,7 @@ class Worker:
             "rank": self.world.rank,
             "cpu": time.process_time(),
             "images": self.images,
-            "busy": sum(thread.busy for thread in self.trainers) / len(self.trainers),
+            "busy": self.busy,
             "starved": self.starved,
             "clock_wait": self.pulls.waited,
             "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled, "bytes": self.pushes.bytes},
@@ -258,7 +289,7 @@ class Worker:
         }
 
 
-def _cut(batch: Batch, parts: int) -> list[Batch]:
+def cut_batch(batch: Batch, parts: int) -> list[Batch]:
     """The images of a batch, cut into consecutive parts of nearly equal size."""
     edges = [part * batch.labels.size // parts for part in range(parts + 1)]
     return [
