@@ -9,7 +9,13 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 
 # Imported on demand: naming the package must not start MPI.
-OFFERED = {"ParameterServer": "adam_mpi.library", "Trained": "adam_mpi.trained", "load": "adam_mpi.trained"}
+OFFERED = {
+    "ParameterServer": "adam_mpi.library",
+    "Trained": "adam_mpi.trained",
+    "UserError": "adam_mpi.errors",
+    "load": "adam_mpi.trained",
+    "train": "adam_mpi.api",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -75,9 +75,23 @@ def inspect(options: argparse.Namespace) -> int:
     """Tell what is in a snapshot, a store, a file of weights or a run; exit code 1 if it is not whole."""
     from adam_mpi.durable.inspect import inspect
 
+    if options.layers or options.image:
+        return _look_into(options)
     text, whole = inspect(Path(options.path))
     print(text)
     return 0 if whole else 1
+
+
+def _look_into(options: argparse.Namespace) -> int:
+    from adam_mpi.observe import layers
+    from adam_mpi.trained import load
+
+    model = load(options.path)
+    if options.layers:
+        print("\n".join(layers.table(model)))
+    if options.image:
+        print(layers.image(model, options.image, options.output))
+    return 0
 
 
 def merge(options: argparse.Namespace) -> int:
@@ -85,6 +99,22 @@ def merge(options: argparse.Namespace) -> int:
     from adam_mpi.durable.merge import merge
 
     print(merge(Path(options.path), Path(options.output)))
+    return 0
+
+
+def top(options: argparse.Namespace) -> int:
+    """Show a running job rank by rank: who is slow, who waits for whom."""
+    from adam_mpi.observe.top import top
+
+    top(Path(options.run), options.once)
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write one page about a run, or about several side by side."""
+    from adam_mpi.observe.report import report
+
+    print(report(options.runs, options.output))
     return 0
 
 
@@ -131,6 +161,21 @@ def models(options: argparse.Namespace) -> int:
     return 0
 
 
+def sweep(options: argparse.Namespace) -> int:
+    """Train with every value of some keys, and tell which to take; the same command goes on where it was cut."""
+    from adam_mpi.sweep.command import Sweep, sweep
+
+    wanted = Sweep(
+        options.config, options.set, options.over, options.seeds, options.ranks, options.output, options.target,
+        options.launch, options.table,
+    )  # fmt: skip
+    failed = False
+    for line in sweep(wanted):
+        print(line, flush=True)
+        failed |= ": FAILED (" in line
+    return 1 if failed else 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "eval": evaluate,
@@ -139,10 +184,13 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "pack": pack,
     "inspect": inspect,
     "merge": merge,
+    "top": top,
+    "report": report,
     "predict": predict,
     "export": export,
     "import": import_,
     "models": models,
+    "sweep": sweep,
     "simulate": simulate,
 }
 
@@ -177,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     }
     made["simulate"].add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
     made["import"].add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
-    for name in ("train", "plan", "import", "simulate"):
+    for name in ("train", "plan", "import", "simulate", "sweep"):
         made[name].formatter_class = _KeysHelp
         made[name].add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
         made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
@@ -199,8 +247,19 @@ def _parser() -> argparse.ArgumentParser:
     made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
     made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
     made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
+    made["inspect"].add_argument("--layers", action="store_true", help="shapes, statistics and histograms, by layer")
+    made["inspect"].add_argument("--image", type=Path, metavar="FILE", help="draw what each layer makes of this image")
+    made["inspect"].add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", default=Path("activations.png"), help="default: activations.png"
+    )
     made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
     made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
+    made["report"].add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    made["report"].add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", default=Path("report.html"), help="default: report.html"
+    )
+    made["top"].add_argument("run", help="its run directory")
+    made["top"].add_argument("--once", action="store_true", help="show it once, and end")
     for name in ("predict", "export"):
         made[name].add_argument("path", help="a run directory, a snapshot or a file of weights")
     made["predict"].add_argument("images", type=Path, nargs="+", help="images, folders of images, npz files")
@@ -209,7 +268,19 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("export", "import"):
         made[name].add_argument("-o", dest="output", type=Path, metavar="FILE", required=True, help="the file to write")
     made["models"].add_argument("name", nargs="?", choices=names(), metavar="NAME", help="print its TOML")
+    _add_sweep(made["sweep"])
     return parser
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    pairs = "SECTION.KEY=VALUE,VALUE"
+    parser.add_argument("--over", action="append", required=True, metavar=pairs, help="values to try; may be repeated")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each value (default: 1)")
+    parser.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
+    parser.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY)")
+    parser.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
+    parser.add_argument("--launch", metavar="COMMAND", help="what starts a job, e.g. 'mpirun --bind-to none -n 4'")
+    parser.add_argument("--table", action="store_true", help="train nothing, show the table of what is done")
 
 
 def _keys() -> str:

@@ -50,13 +50,13 @@ def _warm(role: str, net: Network | None) -> None:
         return
     assert net is not None, "a worker has a network"
     if net.program:
-        net.context()
+        net.context(values)
     else:
         warm(net.shapes)
     mailbox.seal(message, np.zeros((), mailbox.HEADER), np.zeros(1, np.int64))
     mailbox.sign(message)
     ranges = np.zeros((1, 2), np.int64)
-    copy.settle(values, values, values, one, one)
+    copy.settle(values, values, values, ranges, one, one)
     copy.take(values, values, values, ranges)
     copy.ahead(values, values, values, ranges, one)
     update.descend(values, values, one)

@@ -1,11 +1,15 @@
 """The crew of a rank: its roles, worked in turn, and the messages that steer them."""
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.head import Head
+from adam_mpi.observe import watchdog
+from adam_mpi.observe.watchdog import Wait
 
 
 class Role(Protocol):
@@ -14,6 +18,9 @@ class Role(Protocol):
     def step(self) -> bool: ...
 
     def stats(self) -> dict[str, Any]: ...
+
+    def awaits(self) -> Iterable[Wait]:
+        """What other ranks owe it now."""
 
 
 @dataclass
@@ -37,7 +44,11 @@ class Crew:
     def tell(self, head: int) -> None:
         """A sign of life, with the figures of each role."""
         for role in self.roles.values():
-            self.post.send({"kind": "stats", **role.stats()}, head)
+            self.post.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
+
+    def awaits(self) -> list[Wait]:
+        """What this rank waits for now."""
+        return [wait for role in self.roles.values() for wait in role.awaits()]
 
     def hear(self) -> bool:
         """Hand messages to the role they are for; True when the job is over."""
@@ -47,6 +58,10 @@ class Crew:
                     self.roles["data"].hear(message)
                 case "store":
                     self.roles["server"].hear(message)
+                case "residual":
+                    self.roles["worker"].hear(message)
+                case "stacks":
+                    watchdog.answer(message["asked"])
                 case "over":
                     return True
                 case _:

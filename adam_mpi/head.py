@@ -1,6 +1,5 @@
 """The head: the first data rank moves the job from phase to phase, hears from everybody, and writes what people see."""
 
-import json
 import logging
 import time
 from typing import Any
@@ -13,7 +12,10 @@ from adam_mpi.data.serving import DataServer
 from adam_mpi.durable.keeper import Keeper
 from adam_mpi.errors import RankFailure
 from adam_mpi.job import Job
+from adam_mpi.observe import status
 from adam_mpi.observe.board import Board
+from adam_mpi.observe.hunter import describe
+from adam_mpi.observe.metrics import Metrics
 from adam_mpi.observe.progress import Progress
 from adam_mpi.observe.provenance import provenance
 from adam_mpi.observe.rundir import write_json
@@ -31,15 +33,17 @@ class Head:
         epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
         self.course = Course(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
+        self.metrics = Metrics(job.directory, self.config.observe.tensorboard)
         self.began = self.shown = self.phase_began = now = time.monotonic()
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
-        self.train_seconds = 0.0
+        self.train_seconds, self.trained_before = 0.0, resume.images if resume else 0
+        self.troubled = False
         self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
-        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, job.life, self._describe)
+        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe)
         if resume is not None:
             self.progress.say(f"going on from {resume.note}")
         self._begin(self.course.phase)
@@ -77,7 +81,6 @@ class Head:
         self.phase_began = self.shown = time.monotonic()
         if phase is not None:
             log.info("phase %d: %s, epoch %d", phase.number, phase.part, phase.epoch)
-            self.progress.begin(phase, self.data.count(phase.part))
             self.keeper.stale |= phase.training
 
     def _tell_data(self, message: dict[str, Any]) -> None:
@@ -96,8 +99,7 @@ class Head:
     def _end_phase(self, phase: Phase) -> None:
         seconds = time.monotonic() - self.phase_began
         figures = self.board.figures(phase, seconds)
-        self.progress.end(phase, int(figures["images"]), _words(figures))
-        self._write_metrics(phase, figures, done=True)
+        self.progress.end(self._report(phase, figures, done=True))
         if phase.training:
             self.train_seconds += seconds
             self.results |= {"epochs": phase.epoch, "train_loss": figures["loss"]}
@@ -137,6 +139,8 @@ class Head:
 
     def _end(self) -> None:
         """The marker comes last: all that it stands for is there."""
+        self.metrics.close()
+        self.progress.close()
         if self.stopped_by:
             self._write_summary("stopped")
             (self.directory / "STOPPED").write_text(f"{self.stopped_by}\n")
@@ -169,15 +173,36 @@ class Head:
     def _show(self, phase: Phase) -> None:
         self.shown = time.monotonic()
         figures = self.board.figures(phase, self.shown - self.phase_began)
-        share = figures["images"] / max(self.data.count(phase.part), 1)
-        self.progress.update(phase, int(figures["images"]), share, _words(figures))
-        self._write_metrics(phase, figures, done=False)
+        self.progress.update(self._report(phase, figures, done=False))
 
-    def _write_metrics(self, phase: Phase, figures: dict[str, float], done: bool) -> None:
+    def _report(self, phase: Phase, figures: dict[str, float], done: bool) -> dict[str, Any]:
+        """Write the metrics and the state of the job; returns the state."""
         seconds = round(time.monotonic() - self.began, 3)
         line = {"seconds": seconds, "phase": phase.number, "part": phase.part, "epoch": phase.epoch, "done": done}
-        with (self.directory / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line | figures) + "\n")
+        trained = self.trained_before + self.results["images"] + (figures["images"] if phase.training else 0)
+        self.metrics.write(line | {"images_trained": trained} | figures | self.board.gauges(), trained)
+        share = figures["images"] / max(self.data.count(phase.part), 1)
+        run = figures | {"name": self.progress.name(phase), "share": share, "eta": self._left(phase, figures)}
+        rows = self.board.ranks(self.world.layout)
+        state = {"time": time.time(), "seconds": seconds, "interval": self.config.observe.interval, "run": run}
+        state |= {"groups": status.groups(rows), "ranks": rows}
+        write_json(self.directory / "status.json", state)
+        self._tell_trouble()
+        return state
+
+    def _tell_trouble(self) -> None:
+        """The first NaN of the job, once."""
+        for rank, trouble in self.board.troubles().items():
+            if not self.troubled:
+                self.troubled = True
+                self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {self.config.server.on_nan})")
+
+    def _left(self, phase: Phase, figures: dict[str, float]) -> float | None:
+        """Seconds of training that are left, at the speed so far."""
+        images = self.data.count("train") * (self.config.train.epochs - phase.epoch)
+        if not phase.training or not figures["images"]:
+            return None
+        return (images + self.data.count("train") - figures["images"]) / figures["images_per_second"]
 
     def _write_summary(self, status: str) -> None:
         layout = self.world.layout
@@ -197,6 +222,8 @@ class Head:
             "pushes": self.board.pushes(),
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),
+            "traffic": self.board.traffic(),
+            "not_finite": self.board.troubles(),
             "cpu_seconds": self.board.cpu(),
             "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
             "delay": self.board.distribution("delays"),
@@ -208,12 +235,3 @@ class Head:
         # Once a failure is told, the summary says why the job ends.
         if not (self.directory / "log" / "failure.txt").exists():
             write_json(self.directory / "summary.json", summary)
-
-
-def _words(figures: dict[str, float]) -> dict[str, str]:
-    return {
-        "loss": f"{figures['loss']:.4f}",
-        "accuracy": f"{figures['accuracy']:.4f}",
-        "images/s": f"{figures['images_per_second']:.0f}",
-        "staleness": f"{figures['staleness']:.2f}",
-    }

@@ -21,6 +21,7 @@ from adam_mpi.server import shelves as shelving
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
+from adam_mpi.worker import copy
 
 MOST_ROWS = 40
 
@@ -67,8 +68,9 @@ def network(
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
     return Network(
-        shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices, strip=strip
-    )
+        shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices,
+        batches=copy.batches(config), strip=strip,
+    )  # fmt: skip
 
 
 def plan_shelves(config: Config, cut: Partition, layout: Layout) -> Shelves:

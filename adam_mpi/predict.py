@@ -17,9 +17,9 @@ def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Itera
     """A line for each image; the accuracy at the end, where there are labels; all probabilities into `output`."""
     chances = []
     for path in paths:
-        names, images, labels = _read(model, path)
+        names, images, labels = read(model, path)
         chances.append(model.predict(images))
-        yield from (f"{name}: {_best(model, row)}" for name, row in zip(names, chances[-1], strict=True))
+        yield from (f"{name}: {best(model, row)}" for name, row in zip(names, chances[-1], strict=True))
         if labels is not None:
             right = np.count_nonzero(chances[-1].argmax(axis=1) == labels)
             yield f"{path}: {right} of {len(labels)} right, {right / max(len(labels), 1):.2%}"
@@ -29,14 +29,14 @@ def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Itera
         yield f"probabilities: {output}"
 
 
-def _best(model: Trained, chances: np.ndarray) -> str:
+def best(model: Trained, chances: np.ndarray) -> str:
     """ "7 99.8 % (1 0.1 %, 9 0.1 %)" """
     order = np.argsort(-chances)[:BEST]
     first, *others = (f"{model.names[number]} {chances[number]:.1%}" for number in order)
     return f"{first} ({', '.join(others)})"
 
 
-def _read(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
+def read(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
     """Names, images and, where there are any, labels."""
     if path.suffix == ".npz":
         return _read_arrays(path)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,24 @@ from adam_mpi.cluster import sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
-from adam_mpi.config import Config, to_toml
+from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
 from adam_mpi.durable import model as model_file
-from adam_mpi.durable import newest, snapshot
+from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.stores import Seen
 from adam_mpi.head import Head
 from adam_mpi.job import Job
 from adam_mpi.model import parameters
-from adam_mpi.model.engine.tuner import tune
+from adam_mpi.model.engine import tuner
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
-from adam_mpi.observe import rundir
+from adam_mpi.observe import metrics, rundir
 from adam_mpi.plan import model, network, partitions, plan_shelves
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
@@ -45,20 +48,21 @@ SWITCH_SECONDS = 0.0005
 log = logging.getLogger(__name__)
 
 
-def configure(path: str | Path | None, overrides: Sequence[str], ranks: int) -> Config:
+def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
     """The configuration, with what it leaves to the program decided for so many ranks."""
-    config = configuration.load(path, overrides)
+    config = configuration.load(given, overrides)
     if not config.layout.partitions:
         config.layout.partitions = partitions(config, model(config, describe(config.data)), ranks)
     return config
 
 
 def prepare(
-    config: Config, directory: str | None, resume: bool, replicas: int = 1, minutes: float = math.inf
-) -> Job:
+    config: Config, directory: str | None, resume: bool, replicas: int = 1, minutes: float = math.inf,
+    seen: Seen = newest.NOTHING_SEEN,
+) -> Job:  # fmt: skip
     """Everything that can be wrong with what was given shows here, on rank 0, before any work.
 
-    `minutes`: how long the job may take.
+    `minutes`: how long the job may take; `seen`: the stores of the run.
     """
     until = time.time() + 60 * minutes
     description = describe(config.data)
@@ -66,33 +70,46 @@ def prepare(
     partition(shapes, config.layout.partitions)
     if config.model.weights:
         _first_weights(config, shapes)
+    if config.observe.tensorboard:
+        metrics.check()
     path = rundir.choose(config, directory, resume)
-    found = _find(config, path, replicas, shapes) if resume else None
-    for stale in (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP"):
+    found = _find(config, path, replicas, shapes, seen) if resume else None
+    marks = (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP")
+    for stale in (*marks, *path.glob("log/watched-*.txt")):
         stale.unlink(missing_ok=True)
     (path / "config.toml").write_text(to_toml(config))
     kernels = _kernels(config, shapes, path / "kernels.json")
-    life = _new_life(config, path, replicas, parameters.total(shapes))
+    life = _new_life(config, path, replicas, parameters.total(shapes), seen)
     return Job(config, path, description, shapes, found, kernels, life, until)
 
 
-def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...]) -> Resume | None:
+def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...], seen: Seen) -> Resume | None:
     """What to go on from; what is not whole is named."""
-    found, passed_over = newest.find(config, path)
+    found, passed_over = newest.find(config, path, seen)
     for trouble in passed_over:
         print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
-    if found is not None and (note := newest.check(found, config, replicas, parameters.total(shapes))):
+    if found is None:
+        return None
+    if note := newest.check(found, config, replicas, parameters.total(shapes)):
         print(f"adam_mpi: {note}", file=sys.stderr, flush=True)
-    return found
+    return replace(found, note=found.note + newest.cost(found, path, config))
 
 
-def _new_life(config: Config, path: Path, replicas: int, size: int) -> Path:
+def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) -> Path:
     """The folder of this job's stores, with what is to be known about them."""
-    life = newest.next_life(config, path)
+    life = newest.next_life(config, path, seen)
     if keeps_store(config):
         with suppress(OSError):
             newest.describe_store(life, config, replicas, size)
     return life
+
+
+def settle_here(world: World, job: Job) -> Job:
+    """Collective: what of the job depends on the node: where its stores are, and what lies on the disks of others."""
+    place, resume = stores.folder(job.config, job.directory), job.resume
+    if resume is not None:
+        resume = newest.share(resume, world.comm, place, "server" in world.place.roles)
+    return replace(job, life=place / job.life.name, resume=resume)
 
 
 def keeps_store(config: Config) -> bool:
@@ -101,18 +118,19 @@ def keeps_store(config: Config) -> bool:
 
 
 def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
-    """The choices of the run so far; else those of the tuner, where it is wanted."""
+    """The choices of the run so far; else those of the tuner, where it is wanted, or of arithmetic."""
     if path.exists():
         return json.loads(path.read_text())
-    if config.kernels.engine != "generated" or not config.kernels.tune:
+    if config.kernels.engine != "generated":
         return None
-    choices = tune(shapes)
+    choices = tuner.tune(shapes) if config.kernels.tune else tuner.fixed(shapes)
     rundir.write_json(path, choices)
     return choices
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
-    path = sentinel.start(failure_file, world.node.size) if world.node.rank == 0 else None
+    patience = world.config.cluster.stopped
+    path = sentinel.start(failure_file, world.node.size, patience=patience) if world.node.rank == 0 else None
     return sentinel.Wire(world.node.bcast(path), str(world.place))
 
 
@@ -151,7 +169,7 @@ def crew(world: World, job: Job) -> Crew:
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
     if net is not None:
-        where = world, net, plan, choices, mail, window, post, threads
+        where = world, net, plan, choices, mail, window, post, threads, _carried(world, job)
         made["worker"] = StripWorker(*where, cut) if strip else Worker(*where)
     return Crew(post, made, head, [mail, window])
 
@@ -167,6 +185,13 @@ def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray
     if config.model.weights:
         return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
     return parameters.initial(shapes, config.run.seed)
+
+
+def _carried(world: World, job: Job) -> np.ndarray | None:
+    """What the codec of our replica's pushes had left out when the snapshot was taken."""
+    if job.resume is None or not CODECS[job.config.push.codec].feedback:
+        return None
+    return newest.residual(job.resume, world.place.replica or 0, world.layout.replicas)
 
 
 def _position(job: Job, replicas: int) -> Position:

@@ -110,7 +110,7 @@ mpi_launch() {
     case $("$1" --version 2>&1) in
     *"Open MPI"* | *OpenRTE*)
         # ob1 is the transport that reports failures; UCX's windows complain.
-        launch+=($(binding) --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1)
+        launch+=($(binding) --mca pml ob1 --mca osc ^ucx --mca mpi_yield_when_idle 1 $(survival "$1"))
         # In a Slurm job the allocation says how many ranks there may be.
         [ -n "${SLURM_JOB_ID:-}" ] || launch+=(--host "$hosts")
         [ -z "$lab" ] || launch+=(--prtemca plm_ssh_agent "$lab/agent")
@@ -127,6 +127,17 @@ test_hosts() {
         END { for (i = 0; i < count && i < ranks; i++)
             printf "%s%s:%d", i ? "," : "", name[i], (ranks + count - 1 - i) / count }' \
         "$1/hosts"
+}
+
+# survival MPIRUN: the options that let a job live on when a rank dies, where this Open MPI can; ADAM_MPI_SURVIVE=no
+# leaves them out. Its heartbeat detector is not among them: with a thread of its own it crashes at some starts, without
+# one it takes a rank that compiles for dead. The sentinel of each host finds ranks that hang (cluster.stopped).
+survival() {
+    local information=${1%/*}/ompi_info
+    [ "${ADAM_MPI_SURVIVE:-yes}" = yes ] && [ -x "$information" ] || return 0
+    "$information" 2>/dev/null | grep -q "FT MPI support: yes" || return 0
+    # Open MPI warns of windows after a failure, in each start; what we do with them is in the tests.
+    echo "--with-ft ulfm"
 }
 
 # How Open MPI binds ranks. By default each gets one core, which all its threads would share; where a Slurm job has given
@@ -171,6 +182,7 @@ supervise() {
         # mpirun can return 0 although its ranks were killed: only the marker tells.
         [ ! -e "$run/DONE" ] || return 0
         [ ! -e "$run/STOPPED" ] || return 3
+        tell_lost_hosts "$run"
         # What was given cannot work, or somebody pressed Ctrl-C: no better the second time.
         case $status in 2 | 130 | 143) return $status ;; esac
         [ "$left" -gt 0 ] && [ -z "${warned:-}" ] || break
@@ -179,6 +191,19 @@ supervise() {
     done
     echo "$run has no DONE: the training is not complete." >&2
     return $((status ? status : 1))
+}
+
+# tell_lost_hosts RUN: names the ranks whose sentinel is gone with them: of a job that has ended, no other list of ranks
+# is there after a moment.
+tell_lost_hosts() {
+    local moment list
+    for moment in 1 2 3 4 5 6 7 8 9 10; do
+        compgen -G "$1/log/watched-*.txt" >/dev/null || return 0
+        sleep 0.2
+    done
+    for list in "$1"/log/watched-*.txt; do
+        echo "adam_mpi: lost with their host: $(paste -sd ';' "$list" | sed 's/;/; /g')" >&2
+    done
 }
 
 # A signal that is trapped ends `wait` before the job has ended.

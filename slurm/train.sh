@@ -11,7 +11,9 @@
 #
 #   sbatch [--nodes=N --ntasks=N --cpus-per-task=N --time=T ...] slurm/train.sh [CONFIG] [--set section.key=value ...]
 #
-# The run directory is runs/job-<job id>. Before its time is up the job takes a snapshot and is queued again; started
+# As a task of an array, `slurm/train.sh @FILE` takes the arguments in that line of the file: `adam_mpi sweep` writes it.
+#
+# The run directory is runs/job-<job id>, or the one of --run. Before its time is up the job takes a snapshot and is queued again; started
 # again, for whatever reason, it goes on from there. A failed job is started again ADAM_MPI_RESTARTS times (default: 2).
 set -euo pipefail
 
@@ -29,7 +31,8 @@ TMPDIR=$(mktemp -d "${TMPDIR:-/tmp}/adam_mpi-$SLURM_JOB_ID-XXXX")
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-run=$root/runs/job-$SLURM_JOB_ID
+case ${1:-} in @*) eval "set -- $(sed -n "${SLURM_ARRAY_TASK_ID}p" "${1#@}")" ;; esac
+run=$(run_directory --run "$root/runs/job-$SLURM_JOB_ID" "$@")
 threads=()
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || threads=(--set "worker.threads=$SLURM_CPUS_PER_TASK")
 

@@ -54,12 +54,14 @@ def serve(path, pipe):
                 store.touch(place)
             applied = time.monotonic()
             os.write(pipe, WORD.pack(position.images, applied, applied - store.behind))
+            store.acknowledge(position.images, position.images)
         time.sleep(1e-4)  # as a server does between two rounds; the writing thread shares the interpreter with it
 
 
 def check(path, words):
     """Every shard is whole, and has all updates that the last word promises; returns how many updates are lost."""
-    pieces, packed = slots.read(path)
+    stored = slots.read(path)
+    pieces, packed = stored.pieces, stored.position
     told = list(WORD.iter_unpack(words[: len(words) // WORD.size * WORD.size]))
     promise = told[-1][2]
     least = max([images for images, applied, _ in told if applied < promise], default=0)
@@ -68,8 +70,12 @@ def check(path, words):
         assert piece.images >= least, f"shard {place} has update {piece.images}, {least} was promised"
         body = np.concatenate([piece.values[part] for part in PARTS]).view(np.uint8)
         assert np.array_equal(body, values(piece.images, place)), f"shard {place} is torn"
+        assert piece.pushes <= piece.images, f"shard {place} claims a push that is not in it"
     assert packed is not None and Position.unpack(packed).images >= least
-    return told[-1][0] - min(piece.images for piece in pieces)
+    lost = told[-1][0] - min(piece.images for piece in pieces)
+    # The kill may come between an update and the word that it is acknowledged.
+    assert stored.lost[1] in (lost, lost - 1), f"{stored.lost} are told as lost, {lost} are"
+    return lost
 
 
 def main():

@@ -77,7 +77,7 @@ class House:
     def _moved(self):
         self.server.step()
         self.pushes.step()
-        return not (self.lane.waiting or self.lane.sent)
+        return not (self.lane.waiting or self.lane.held or self.lane.sent)
 
 
 def _alone(host):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from launch import given, spread
 
-from adam_mpi.model.engine import library, program
-from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine import cpu, library, program
 from adam_mpi.model.layers import Activation, Conv, Dense, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, spans, total
@@ -25,10 +24,9 @@ def blocks(count, seed=0):
     ]
 
 
-def work(copy, context, batches, contribution):
+def work(copy, batches, contribution):
     for batch in batches:
-        overwrite = copy.begin()
-        context.train(copy.weights, copy.gradient, *batch, 1, overwrite)
+        copy.context.train(copy.weights, copy.gradient, *batch, 1, copy.begin(), **copy.options)
         copy.step(contribution, RATE, 1.0)
 
 
@@ -41,7 +39,7 @@ def test_a_thread_takes_the_steps_of_plain_descent(alone):
         network.context().train(wanted, gradient, *batch, 1, overwrite=True)
         wanted -= np.float32(RATE) * gradient
         sums += gradient
-        work(copy, network.context(), [batch], contribution)
+        work(copy, [batch], contribution)
         if alone or number % ROUND == 0:
             np.testing.assert_allclose(shared, wanted, atol=1e-6)
             np.testing.assert_allclose(contribution, sums, rtol=1e-4, atol=1e-5)
@@ -91,27 +89,53 @@ def test_two_threads_lose_next_to_nothing():
     assert given > 200 and shared.mean() == pytest.approx(given, rel=0.05)
 
 
-def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(monkeypatch):
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=pytest.mark.full)])
+def large(request, monkeypatch):
+    """A network of four lanes whose first dense layer is too large for copies; and where that layer lies."""
+    monkeypatch.setattr(cpu, "lanes", lambda: 4)
     monkeypatch.setattr(program, "COPIED", 100)
-    network = Network(SHAPES, 4, 0, engine="generated")
-    assert network.uncopied == ("dense1",)
-    start, stop = spans(SHAPES)["dense1"]
+    if request.param == "plain":
+        monkeypatch.setattr(library, "run", library.plain)
+        monkeypatch.setattr(library, "settle", lambda text, lanes: library.plain(text, lanes, "settle"))
+    return Network(SHAPES, 4, 0, engine="generated", batches=ROUND), spans(SHAPES)["dense1"]
+
+
+def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(large):
+    network, (start, stop) = large
+    assert network.uncopied == network.settled == ("dense1",)
     assert network.copied() == [(0, start), (stop, total(SHAPES))]
-    run = library.plain(network.program.text, network.program.lanes)
     shared, batches = initial(SHAPES, 0), blocks(2)
     copy, contribution = Copy(network, shared, 0, False), np.zeros_like(shared)
-    work(copy, EngineContext(SHAPES, 4, 0, network.program, run, shared), batches, contribution)
-    # The copy has steps in it, the shared weights have not; of the large layer there is no copy.
+    work(copy, batches, contribution)
+    # The copy has steps in it, the shared weights have not; of the large layer there is no copy and no gradient.
     assert not copy.weights[start:stop].any() and (copy.weights[:start] != shared[:start]).any()
+    assert not copy.gradient[start:stop].any() and copy.gradient[:start].any()
     np.testing.assert_array_equal(shared, initial(SHAPES, 0))
     mixed = copy.weights.copy()
     mixed[start:stop] = shared[start:stop]
-    wanted = EngineContext(SHAPES, 4, 0, network.program, run).evaluate(mixed, *batches[0][:2])
-    assert EngineContext(SHAPES, 4, 0, network.program, run, shared).evaluate(
-        copy.weights, *batches[0][:2]
-    ) == wanted
+    wanted = network.context().evaluate(mixed, *batches[0][:2])
+    assert copy.context.evaluate(copy.weights, *batches[0][:2]) == wanted
     copy.end(contribution, RATE, 1.0)
     assert (shared[start:stop] != initial(SHAPES, 0)[start:stop]).any()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_large_layers_take_the_step_of_their_gradient_over_a_round(large, alone):
+    network, (start, stop) = large
+    shared, contribution = initial(SHAPES, 0), np.zeros(total(SHAPES), np.float32)
+    copy = Copy(network, shared, 0, alone)
+    for number in range(2 * ROUND):
+        if number % ROUND == 0 or alone:
+            before, sums, gradient = shared.copy(), contribution.copy(), np.zeros_like(shared)
+        (batch,) = blocks(1, number)
+        # What the same weights give when gradients are written; the copied layers have stepped meanwhile.
+        mixed = copy.weights.copy() if copy.batches else shared.copy()
+        mixed[start:stop] = shared[start:stop]
+        network.context().train(mixed, gradient, *batch, 1)
+        work(copy, [batch], contribution)
+    np.testing.assert_allclose(contribution[start:stop], (sums + gradient)[start:stop], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(shared[start:stop], (before - RATE * gradient)[start:stop], atol=1e-6)
+    assert not copy.gradient[start:stop].any()
 
 
 @pytest.mark.timeout(330)

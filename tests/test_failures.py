@@ -79,11 +79,27 @@ def test_a_rank_killed_from_outside_is_named(start_job):
 @pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank")
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_survivors_of_a_dead_rank_end_the_job(rank, start_job):
-    job = training(start_job(4, "train", *ENDLESS, options=("--with-ft", "ulfm")))
+def test_without_survival_too_a_dead_rank_ends_the_job(rank, start_job):
+    job = training(start_job(4, "train", *ENDLESS, environment={"ADAM_MPI_SURVIVE": "no"}))
     job.rank(rank).kill()
     since = time.time()
     check_end(job.wait(30), since, rf"{PLACES[rank]} died; the job ends")
+
+
+@pytest.mark.parametrize(("rank", "mpi"), spread([3, 0]), indirect=["mpi"])
+def test_a_stopped_rank_is_ended_and_so_is_the_job(rank, start_job):
+    job = training(start_job(4, "train", *ENDLESS, *given("cluster.stopped=1")))
+    job.rank(rank).suspend()
+    since = time.time()
+    check_end(job.wait(30), since, rf"{PLACES[rank]} was stopped for 1 s and is ended; the job ends")
+
+
+@pytest.mark.full
+def test_a_rank_that_compiles_for_long_is_not_taken_for_dead(launch, tmp_path):
+    keys = given("data.images=1000", "train.epochs=1", "cluster.stopped=1")
+    job = launch(4, "train", *keys, timeout=200, environment={"XDG_CACHE_HOME": str(tmp_path / "cold")})
+    assert job.returncode == 0, job.said()
+    assert job.summary["status"] == "done" and "compiling kernels" in job.stdout
 
 
 def test_control_c_ends_in_order(start_job):

@@ -1,9 +1,14 @@
 """Test hosts: they hear each other unless they are cut off, a job runs on all of them, and nothing is left behind."""
 
+import json
+import os
+import re
+import signal
 import subprocess
+import time
 
 import pytest
-from launch import ROOT, given, spread
+from launch import ROOT, clean_environment, given, spread
 
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], 7), 1).close()"
 ANSWER = """
@@ -66,3 +71,34 @@ def test_a_job_runs_on_three_hosts(ranks, hosts, launch):
     first = "\n".join(text.partition("\n")[0] for text in job.logs().values())
     assert [first.count(f"on {host}:") for host in ("h0", "h1", "h2")] == [ranks // 3] * 3
     assert job.summary["status"] == "done"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_lost_host_is_named_and_the_job_goes_on_from_its_store(hosts, tmp_path):
+    keys = given("data.images=4000", "train.epochs=6", "store.interval=0.5", "observe.interval=0.2")
+    command = [ROOT / "scripts" / "train", "-n", "6", "--restarts", "2", "--run", tmp_path / "run", *keys]
+    environment = clean_environment() | hosts.environment
+    with (tmp_path / "stderr").open("w") as stderr:
+        job = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        limit = time.monotonic() + 120
+        while not any((tmp_path / "run" / "store").glob("*/server-*.h5")) or not _trains(tmp_path / "run"):
+            assert job.poll() is None and time.monotonic() < limit, (tmp_path / "stderr").read_text()
+            time.sleep(0.05)
+        name = (hosts.folder / "name").read_text().strip()
+        for process in subprocess.check_output(["ip", "netns", "pids", f"{name}-h1"], text=True).split():
+            os.kill(int(process), signal.SIGKILL)
+        assert job.wait(150) == 0
+    finally:
+        job.kill()
+    said = (tmp_path / "stderr").read_text()
+    assert re.search(r"adam_mpi: lost with their host: rank \d, \w+ .*on h1; rank \d, \w+ .*on h1\n", said), said
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "done"
+    assert re.search(r"\d+ acknowledged pushes \(\d+ images\) are lost", summary["resumed"])
+
+
+def _trains(run):
+    file = run / "metrics.jsonl"
+    return file.exists() and len(file.read_text().splitlines()) > 5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_mpi.errors import UserError
-from adam_mpi.model.engine import convs, cpu, dense_product, library, memory, program, tuner, vector
+from adam_mpi.model.engine import convs, cpu, dense_product, library, lines, memory, program, tuner, vector
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
@@ -139,7 +139,34 @@ def test_winograd_agrees_with_the_reference(case):
     check(shapes, 9, 9, engine_context(shapes, 9, 4), 1)
 
 
-# Name: input shape, images, layers. The first three have a kernel of every kind.
+# Kernels of five for Winograd's transform along lines: input shape, layers.
+LINES = [
+    ((3, 9, 10), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 1), TANH]),
+    ((1, 12, 12), [Conv(10, 5), RELU, Pool(2)]),
+    ((2, 11, 13), [Conv(8, 5, 1, 4), RELU, Pool(2), Conv(11, 5, 1, 3), Pool(3)]),
+    ((9, 5, 8), [Conv(16, 5, 1, 2), RELU, Conv(8, 5), RELU]),
+]
+
+
+@pytest.mark.parametrize("case", some(LINES, 2))
+def test_winograd_along_lines_agrees_with_the_reference(case):
+    shape, stack = case
+    shapes = infer([*stack, Dense(3)], shape, 3)
+    context = engine_context(shapes, 6, 4)
+    assert all(context.program.choices[s.name]["algorithm"] == "lines" for s in shapes if s.name.startswith("conv"))
+    check(shapes, 6, 6, context, 1)
+
+
+def test_matrices_of_lines_are_those_of_a_correlation():
+    random = np.random.default_rng(0)
+    for kernel in (3, 5):
+        outputs, kernels, inputs = map(np.array, lines.matrices(kernel))
+        values, weights = random.standard_normal(kernel + 3), random.standard_normal(kernel)
+        wanted = [values[start : start + kernel] @ weights for start in range(4)]
+        np.testing.assert_allclose(outputs @ ((kernels @ weights) * (inputs @ values)), wanted)
+
+
+# Name: input shape, images, layers. The first four have a kernel of every kind.
 COMPILED = {
     "all kinds": (
         (2, 9, 8), 20,
@@ -148,6 +175,7 @@ COMPILED = {
     ),
     "winograd": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, Pool(2)]),
     "few images": ((2, 7, 6), 1, [Conv(3, 3, 2, 2), RELU, Conv(4, 2), RELU, Pool(2), Dense(9), RELU, Dropout(0.2)]),
+    "lines": ((2, 10, 11), 21, [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, Pool(2)]),
     "winograd twice": (
         (3, 8, 8), 67, [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU],
     ),
@@ -159,7 +187,7 @@ COMPILED = {
     "activations": ((1, 6, 6), 67, [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
     "one pixel": ((1, 1, 1), 67, [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
 }  # fmt: skip
-QUICK = [("all kinds", cpu.lanes()), ("winograd", cpu.lanes()), ("few images", cpu.lanes())]
+QUICK = [(stack, cpu.lanes()) for stack in ("all kinds", "winograd", "few images", "lines")]
 
 
 def compiled_stack(name):
@@ -168,7 +196,7 @@ def compiled_stack(name):
 
 
 def all_compiled():
-    others = [(stack, lanes) for lanes in (8, 4) for stack in COMPILED]
+    others = [(stack, lanes) for lanes in (16, 8, 4) for stack in COMPILED]
     return some([*QUICK, *(case for case in others if case not in QUICK)], len(QUICK))
 
 
@@ -189,23 +217,48 @@ def test_compiled_kernels_agree_with_the_reference(case):
 def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
     random = np.random.default_rng(seed)
     shapes, images = random_stack(random), int(random.integers(1, 40))
-    check(shapes, images, images, engine_context(shapes, images, int(random.choice([4, 8])), make=library.run), seed)
+    context = engine_context(shapes, images, int(random.choice([4, 8, 16])), make=library.run)
+    check(shapes, images, images, context, seed)
 
 
+# Every operation but dropout, whose masks are our own.
+AS_IN_PYTORCH = [
+    ((2, 9, 8), [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 3, 2, 2), RELU, Pool(2, 1), Dense(11), RELU]),
+    ((2, 9, 8), [Conv(8, 5, 1, 2), RELU, Pool(2), Normalise(3, 1.5, 0.3), Conv(9, 2), TANH, Average(2, 1), SIGMOID]),
+    ((16, 4, 6), [Conv(16, 3, 1, 1), SIGMOID, Conv(17, 3, 1, 1), RELU, Pool(2)]),
+]
+
+
+def in_pytorch(torch, shapes, values, x):
+    """The scores of these layers, as PyTorch computes them."""
+    functions, given = torch.nn.functional, iter(values)
+    for shape in shapes:
+        layer = shape.layer
+        if isinstance(layer, Conv):
+            x = functions.conv2d(x, next(given), next(given), layer.stride, layer.pad)
+        elif isinstance(layer, Dense):
+            x = functions.linear(x.flatten(1), next(given), next(given))
+        elif isinstance(layer, Normalise):
+            x = functions.local_response_norm(x, layer.size, layer.scale, layer.power, layer.offset)
+        elif isinstance(layer, Pool):
+            pool = functions.avg_pool2d if isinstance(layer, Average) else functions.max_pool2d
+            x = pool(x, layer.size, layer.stride)
+        else:
+            x = getattr(torch, layer.function)(x)
+    return x
+
+
+@pytest.mark.parametrize("case", AS_IN_PYTORCH)
 @pytest.mark.parametrize(("images", "lanes"), [(6, 4), (1, 8)])
-def test_gradients_are_those_of_pytorch(images, lanes):
+def test_gradients_are_those_of_pytorch(images, lanes, case):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: compared with the reference only")
-    layers = [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 3, 2, 2), RELU, Pool(2, 1), Dense(11), RELU, Dense(5)]
-    shapes = infer(layers, (2, 9, 8), 5)
+    shapes = infer([*case[1], Dense(5)], case[0], 5)
     weights, (pixels, labels, ids) = initial(shapes, 3), block(images, shapes)
     gradient = np.zeros_like(weights)
     loss, _ = engine_context(shapes, images, lanes).train(weights, gradient, pixels, labels, ids, 0)
     values = [torch.tensor(view, requires_grad=True) for view in views(weights, tensors(shapes)).values()]
-    functions, x = torch.nn.functional, torch.from_numpy(pixels / np.float32(255))
-    x = functions.max_pool2d(functions.relu(functions.conv2d(x, *values[0:2], padding=1)), 2)
-    x = functions.max_pool2d(functions.relu(functions.conv2d(x, *values[2:4], stride=2, padding=2)), 2, 1)
-    x = functions.linear(functions.relu(functions.linear(x.flatten(1), *values[4:6])), *values[6:8])
-    wanted = functions.cross_entropy(x, torch.from_numpy(labels), reduction="sum")
+    scores = in_pytorch(torch, shapes, values, torch.from_numpy(pixels / np.float32(255)))
+    wanted = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="sum")
     wanted.backward()
     assert loss == pytest.approx(wanted.item(), rel=1e-5)
     flat = np.concatenate([value.grad.numpy().ravel() for value in values])
@@ -332,6 +385,12 @@ def test_the_tuner_measures_once(tmp_path, monkeypatch):
     assert tuner.tune(shapes) == tuner.tune(shapes)
     assert measured == [Shape(1, 4, 4, 4, 2, 1, 0)]
     assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)
+
+
+@pytest.mark.parametrize("stack", ["all kinds", "winograd twice", "lines", "strides and overlap"])
+def test_fixed_choices_are_those_of_a_program_that_is_given_none(stack):
+    shapes, images = compiled_stack(stack)
+    assert tuner.fixed(shapes) == Network(shapes, images, 0, engine="generated").choices
 
 
 def test_weights_may_be_of_any_kind_of_array():

@@ -15,6 +15,9 @@ two_positives, two_masks, products = positives(2), masks(1, 7), multiply_adds(2,
 more_products, two_stores = multiply_adds(2, "load", (0, 1, 2), (1, 0, 5), (0, 3, 4)), stores(0, 20)
 two_add_stores, two_totals, transform = add_stores(0, 20), add_totals(0, 3), sandwich((1, 0, -1), (0, -1, 0))
 square_loads, square = loads(*range(0, 2 * lanes, 2)), transpose(lanes)
+paired = combine((1, 2, 2, 0), (0, 1, -1, 0), (0.5, 1, 1, 4), (0.5, 1, -1, -4), (0, -1, 0, 0))
+some_stores, five_packed = stores(0, None, 20), add_packed(5)
+two_scaled, some_prefetches = add_scaled(0, 18), prefetches(False, 5, 10**6)
 
 @compiled
 def run(memory, out):
@@ -30,7 +33,7 @@ def run(memory, out):
         some_loads(memory, 2) + some_broadcasts(memory, 4) + two_zeros() + two_positives((a, b))
         + two_masks((a, b), memory, 2) + products((a, b), memory, 1, memory, 3)
         + more_products((a, b), memory, 1, memory, 3) + transform((a, b, a, b, b, a, a, a, b))
-        + square(square_loads(memory, 1))
+        + square(square_loads(memory, 1)) + paired((a, b, add(a, b), sub(a, b)))
     )
     for value in values + bundles:
         store(out, at, value)
@@ -39,7 +42,10 @@ def run(memory, out):
     two_stores(out, at + 50, (a, b))
     two_add_stores(out, at + 51, (a, b))
     two_totals(out, at + 100, (a, b))
-    prefetch(out, at + 10**6)
+    some_stores(out, at + 150, (a, b, a))
+    five_packed(out, at + 200, (a, b, mul(a, b), a, b))
+    two_scaled(out, at + 250, (a, b), memory[9])
+    some_prefetches(out, at)
     restore(before)
     return total(a)
 """

@@ -72,6 +72,22 @@ def test_the_options_follow_the_mpi(tmp_path: Path, version: str, environment: d
     assert ("--" in line) == bool(options)
 
 
+@pytest.mark.parametrize(
+    ("support", "wanted", "survives"), [("yes", "yes", True), ("yes", "no", False), ("no", "yes", False)]
+)
+def test_an_open_mpi_that_can_is_told_to_survive(tmp_path: Path, support, wanted, survives) -> None:
+    mpirun = program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    program(tmp_path / "ompi_info", f"echo ' FT MPI support: {support}'")
+    done = shell('mpi_launch "$1" 3; echo "${launch[*]}"', mpirun, ADAM_MPI_SURVIVE=wanted)
+    assert ("--with-ft ulfm" in done.stdout) == survives
+
+
+def test_ranks_are_spread_over_test_hosts(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 h0\n10.77.0.2 h1\n10.77.0.3 h2\n")
+    spread = [shell('test_hosts "$1" "$2"', tmp_path, ranks).stdout for ranks in (8, 2)]
+    assert spread == ["h0:3,h1:3,h2:2", "h0:1,h1:1"]
+
+
 def test_the_sites_mpirun_is_not_one_of_a_virtual_environment(tmp_path: Path) -> None:
     ours = program(tmp_path / "environment/bin/mpirun", "")
     (tmp_path / "environment/pyvenv.cfg").touch()
@@ -116,6 +132,13 @@ def test_a_warned_job_is_not_started_again(tmp_path: Path) -> None:
     script = 'warned=; trap "warned=yes" USR1; supervise "$1" 3 sh -c "echo ran >>$1/runs; kill -USR1 $$; exit 5"'
     done = shell(script, tmp_path)
     assert done.returncode == 5 and (tmp_path / "runs").read_text() == "ran\n", done.stderr
+
+
+def test_a_supervisor_names_who_was_lost_with_a_host(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "watched-h1-7.txt").write_text("rank 2, server on h1\nrank 3, worker on h1\n")
+    done = shell('supervise "$1" 0 true', tmp_path)
+    assert "adam_mpi: lost with their host: rank 2, server on h1; rank 3, worker on h1\n" in done.stderr
 
 
 @pytest.mark.parametrize(

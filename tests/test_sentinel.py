@@ -1,6 +1,9 @@
 """The sentinel: names the rank that died first, is silent about those that said bye, and ends with its ranks."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,15 +22,15 @@ def failure_file(tmp_path):
 class Watched:
     """A sentinel with ranks whose deaths are the ends of their connections."""
 
-    def __init__(self, failure_file, ranks):
-        self.path = sentinel.start(failure_file, ranks)
+    def __init__(self, failure_file, ranks, **options):
+        self.path = sentinel.start(failure_file, ranks, **options)
         [self.process] = [child for child in psutil.Process().children() if self.path in child.cmdline()]
         self.wires = [sentinel.Wire(self.path, f"rank {rank}, worker on h") for rank in range(ranks)]
 
-    def settle(self, seconds=10):
-        """Until it has taken every connection and waits for what happens on them."""
-        limit = time.monotonic() + seconds
-        while self.process.num_fds() < len(self.wires) + 5 or self.process.status() != psutil.STATUS_SLEEPING:
+    def settle(self, seconds=10, ranks=None):
+        """Until it has taken every connection, or has these left, and waits for what happens on them."""
+        limit, wanted = time.monotonic() + seconds, (len(self.wires) if ranks is None else ranks) + 5
+        while self.process.num_fds() != wanted or self.process.status() != psutil.STATUS_SLEEPING:
             assert time.monotonic() < limit, f"the sentinel did not take its connections in {seconds} s"
             time.sleep(0.002)
 
@@ -46,8 +49,8 @@ class Watched:
 def watch(failure_file):
     started = []
 
-    def start(ranks):
-        started.append(Watched(failure_file, ranks))
+    def start(ranks, **options):
+        started.append(Watched(failure_file, ranks, **options))
         return started[-1]
 
     yield start
@@ -135,6 +138,87 @@ def test_a_summary_written_while_the_death_was_noted_says_it_in_the_end(watch, f
     assert json.loads(summary.read_text())["epochs"] == 3
 
 
+def test_a_death_that_is_survived_is_no_failure(watch, failure_file, capfd):
+    watched = watch(3, survivable=True)
+    watched.settle()
+    watched.die(1)
+    watched.settle(ranks=2)
+    for rank in (0, 2):
+        watched.wires[rank].say(sentinel.WENT_ON)
+        watched.leave(rank)
+    assert watched.ended()
+    assert not failure_file.exists() and capfd.readouterr().err == ""
+
+
+def test_when_nobody_goes_on_the_first_death_was_the_cause(watch, failure_file):
+    watched = watch(3, survivable=True)
+    watched.settle()
+    watched.die(1)
+    watched.settle(ranks=2)
+    watched.wires[0].say(sentinel.WENT_ON)
+    for rank in (2, 0):
+        watched.die(rank)
+    assert watched.ended()
+    assert failure_file.read_text() == "rank 2, worker on h died; the job ends\n"
+
+
+def test_a_rank_that_joins_later_is_watched_too(watch, failure_file):
+    watched = watch(1)
+    watched.settle()
+    watched.wires.append(sentinel.Wire(watched.path, "rank 1, spawned on h"))
+    watched.settle()
+    watched.leave(0)
+    watched.die(1)
+    assert watched.ended()
+    assert failure_file.read_text() == "rank 1, spawned on h died; the job ends\n"
+
+
+def test_the_list_of_its_ranks_stays_only_where_the_sentinel_went_with_them(watch, failure_file):
+    for kill in (False, True):
+        watched = watch(2)
+        watched.settle()
+        [listed] = failure_file.parent.glob("watched-*.txt")
+        assert listed.read_text() == "rank 0, worker on h\nrank 1, worker on h\n"
+        if kill:
+            watched.process.kill()
+        watched.leave(0)
+        watched.leave(1)
+        assert watched.ended()
+        assert listed.exists() == kill
+
+
+# A rank in a process of its own, which then computes or is stopped.
+RANK = """
+import os, signal, sys
+from adam_mpi.cluster import sentinel
+wire = sentinel.Wire(sys.argv[1], "rank 1, worker on h")
+while sys.argv[2] == "compute":
+    pass
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def separate_rank(path, does):
+    return subprocess.Popen([sys.executable, "-c", RANK, path, does])
+
+
+def test_a_stopped_rank_is_ended_and_named(watch, failure_file):
+    rank = separate_rank(watch(1, patience=0.5).path, "stop")
+    assert rank.wait(20) == -signal.SIGKILL
+    assert failure_file.read_text() == "rank 1, worker on h was stopped for 0.5 s and is ended; the job ends\n"
+
+
+def test_a_rank_that_only_computes_is_let_be(watch, failure_file):
+    watched = watch(1, patience=0.1)
+    busy = separate_rank(watched.path, "compute")
+    stopped = separate_rank(watched.path, "stop")
+    # By the time the one that came last is ended, the other has been looked at as often.
+    assert stopped.wait(20) == -signal.SIGKILL
+    assert busy.poll() is None
+    busy.kill()
+    busy.wait(10)
+
+
 def test_it_leaves_no_file_behind(watch):
     watched = watch(1)
     watched.leave(0)
@@ -155,7 +239,15 @@ def test_a_report_is_noted_in_the_summary(failure_file, before):
     if before:
         summary.write_text(json.dumps(before))
     sentinel.report(failure_file, "by hand", "interrupted")
-    assert json.loads(summary.read_text()) == (before or {}) | {"status": "interrupted", "failure": "by hand"}
+    noted = {"status": "interrupted", "failure": "by hand", "exit_code": 1}
+    assert json.loads(summary.read_text()) == (before or {}) | noted
+
+
+def test_the_exit_code_is_that_of_the_first_report(failure_file):
+    assert sentinel.exit_code(failure_file) == 1
+    sentinel.report(failure_file, "not a number", exit_code=2)
+    sentinel.report(failure_file, "a consequence", exit_code=1)
+    assert sentinel.exit_code(failure_file) == 2
 
 
 def test_a_run_directory_that_is_gone_does_not_silence_a_report(tmp_path, capsys):

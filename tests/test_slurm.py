@@ -22,6 +22,10 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
+SMALL = given(
+    'model.layers=[{kind="dense",units=10}]', "kernels.engine=reference", "data.images=600", "observe.interval=0.1"
+)
+
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
@@ -46,10 +50,7 @@ def project(tmp_path: Path) -> Path:
 
 def submit(slurm: dict[str, str], project: Path, *arguments: str, options: tuple[str, ...]) -> str:
     """Submits the job, with a small network on few images; returns its id."""
-    small = given(
-        'model.layers=[{kind="dense",units=10}]', "kernels.engine=reference", "data.images=600", "observe.interval=0.1"
-    )
-    command = ["sbatch", "--parsable", "--output=job.out", *options, "slurm/train.sh", *small, *arguments]
+    command = ["sbatch", "--parsable", "--output=job.out", *options, "slurm/train.sh", *SMALL, *arguments]
     done = subprocess.run(command, cwd=project, env=slurm, timeout=60, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
@@ -70,9 +71,14 @@ def state(slurm: dict[str, str], job: str) -> str:
     return re.findall(r"JobState=(\w+)", shown.stdout)[0]
 
 
+def ended(slurm: dict[str, str], job: str) -> bool:
+    """There are more states on the way than one would think: a job is SIGNALING for a moment, too."""
+    return state(slurm, job) in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+
+
 def test_a_job_on_two_nodes_trains_to_its_end(slurm: dict[str, str], project: Path) -> None:
     job = submit(slurm, project, *given("train.epochs=1"), options=("--nodes=2", "--ntasks=4", "--ntasks-per-node=2"))
-    until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING"), "its end", project)
+    until(lambda: ended(slurm, job), "its end", project)
     assert state(slurm, job) == "COMPLETED", output(project)
     run = project / "runs" / f"job-{job}"
     assert (run / "DONE").exists()
@@ -86,7 +92,7 @@ def test_a_warned_job_is_queued_again_and_goes_on_to_its_end(slurm: dict[str, st
     until(lambda: (run / "metrics.jsonl").exists(), "the first images", project)
     # What Slurm does itself some time before the job's time is up.
     subprocess.run(["scancel", "--batch", "--signal=USR1", job], env=slurm, timeout=20, check=True)
-    until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING"), "its end", project)
+    until(lambda: ended(slurm, job), "its end", project)
     said = output(project)
     assert state(slurm, job) == "COMPLETED" and (run / "DONE").exists(), said
     assert "stopped by the file STOP" in said and "queued again" in said and "going on from s" in said, said
@@ -95,7 +101,37 @@ def test_a_warned_job_is_queued_again_and_goes_on_to_its_end(slurm: dict[str, st
 def test_a_job_that_fails_is_started_again_and_then_counts_as_failed(slurm: dict[str, str], project: Path) -> None:
     fault = given('inject.faults=["kill rank=1 at=start"]')
     job = submit(slurm | {"ADAM_MPI_RESTARTS": "1"}, project, *fault, options=("--ntasks=2",))
-    until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING"), "its end", project)
+    until(lambda: ended(slurm, job), "its end", project)
     said = output(project)
     assert state(slurm, job) == "FAILED" and said.count("rank 1, worker") == 2, said
     assert said.count("started again") == 1 and "has no DONE" in said
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_job_whose_time_is_up_is_warned_by_slurm_and_goes_on_to_its_end(slurm: dict[str, str], project: Path) -> None:
+    # Slurm looks at its jobs every 30 s, and so warns 10 to 40 s before the end of the minute: this takes longer.
+    slow = 'inject.faults=["delay role=worker at=compute seconds=0.2"]'
+    limit = ("--ntasks=3", "--time=1", "--signal=B:USR1@10")
+    job = submit(slurm, project, *given("train.epochs=16", "layout.servers=1", slow), options=limit)
+    run = project / "runs" / f"job-{job}"
+    until(lambda: ended(slurm, job), "its end", project, 300)
+    said = output(project)
+    assert state(slurm, job) == "COMPLETED" and (run / "DONE").exists(), said
+    assert "stopped by the file STOP" in said and "queued again" in said and "going on from snapshot" in said, said
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 16
+
+
+def test_a_sweep_is_an_array(slurm: dict[str, str], project: Path) -> None:
+    sweep = ["sweep", "--over", "consistency.staleness=0,inf", "-n", "2", "-o", "both", "--launch", "false", *SMALL]
+    command = [sys.executable, "-m", "adam_mpi", *sweep, *given("train.epochs=1")]
+    said = subprocess.run(command, cwd=project, env=slurm, timeout=60, capture_output=True, text=True).stdout
+    line = re.findall(r"as a Slurm array: sbatch (.*)", said)[0].split()
+    options = ["sbatch", "--parsable", "--output=job.out", *line]
+    submitted = subprocess.run(options, cwd=project, env=slurm, timeout=60, check=True, capture_output=True, text=True)
+    job = submitted.stdout.strip()
+    runs = [project / "both" / f"consistency.staleness={value}_seed=1" for value in ("0", "inf")]
+    until(lambda: all((run / "DONE").exists() for run in runs), "the end of both", project)
+    until(lambda: state(slurm, job) == "COMPLETED", "its end", project)
+    table = subprocess.run([*command, "--table"], cwd=project, env=slurm, timeout=60, capture_output=True, text=True)
+    assert table.returncode == 0 and "consistency.staleness=inf" in table.stdout, table.stdout + table.stderr

@@ -62,7 +62,7 @@ class Servers:
         self.conductor.order()
         for to, message in self.orders():
             assert message["order"] == "hold"
-            self.conductor.hear(to, {"kind": "held", "clocks": [to, 9 - to]})
+            self.conductor.hear(to, {"kind": "held", "role": "server", "clocks": [to, 9 - to]})
         shards = cut(TENSORS, 50)
         for to, message in self.orders():
             assert message["order"] == "cut" and message["clocks"] == [5, 6]
@@ -74,7 +74,7 @@ class Servers:
             snapshot.write(path, own, state, np.arange(len(own)), position.pack())
             word = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
             answer = {"error": "no room"} if fail and to == 5 else {"file": path.name, "size": path.stat().st_size}
-            self.conductor.hear(to, {"kind": "stored", **word, **answer})
+            self.conductor.hear(to, {"kind": "stored", "role": "server", **word, **answer})
 
     def orders(self):
         orders, self.sent = self.sent, []
@@ -116,7 +116,7 @@ def test_merged_is_one_plain_file(taken, tmp_path, capsys):
 def test_inspect_tells_what_is_in_it_and_that_it_is_whole(taken, capsys):
     assert main(["inspect", str(taken)]) == 0
     said = capsys.readouterr().out
-    for word in ("format 2", "2 epochs and 7 batches, 224 images", "528 parameters", "7x31", "whole: every shard"):
+    for word in ("format 3", "2 epochs and 7 batches, 224 images", "528 parameters", "7x31", "whole: every shard"):
         assert word in said
 
 
@@ -187,3 +187,46 @@ def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
     with h5py.File(tmp_path / "server-00000.h5") as file:
         assert (file["weights"][...] == 3).all() and file["shards"].shape == (3, 4)
     house.free()
+
+
+@pytest.mark.parametrize("codec", ["onebit", "topk"])
+def test_at_the_cut_weights_and_residual_are_all_that_was_pushed(tmp_path, codec):
+    """A pusher far ahead of its server: what it has not packed by then belongs to later clocks."""
+    house, draw = House(additive(codec=codec), 300), np.random.default_rng(1)
+    pushes, server = house.pushes, house.server
+    values = draw.standard_normal((12, 300)).astype(np.float32)
+
+    def push(rows):
+        for row in rows:
+            pushes.push(house.contribution(row))
+
+    push(values[:8])
+    server.cut.hold()
+    assert pushes.residual.hold(pushes.sent) == [8]
+    push(values[8:])
+    server.cut.at([8], tmp_path)
+    pushes.residual.at([8], tmp_path)
+    house.settle()
+    files = [tmp_path / "server-00000.h5", tmp_path / "residual-00000.h5"]
+    house.world.wait(lambda: all(file.exists() for file in files), "the files", 20)
+    with h5py.File(files[0]) as stored, h5py.File(files[1]) as left_out:
+        kept, carried = stored["weights"][...], left_out["residual"][...]
+    assert np.abs(carried).max() > 0.1
+    np.testing.assert_allclose(kept + carried, values[:8].sum(axis=0), atol=1e-4)
+    np.testing.assert_allclose(house.weights + pushes.residual.values, values.sum(axis=0), atol=1e-4)
+    house.free()
+
+
+@pytest.mark.parametrize("pushers", [1, 2, 3, 5])
+def test_what_pushers_carried_goes_on_with_any_number_of_them(tmp_path, pushers):
+    rows = np.random.default_rng(2).standard_normal((3, SIZE)).astype(np.float32)
+    names = [snapshot.residual_name(ring) for ring in range(3)]
+    shards = cut(TENSORS, 50)
+    for name, row in zip(names, rows, strict=True):
+        snapshot.write(tmp_path / name, shards, {"residual": row}, np.zeros(len(shards)), Position(0).pack())
+    files = tuple((name,) for name in names)
+    resume = newest.Resume("snapshot", tmp_path, 1, Position(8), (0.0, 0), SIZE, 3, {}, "", files)
+    carried = [newest.residual(resume, replica, pushers) for replica in range(pushers)]
+    np.testing.assert_allclose(sum(carried), rows.sum(axis=0), atol=1e-5)
+    if pushers == 3:
+        np.testing.assert_array_equal(carried, rows)

@@ -4,29 +4,46 @@ Some launchers kill every other rank at once when one dies, so no rank is left t
 connection to its host's sentinel; a connection that ends without a word is a death. The first one to make
 `log/failure.txt` in the run directory tells it; deaths that follow from it are not news. Interruptions go the same
 way: launchers also interrupt the others when a rank has died, and kill them a moment later.
+Where the job may go on without a rank, a death is told only if the others end too before they have gone on.
+
+It also finds ranks that hang because they are stopped (SIGSTOP): after a while it ends them, and they are dead like
+others. It asks the kernel, so that neither load nor a long compilation is ever taken for a hang, and no rank that was
+given up wakes up again.
+
+While it watches, `log/watched-HOST-PID.txt` has the names of its ranks: one that is left over when the job has ended is
+of a host that was lost as a whole.
 
 Run as a plain file with the standard library only, so that it starts in milliseconds:
-    sentinel.py SOCKET FAILURE_FILE RANKS
+    sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE
 """
 
 import json
+import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-BYE = b"bye"
+BYE, WENT_ON = b"bye", b"went on\n"
 CONNECT_SECONDS = 60.0
+LOOK_SECONDS = 0.25
 
 
-def start(failure_file: Path, ranks: int) -> str:
-    """Start the sentinel of this host for so many ranks; returns the path they connect to."""
+def start(failure_file: Path, ranks: int, survivable: bool = False, patience: float = 0.0) -> str:
+    """Start the sentinel of this host for so many ranks, and those that join later; returns what they connect to.
+
+    `survivable`: the others may go on after a death. `patience`: seconds that a rank may be stopped; 0 lets it be.
+    """
     path = tempfile.mkdtemp(prefix="adam_mpi-") + "/sentinel"
-    command = [sys.executable, "-I", "-S", __file__, path, str(failure_file), str(ranks)]
+    words = [path, str(failure_file), str(ranks), str(int(survivable)), str(patience)]
+    command = [sys.executable, "-I", "-S", __file__, *words]
     # A session of its own: launchers end the process groups of the ranks they started.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
@@ -34,7 +51,7 @@ def start(failure_file: Path, ranks: int) -> str:
     return path
 
 
-def report(failure_file: Path, text: str, status: str = "failed") -> None:
+def report(failure_file: Path, text: str, status: str = "failed", exit_code: int = 1) -> None:
     """Tell why the job ends, and note it in the summary, unless somebody has told already."""
     try:
         file = failure_file.open("x")
@@ -45,7 +62,7 @@ def report(failure_file: Path, text: str, status: str = "failed") -> None:
     # Told and noted before it is written: who finds it written may end the job, and us with it.
     _tell(text)
     with suppress(OSError), file:
-        _note(failure_file.parent.parent / "summary.json", text, status)
+        _note(failure_file.parent.parent / "summary.json", text, status, exit_code)
         file.write(text + "\n")
 
 
@@ -59,6 +76,13 @@ def told(failure_file: Path, seconds: float) -> bool:
     return True
 
 
+def exit_code(failure_file: Path) -> int:
+    """What was told with the reason: 2 where it is no better the second time."""
+    with suppress(OSError, ValueError, KeyError):
+        return json.loads((failure_file.parent.parent / "summary.json").read_text())["exit_code"]
+    return 1
+
+
 def _tell(text: str) -> None:
     with suppress(OSError):
         # In one piece: others write to the same terminal.
@@ -66,10 +90,10 @@ def _tell(text: str) -> None:
         sys.stderr.flush()
 
 
-def _note(path: Path, text: str, status: str) -> None:
+def _note(path: Path, text: str, status: str, exit_code: int = 1) -> None:
     summary = json.loads(path.read_text()) if path.exists() else {}
-    part = path.with_suffix(".failed")
-    part.write_text(json.dumps(summary | {"status": status, "failure": text}, indent=2) + "\n")
+    part, news = path.with_suffix(".failed"), {"status": status, "failure": text, "exit_code": exit_code}
+    part.write_text(json.dumps(summary | news, indent=2) + "\n")
     part.replace(path)
 
 
@@ -79,37 +103,112 @@ class Wire:
     def __init__(self, path: str, name: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(path)
-        self.socket.sendall(json.dumps(name).encode() + b"\n")
+        self.socket.sendall(json.dumps([name, os.getpid()]).encode() + b"\n")
+
+    def say(self, word: bytes) -> None:
+        with suppress(OSError):
+            self.socket.sendall(word)
 
     def bye(self, interruption: str = "") -> None:
         """From here on the end of this rank is no surprise; if somebody asked for it, the sentinel tells who."""
-        with suppress(OSError):
-            self.socket.sendall(interruption.encode() or BYE)
+        self.say(interruption.encode() or BYE)
         self.socket.close()
 
 
-def _watch(path: str, failure_file: Path, ranks: int) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(ranks)
-    listener.settimeout(CONNECT_SECONDS)
-    print("listening", flush=True)
-    # epoll hands out events in the order they happened: the first death seen is the first death.
-    selector = selectors.DefaultSelector()
-    for _ in range(ranks):
-        connection, _ = listener.accept()
-        stream = connection.makefile("rb")
-        # The name is read first: a connection with unread words would be an event before any death.
-        selector.register(connection, selectors.EVENT_READ, (json.loads(stream.readline()), stream))
-    while selector.get_map():
-        for key, _ in selector.select():
-            name, stream = key.data
-            selector.unregister(key.fileobj)
-            last = stream.read()
+@dataclass
+class Rank:
+    name: str
+    pid: int
+    stopped: float | None = None
+    """Since when it was seen to be stopped, without a break."""
+    given_up: bool = False
+
+
+class Watch:
+    """What the sentinel does: it hears from ranks, and looks at them now and then."""
+
+    def __init__(self, path: str, failure_file: Path, ranks: int, survivable: bool, patience: float) -> None:
+        self.failure_file, self.expected, self.survivable, self.patience = failure_file, ranks, survivable, patience
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen(ranks)
+        # epoll hands out events in the order they happened: the first death seen is the first death.
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.watched = failure_file.with_name(f"watched-{socket.gethostname()}-{os.getpid()}.txt")
+        self.ranks: list[Rank] = []
+        self.deaths: list[str] = []
+        """Those after which nobody has gone on yet."""
+
+    def run(self) -> None:
+        """Until the last rank has gone, or too few have come."""
+        limit = time.monotonic() + CONNECT_SECONDS
+        while self.ranks or (self.expected > 0 and time.monotonic() < limit):
+            for key, _ in self.selector.select(LOOK_SECONDS):
+                if key.fileobj is self.listener:
+                    self._welcome()
+                else:
+                    self._hear(cast(socket.socket, key.fileobj), key.data)
+            if self.patience:
+                self._look(time.monotonic())
+        with suppress(OSError):
+            self.watched.unlink()
+
+    def _welcome(self) -> None:
+        connection, _ = self.listener.accept()
+        # The name is read first, and no more: what follows is an event, and before any death there is none.
+        with connection.makefile("rb", buffering=0) as stream:
+            rank = Rank(*json.loads(stream.readline()))
+        self.ranks.append(rank)
+        self.expected -= 1
+        with suppress(OSError):
+            self.watched.write_text("".join(f"{rank.name}\n" for rank in self.ranks))
+        self.selector.register(connection, selectors.EVENT_READ, rank)
+
+    def _hear(self, connection: socket.socket, rank: Rank) -> None:
+        last = connection.recv(4096)
+        if last.startswith(WENT_ON):
+            self.deaths.clear()
+            last = last.replace(WENT_ON, b"")
             if not last:
-                report(failure_file, f"{name} died; the job ends")
-            elif last != BYE:
-                report(failure_file, last.decode(), "interrupted")
+                return
+        # Whatever else is said comes right before the end.
+        while last and (more := connection.recv(4096)):
+            last += more
+        self.selector.unregister(connection)
+        connection.close()
+        self.ranks.remove(rank)
+        if not last and not rank.given_up:
+            self.deaths.append(f"{rank.name} died; the job ends")
+        elif last and last != BYE:
+            report(self.failure_file, last.decode(), "interrupted")
+        self._tell_death()
+
+    def _look(self, now: float) -> None:
+        """End ranks that have been stopped for too long: launchers would wait for them for ever."""
+        for rank in self.ranks:
+            rank.stopped = (rank.stopped or now) if _is_stopped(rank.pid) else None
+            if rank.stopped and now - rank.stopped > self.patience and not rank.given_up:
+                rank.given_up, death = True, f"{rank.name} was stopped for {self.patience:g} s and is ended"
+                self.deaths.append(f"{death}; the job ends")
+                self._tell_death()
+                if self.survivable:
+                    _tell(death)
+                os.kill(rank.pid, signal.SIGKILL)
+
+    def _tell_death(self) -> None:
+        """The first one, unless somebody is left who may go on."""
+        if self.deaths and not (self.survivable and self.ranks):
+            report(self.failure_file, self.deaths[0])
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the kernel says so; where it does not say (no /proc), nobody is."""
+    try:
+        # The name, in parentheses, may have anything in it.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 def _note_again(failure_file: Path) -> None:
@@ -122,12 +221,12 @@ def _note_again(failure_file: Path) -> None:
 
 
 def main() -> None:
-    path, failure_file, ranks = sys.argv[1:]
+    path, failure_file, ranks, survivable, patience = sys.argv[1:]
     try:
-        _watch(path, Path(failure_file), int(ranks))
-        _note_again(Path(failure_file))
-    except TimeoutError:
-        pass
+        watch = Watch(path, Path(failure_file), int(ranks), survivable == "1", float(patience))
+        print("listening", flush=True)
+        watch.run()
+        _note_again(watch.failure_file)
     finally:
         Path(path).unlink(missing_ok=True)
         Path(path).parent.rmdir()

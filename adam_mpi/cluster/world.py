@@ -1,6 +1,7 @@
 """The world of one generation: its members, their roles, and the communicators between them."""
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -77,6 +78,11 @@ class World:
             self.asked += 1
 
         signal.signal(signal.SIGUSR1, ask)
+
+    @property
+    def survivable(self) -> bool:
+        """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm."""
+        return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
     def check(self) -> None:
         """Drive MPI's progress, and raise when a member is dead or the job is asked to end."""

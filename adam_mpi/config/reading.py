@@ -1,11 +1,12 @@
 """Fill the sections from a TOML file and from `--set section.key=value`; every value is checked against its field."""
 
+import copy
 import dataclasses
 import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from adam_mpi.config.checks import check_together
 from adam_mpi.config.sections import Config
 from adam_mpi.errors import UserError
 
+Given = str | Path | Mapping[str, Any] | Config | None
 
-def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then the file, then each `section.key=value`."""
-    config = Config()
-    if path is not None:
-        fill(config, read(models.find(path)), "", str(path))
+
+def load(given: Given = None, overrides: Sequence[str] = ()) -> Config:
+    """Defaults, then what is given (a file, the name of a model, sections as a dict), then each `section.key=value`."""
+    config = copy.deepcopy(given) if isinstance(given, Config) else Config()
+    if isinstance(given, Mapping):
+        fill(config, given, "", "config")
+    elif isinstance(given, str | Path):
+        fill(config, read(models.find(given)), "", str(given))
     for override in overrides:
         fill(config, _parse_override(override), "", "--set")
     check_together(config)
@@ -59,7 +64,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     return parsed
 
 
-def fill(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
+def fill(section: Any, given: Mapping[str, Any], prefix: str, source: str) -> None:
     """Put the given values into a section of the configuration, each checked against its field."""
     fields = {f.name: f for f in dataclasses.fields(section)}
     hints = typing.get_type_hints(type(section))
@@ -70,7 +75,7 @@ def fill(section: Any, given: dict[str, Any], prefix: str, source: str) -> None:
             hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(fields)}"
             raise UserError(f"{source}: unknown key {name}; {hint}")
         if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, dict):
+            if not isinstance(value, Mapping):
                 raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
             fill(getattr(section, key), value, name + ".", source)
         else:

@@ -196,7 +196,7 @@ class Store:
     """Each server's own file, written behind, for runs without clocks (staleness inf)."""
 
     dir: str = ""
-    """Folder of the servers' stores, shared or of each node; empty takes `store` in the run directory."""
+    """Folder of the servers' stores, shared or of each node, $NAMES too; empty takes `store` in the run directory."""
     interval: float = limited(10.0, low=0.0)
     """Seconds that a server's store is behind at the most; 0 writes none."""
     required: bool = False
@@ -233,6 +233,14 @@ class Cluster:
     """How pushes and pulls travel: memory shared inside a node and one-sided between nodes, one-sided, or messages."""
     seconds: float = limited(60.0, low=1.0)
     """How long a rank waits for an answer before it names who did not give it and ends the job."""
+    stopped: float = limited(5.0, low=0.0)
+    """Seconds a rank may be stopped (SIGSTOP) before the sentinel of its host gives it up and ends it; 0: no limit."""
+
+
+@dataclass
+class Watchdog:
+    seconds: float = limited(10.0, low=0.0)
+    """A rank that waits longer than this logs for what, from whom and since when, with stacks of both; 0 never does."""
 
 
 @dataclass
@@ -241,6 +249,8 @@ class Observe:
     """Seconds between two lines of progress and of `metrics.jsonl`."""
     trace: bool = False
     """Write a timeline of every thread, `trace.json.gz`, for https://ui.perfetto.dev; costs less than 3 %."""
+    tensorboard: bool = False
+    """Write what is in `metrics.jsonl` as event files for TensorBoard too, into the folder `tensorboard` of the run."""
 
 
 @dataclass
@@ -267,6 +277,7 @@ class Config:
     consistency: Consistency = field(default_factory=Consistency)
     worker: Worker = field(default_factory=Worker)
     cluster: Cluster = field(default_factory=Cluster)
+    watchdog: Watchdog = field(default_factory=Watchdog)
     observe: Observe = field(default_factory=Observe)
     inject: Inject = field(default_factory=Inject)
 

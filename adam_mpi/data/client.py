@@ -1,7 +1,7 @@
 """The worker's side of data serving: several asks in flight, so that the next batch is there when needed."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.data import batch
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.course import Phase
+from adam_mpi.observe.watchdog import Wait
 
 # Batches a replica may hold at any time.
 LEAST = 3
@@ -102,6 +103,13 @@ class DataClient:
         """Tell the data rank that handed a batch out that it is done."""
         message = np.array([phase, images, loss, correct, number], np.float64)
         self.sending.append((self.world.traffic.Isend(message, source, batch.REPORT), message))
+
+    def awaits(self) -> Iterator[Wait]:
+        """Asks that are not answered; which data rank will answer a strip that does not ask is not known to it."""
+        for slot in self.asking if not self.follows else ():
+            yield Wait(f"batch {slot.batch}" if self.shared else "a batch", slot.source, id(slot.request))
+        if self.phase_slot.request is not None:
+            yield Wait("the next phase", self.world.layout.head, self.phase.number)
 
     def _phase_arrives(self) -> bool:
         slot = self.phase_slot

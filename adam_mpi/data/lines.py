@@ -25,6 +25,11 @@ class Line:
     def __len__(self) -> int:
         return len(self.upcoming) + len(self.started)
 
+    @property
+    def ready(self) -> int:
+        """Batches that could be taken now."""
+        return sum(future.done() for future, _ in self.started.values())
+
     def fill(self) -> bool:
         """Have the next batches prepared."""
         worked = False

@@ -1,5 +1,6 @@
 """Batches made ready: read through the cache, then transformed; by threads, ahead of need, or at once."""
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,8 @@ class Preparation:
         sample = np.arange(min(SAMPLE, data.description.train) if wanted.normalise else 0)
         images = data.read_usable("train", sample)[1]
         self.transformer = Transformer(wanted, source.shape, source.dtype, seed, images)
+        self.busy = 0.0
+        """Seconds in which threads transformed, all threads together."""
         # One thread reads, so that a slow disk keeps nobody but itself waiting; others transform what it has read.
         self.reading = ThreadPoolExecutor(1, "read")
         self.transforming = ThreadPoolExecutor(data.data.threads, "transform")
@@ -51,8 +54,11 @@ class Preparation:
         self, phase: Phase, asked: np.ndarray, kept: np.ndarray, images: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, Block]:
         ids = asked[kept]
+        began = time.perf_counter()
         with trace.span("prepare"):
-            return kept, Block(ids, labels, self.transformer(images, ids, phase.epoch if phase.training else None))
+            pixels = self.transformer(images, ids, phase.epoch if phase.training else None)
+        self.busy += time.perf_counter() - began
+        return kept, Block(ids, labels, pixels)
 
     def _cut(self, edges: np.ndarray, transformed: tuple[np.ndarray, Block]) -> list[Block]:
         """Into the batches again, of which some may have become smaller."""

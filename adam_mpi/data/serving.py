@@ -34,7 +34,8 @@ class DataServer:
         self.preparation.warm()
         self.owners = self._owners()
         self.phase: Phase | None = Phase(-1, "", 0)
-        self.served = 0
+        self.served = self.bytes = 0
+        self.busy = 0.0
         self.news = False
         """Whether somebody's share is complete and the head does not know it."""
         self.asks: deque[tuple[int, np.ndarray]] = deque()
@@ -101,6 +102,13 @@ class DataServer:
         return self.tally.done.copy()
 
     def step(self) -> bool:
+        began = time.perf_counter()
+        worked = self._serve()
+        if worked:
+            self.busy += time.perf_counter() - began
+        return worked
+
+    def _serve(self) -> bool:
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._receive()
         # Asks of a phase that this rank has not entered yet, or of batches not ready yet, stay in the queue.
@@ -118,6 +126,10 @@ class DataServer:
             self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
         return any([line.fill() for line in self.lines]) or worked
 
+    def awaits(self) -> tuple[()]:
+        """A server waits for nobody in particular."""
+        return ()
+
     def stats(self) -> dict[str, Any]:
         tally = self.tally
         return {
@@ -133,6 +145,11 @@ class DataServer:
             "skipped": tally.skipped if tally else 0,
             "bad": self.data.bad(),
             "served": self.served,
+            "bytes": self.bytes,
+            "busy": self.busy + self.preparation.busy / self.config.data.threads,
+            "queue": sum(line.ready for line in self.lines),
+            "preparing": sum(len(line.started) - line.ready for line in self.lines),
+            "asks": len(self.asks),
         }
 
     def _owners(self) -> np.ndarray | None:
@@ -258,4 +275,5 @@ class DataServer:
         self.served += 1
         strips = self.world.layout.strips(source)
         for rank, message in zip(strips, messages if len(messages) > 1 else messages * len(strips), strict=True):
+            self.bytes += message.nbytes
             self.sending.append((self.world.traffic.Isend(message, rank, batch.ANSWER + slot), message))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -50,6 +51,9 @@ class WriteBehind:
         self.error: Exception | None = None
         self.warned = self.looked = self.stepped = 0.0
         self.written = 0
+        self.acknowledged = 0, 0
+        """Pushes, and their images."""
+        self.file: Slots | None = None
         self.free = [np.empty(max(self.bytes), np.uint8) for _ in range(BUFFERS)]
         self.orders: SimpleQueue[tuple[Record, np.ndarray] | None] = SimpleQueue()
         self.done: SimpleQueue[tuple[list[tuple[Record, np.ndarray]], Exception | None]] = SimpleQueue()
@@ -70,6 +74,13 @@ class WriteBehind:
     def touch(self, place: int) -> None:
         """A record has changed."""
         self.dirty.setdefault(place, time.monotonic())
+
+    def acknowledge(self, pushes: int, images: int) -> None:
+        """So many have been acknowledged; the file knows it at once, so that a kill hides nothing."""
+        self.acknowledged = pushes, images
+        if self.file is not None:
+            with suppress(OSError):
+                self.file.acknowledge(pushes, images)
 
     def step(self) -> None:
         """Take note of what has been written; copy what it is time for; tell when the disk is slow."""
@@ -111,7 +122,7 @@ class WriteBehind:
     def _send(self, place: int) -> None:
         buffer, size = self.free.pop(), self.bytes[place]
         version, images = self.copy(place, buffer[:size])
-        record = Record(place, version, images, time.time_ns(), buffer[:size])
+        record = Record(place, version, images, time.time_ns(), buffer[:size], self.acknowledged[0])
         self.flying[place] = self.dirty.pop(place)
         self.orders.put((record, buffer))
 
@@ -156,17 +167,17 @@ class WriteBehind:
 
     def _run(self) -> None:
         """The writing thread: whatever has been copied, in one go."""
-        file: Slots | None = None
         while group := self._gather():
             try:
                 self.before_write()
-                file = self.make() if file is None else file
+                self.file = self.file or self.make()
                 with trace.span("flush"):
-                    file.write([record for record, _ in group])
+                    self.file.write([record for record, _ in group])
                 self.done.put((group, None))
             except Exception as error:  # told to the main thread
                 self.done.put((group, error))
-        if file is not None:
+        if self.file is not None:
+            file, self.file = self.file, None
             file.close()
 
     def _gather(self) -> list[tuple[Record, np.ndarray]]:

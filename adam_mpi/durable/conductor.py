@@ -1,4 +1,4 @@
-"""The head's part of a snapshot: ask the servers to hold, make the cut, and name the folder when all have written.
+"""The head's part of a snapshot: ask all to hold, make the cut, and name the folder when all have written.
 
     hold ->  <- held (how far)   cut ->  <- stored (what is in it)   model file, manifest, rename, remove old ones
 """
@@ -23,13 +23,15 @@ log = logging.getLogger(__name__)
 class Conductor:
     def __init__(
         self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
-        describe: Callable[[], dict[str, Any]], strips: int = 1,
+        describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too."""
+        self.members = [("server", rank) for rank in servers] + [("worker", rank) for rank in pushers]
         self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
         self.tensors, self.describe, self.strips = tensors, describe, strips
         """What the manifest says besides the position, as it is when the snapshot is ordered."""
         self.number = 0
-        self.answers: dict[int, dict[str, Any]] = {}
+        self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.stage, self.again = "", False
         self.told: dict[str, Any] = {}
         self.taken: list[str] = []
@@ -57,12 +59,12 @@ class Conductor:
         self._tell({"order": "hold"})
 
     def hear(self, source: int, message: dict[str, Any]) -> None:
-        """An answer of a server; with the last one the next step follows."""
+        """An answer of a server or pusher; with the last one the next step follows."""
         assert message["kind"] == self.stage, f"{message['kind']} of rank {source} while waiting for {self.stage}"
-        self.answers[source] = message
-        if len(self.answers) < len(self.servers):
+        self.answers[message["role"], source] = message
+        if len(self.answers) < len(self.members):
             return
-        answers = [self.answers[server] for server in self.servers]
+        answers = [self.answers[member] for member in self.members]
         self.answers = {}
         if self.stage == "held":
             self.stage = "stored"
@@ -74,11 +76,11 @@ class Conductor:
                 self.order()
 
     def _tell(self, order: dict[str, Any]) -> None:
-        for server in self.servers:
-            self.post.send({"kind": "store", **order}, server)
+        for role, rank in self.members:
+            self.post.send({"kind": "store" if role == "server" else "residual", **order}, rank)
 
     def _clocks(self, answers: Sequence[dict[str, Any]]) -> list[int]:
-        """As far as any server has begun with a replica; with clocks, which all go through, as far as with any."""
+        """As far as anybody has begun with a replica; with clocks, which all go through, as far as with any."""
         clocks = [max(begun) for begun in zip(*(answer["clocks"] for answer in answers), strict=True)]
         # The strips of a replica make one step together.
         group = len(clocks) if self.joint else self.strips
@@ -86,7 +88,7 @@ class Conductor:
 
     def _seal(self, answers: Sequence[dict[str, Any]]) -> None:
         self.error = next((answer["error"] for answer in answers if "error" in answer), "")
-        positions = {tuple(answer.get(key) for key in POSITION) for answer in answers}
+        positions = {tuple(answer.get(key) for key in POSITION) for answer in answers[: len(self.servers)]}
         if not self.error and len(positions) > 1:
             self.error = f"the servers are not at one position: {positions}"
         try:
@@ -104,10 +106,12 @@ class Conductor:
         done = epoch <= self.told["epochs"]
         epochs, batches = (self.told["epochs"], 0) if done else (epoch - 1, batches)
         name = snapshot.name(epochs, batches)
-        files = {answer["file"]: answer["size"] for answer in answers}
+        sizes = [(answer["file"], answer["size"]) for answer in answers]
+        files, residuals = dict(sizes[: len(self.servers)]), dict(sizes[len(self.servers) :])
         manifest = self.told | {
             "format": FORMAT, "name": name, "epochs": epochs, "batches": batches, "images": images, "clock": clock,
-            "parameters": sum(tensor.size for tensor in self.tensors), "files": files,
+            "parameters": sum(tensor.size for tensor in self.tensors), "files": files, "residuals": residuals,
+            "strips": self.strips,
             "tensors": {tensor.name: [tensor.offset, list(tensor.shape)] for tensor in self.tensors},
             "time": time.time(),
         }  # fmt: skip

@@ -13,7 +13,7 @@ from h5py import h5d, h5p, h5s, h5t
 from adam_mpi.errors import UserError
 
 PIECE, BLOCK = 8 << 20, 4096
-FORMAT = 2
+FORMAT = 3
 """Of snapshots, stores and files of weights: docs/FORMAT.md says what is in them."""
 
 

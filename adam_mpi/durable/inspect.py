@@ -7,7 +7,7 @@ from pathlib import Path
 
 import h5py
 
-from adam_mpi.durable import model, slots, snapshot
+from adam_mpi.durable import model, slots, snapshot, stores
 from adam_mpi.durable.files import open_file
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
@@ -25,7 +25,7 @@ def inspect(path: Path) -> tuple[str, bool]:
 def _look(path: Path) -> Iterator[tuple[str, bool]]:
     if (path / snapshot.MANIFEST).exists():
         yield from _snapshot(path)
-    elif (path / "store.json").exists():
+    elif (path / stores.DESCRIPTION).exists():
         for file in sorted(path.glob("server-*.h5")):
             yield from _store(file)
     elif path.is_dir() and (path / "config.toml").exists():
@@ -62,15 +62,16 @@ def _snapshot(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _store(path: Path) -> Iterator[tuple[str, bool]]:
-    pieces, packed = slots.read(path)
-    written = [piece for piece in pieces if piece is not None]
-    yield f"store {path}: {len(written)} of {len(pieces)} shards have a whole version", len(written) == len(pieces)
+    stored = slots.read(path, values=False)
+    written, shards = stored.written, len(stored.pieces)
+    yield f"store {path}: {len(written)} of {shards} shards have a whole version", len(written) == shards
     if written:
-        images, oldest = [piece.images for piece in written], min(piece.nanoseconds for piece in written)
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(oldest / 1e9))
+        images = [piece.images for piece in written]
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.oldest / 1e9))
         yield f"  images {min(images)} to {max(images)}, the oldest written {when}", True
-    if packed is not None:
-        position = Position.unpack(packed)
+        yield f"  acknowledged: {stored.pushes} pushes, {stored.images} images", True
+    if stored.position is not None:
+        position = Position.unpack(stored.position)
         yield f"  epoch {position.epoch}, {position.count} of its batches, {position.images} images", True
 
 

@@ -1,7 +1,6 @@
 """The head's care for what outlives the job: when a snapshot is due, when the job is to stop, what may be removed."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,10 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import to_toml
 from adam_mpi.durable import model, snapshot
 from adam_mpi.durable.conductor import Conductor
-from adam_mpi.durable.newest import Resume, order_settings, store_folder
+from adam_mpi.durable.newest import Resume, order_settings
 from adam_mpi.errors import UserError
 from adam_mpi.observe.board import Board
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.shelves import Shelves
 
 LOOK_SECONDS = 0.5
@@ -24,22 +24,24 @@ log = logging.getLogger(__name__)
 class Keeper:
     def __init__(
         self, world: World, post: Post, directory: Path, shelves: Shelves, resume: Resume | None, until: float,
-        life: Path, describe: Callable[[], dict[str, Any]],
+        describe: Callable[[], dict[str, Any]],
     ) -> None:  # fmt: skip
-        """`until`: when the job is to stop; `life`: the folder of its stores; `describe`: what snapshots say of it."""
+        """`until`: when the job is to stop; `describe`: what snapshots say of it."""
         self.world, self.config, self.directory, self.shelves = world, world.config, directory, shelves
-        self.resume, self.until, self.describe = resume, until, describe
+        self.post, self.resume, self.until, self.describe = post, resume, until, describe
         servers = [server for server in shelves.servers if shelves.held[server]]
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
+        pushers = shelves.pushers if CODECS[self.config.push.codec].feedback else ()
         folder = directory / "snapshots"
-        strips = shelves.strips
-        self.snapshots = Conductor(post, servers, folder, keep, joint, shelves.tensors, self._describe, strips)
+        self.snapshots = Conductor(
+            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers
+        )
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False
         self.asked, self.looked = world.asked, 0.0
-        stores = store_folder(self.config, directory)
-        self.old_stores = [path for path in stores.glob("[0-9]*") if path.name != life.name]
+        self.old_stores = True
+        """Whether there may be some of earlier lives."""
 
     def look(self, training: bool) -> str:
         """Take a snapshot if it is time for one, or somebody asks for it; returns why the job is to stop, if it is."""
@@ -86,9 +88,9 @@ class Keeper:
         """When every server's store of this job is whole, those of earlier ones are no longer needed."""
         words = [word["store"] for word in board.of("server") if word["shards"]]
         if self.old_stores and len(words) == len(self.snapshots.servers) and all(w and w["whole"] for w in words):
-            for path in self.old_stores:
-                shutil.rmtree(path, ignore_errors=True)
-            self.old_stores = []
+            self.old_stores = False
+            for server in self.snapshots.servers:
+                self.post.send({"kind": "store", "order": "forget"}, server)
 
     def _describe(self) -> dict[str, Any]:
         now = {"replicas": self.world.layout.replicas, "order": order_settings(self.config)}

@@ -4,20 +4,27 @@ Whole is what has been read and agrees with its checksums; anything else is name
 """
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from adam_mpi.config import Config
-from adam_mpi.durable import slots, snapshot
+from adam_mpi.durable import slots, snapshot, stores
 from adam_mpi.durable.files import FORMAT
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.stores import Life, Seen
 from adam_mpi.errors import UserError
 from adam_mpi.observe.rundir import write_json
+from adam_mpi.server.codecs import CODECS
+
+NOTHING_SEEN = Seen()
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,14 @@ class Resume:
     settings: dict[str, Any]
     """What the order of the images depended on."""
     note: str
+    residuals: tuple[tuple[str, ...], ...] = ()
+    """Files of a snapshot with what its pushers' codec had left out, those of each replica."""
+    lost_pushes: int = 0
+    """Acknowledged ones that are not, or not everywhere, in a store."""
+    readers: dict[str, int] | None = None
+    """The rank that reads each file of a store, where not all ranks see all of them."""
+    shared: dict[str, np.ndarray] | None = None
+    """What they have read, on a rank that wants it."""
 
     @property
     def midway(self) -> bool:
@@ -51,26 +66,20 @@ def order_settings(config: Config) -> dict[str, Any]:
     return {f"{section}.{key}": getattr(getattr(config, section), key) for section in keys for key in keys[section]}
 
 
-def store_folder(config: Config, run: Path) -> Path:
-    """Where the stores of a run are, one folder for each time it was started."""
-    return Path(config.store.dir) / run.resolve().name if config.store.dir else run / "store"
+def next_life(config: Config, run: Path, seen: Seen = NOTHING_SEEN) -> Path:
+    """The folder of the store of a job that starts now, after all that anybody has seen."""
+    lives = [int(path.name) for path in stores.folder(config, run).glob("[0-9]*")]
+    return stores.folder(config, run) / f"{max([seen.last, *lives]) + 1:04d}"
 
 
-def next_life(config: Config, run: Path) -> Path:
-    """The folder of the store of a job that starts now."""
-    lives = [int(path.name) for path in store_folder(config, run).glob("[0-9]*")]
-    return store_folder(config, run) / f"{max(lives, default=0) + 1:04d}"
-
-
-def find(config: Config, run: Path) -> tuple[Resume | None, list[str]]:
-    """What to go on from, and what was passed over and why."""
+def find(config: Config, run: Path, seen: Seen = NOTHING_SEEN) -> tuple[Resume | None, list[str]]:
+    """What to go on from, and what was passed over and why; `seen`: the stores."""
     found, trouble = _first_whole(sorted((run / "snapshots").glob("[!.]*"), reverse=True), _from_snapshot)
     if not config.asynchronous:
         return found, trouble
-    folders = sorted(store_folder(config, run).glob("[0-9]*"), reverse=True)
-    stored, more = _first_whole(folders, lambda folder: _from_store(folder, run, config))
+    stored = None if seen.life is None else _from_store(seen.life, run, config)
     newer = stored is not None and (found is None or stored.images > found.images)
-    return stored if newer else found, trouble + more
+    return stored if newer else found, [*trouble, *seen.trouble]
 
 
 def _first_whole(paths: list[Path], read: Any) -> tuple[Resume | None, list[str]]:
@@ -90,42 +99,50 @@ def _from_snapshot(path: Path) -> Resume:
     note = f"snapshot {path.name}, nothing lost up to it"
     best = (told["best"], told["best_epoch"])
     known = told["parameters"], told["replicas"], told["order"]
-    return Resume("snapshot", path, told["epochs"], position, best, *known, note)
+    files, strips = tuple(told["residuals"]), told["strips"]
+    residuals = tuple(files[first : first + strips] for first in range(0, len(files), strips))
+    return Resume("snapshot", path, told["epochs"], position, best, *known, note, residuals)
 
 
-def _from_store(folder: Path, run: Path, config: Config) -> Resume:
-    files = [slots.read(path) for path in sorted(folder.glob("server-*.h5"))]
-    pieces = [piece for shards, _ in files for piece in shards]
-    if not files or any(piece is None for piece in pieces) or any(position is None for _, position in files):
-        raise UserError(f"{folder}: not every shard has been written")
-    told = _described(folder)
-    if sum(piece.size for piece in pieces if piece) != told["parameters"]:
-        raise UserError(f"{folder}: not all of {told['parameters']} parameters are here")
-    position = merged([Position.unpack(packed) for _, packed in files if packed is not None])
-    counts = [piece.images for piece in pieces if piece]
+def _from_store(life: Life, run: Path, config: Config) -> Resume:
+    folder, files = stores.folder(config, run) / life.name, life.files.values()
+    position = merged([Position.unpack(stored.position) for stored in files if stored.position is not None])
+    counts = [piece.images for stored in files for piece in stored.written]
+    pushes, images = (max(lost) for lost in zip(*(stored.lost for stored in files), strict=True))
     note = (
-        f"store {folder}: shards of {min(counts)} to {max(counts)} images; what was pushed in the last "
-        f"{told['interval']:g} s before the end, and up to {max(counts) - min(counts)} images in some shards, is lost"
+        f"store {folder}: shards of {min(counts)} to {max(counts)} images; up to {pushes} acknowledged pushes of "
+        f"{images} images are lost, none older than {life.told['interval']:g} s"
     )
-    known = told["parameters"], told["replicas"], told["order"]
-    return Resume("store", folder, max(position.epoch - 1, 0), position, _best(run), *known, note)
+    if CODECS[config.push.codec].feedback:
+        note += f", and what {config.push.codec} had left out until then"
+    known = life.told["parameters"], life.told["replicas"], life.told["order"]
+    epochs, readers = max(position.epoch - 1, 0), None if life.shared else life.readers
+    return Resume("store", folder, epochs, position, _best(run), *known, note, lost_pushes=pushes, readers=readers)
+
+
+def cost(resume: Resume, run: Path, config: Config) -> str:
+    """What the end of the job before has cost: work that was acknowledged and is not in what the run goes on from.
+
+    By what its head had written last: up to `observe.interval` seconds of it are not counted.
+    """
+    images = max(0, _acknowledged(run / "metrics.jsonl") - resume.images)
+    pushes = -(-images // config.push.images) if config.asynchronous else -(-images // config.train.batch)
+    unit = "pushes" if config.asynchronous else "clocks"
+    return f"; {pushes} acknowledged {unit} ({images} images) are lost and computed again"
+
+
+def _acknowledged(metrics: Path) -> int:
+    """Images of acknowledged pushes since the training began, as they were told last."""
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        return json.loads(metrics.read_text().splitlines()[-1])["images_trained"]
+    return 0
 
 
 def describe_store(folder: Path, config: Config, replicas: int, parameters: int) -> None:
     """What whoever reads the stores of a job must know besides."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     told = {"format": FORMAT, "parameters": parameters, "replicas": replicas, "interval": config.store.interval}
-    write_json(folder / "store.json", told | {"order": order_settings(config)})
-
-
-def _described(folder: Path) -> dict[str, Any]:
-    try:
-        told = json.loads((folder / "store.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: store.json: {error}") from None
-    if told["format"] != FORMAT:
-        raise UserError(f"{folder}: format {told['format']}, this version reads {FORMAT}")
-    return told
+    write_json(folder / stores.DESCRIPTION, told | {"order": order_settings(config), "began": time.time_ns()})
 
 
 def merged(positions: list[Position]) -> Position:
@@ -146,8 +163,18 @@ def _best(run: Path) -> tuple[float, int]:
         return -1.0, 0
 
 
+def share(resume: Resume, comm: MPI.Comm, place: Path, wanted: bool) -> Resume:
+    """Collective: have what lies on disks of single nodes read there and passed round; `place`: this rank's folder."""
+    if resume.readers is None:
+        return resume
+    path = place / resume.path.name
+    return replace(resume, shared=stores.state(comm, path, resume.readers, resume.parameters, wanted))
+
+
 def state(resume: Resume, size: int) -> dict[str, np.ndarray]:
     """Weights, state of the optimiser, and average if there is one, as flat vectors."""
+    if resume.shared is not None:
+        return resume.shared
     flat: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size, np.float32))
     for start, values in _pieces(resume):
         for name, array in values.items():
@@ -157,14 +184,22 @@ def state(resume: Resume, size: int) -> dict[str, np.ndarray]:
     return dict(flat)
 
 
+def residual(resume: Resume, replica: int, replicas: int) -> np.ndarray:
+    """What a replica carries on: what it had left out itself, and where there are fewer now, a share of the others'."""
+    total = np.zeros(resume.parameters, np.float32)
+    for files in resume.residuals[replica::replicas]:
+        for start, values in snapshot.pieces(resume.path, files):
+            total[start : start + len(values["residual"])] += values["residual"]
+    return total
+
+
 def _pieces(resume: Resume) -> Iterator[tuple[int, dict[str, Any]]]:
     if resume.kind == "snapshot":
-        yield from snapshot.pieces(resume.path)
+        yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"])
         return
     for path in sorted(resume.path.glob("server-*.h5")):
-        for piece in slots.read(path)[0]:
-            if piece is not None:
-                yield piece.start, piece.values
+        for piece in slots.read(path).written:
+            yield piece.start, piece.values
 
 
 def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str:
@@ -177,9 +212,12 @@ def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str
             if resume.settings[key] != value:
                 was = resume.settings[key]
                 raise UserError(f"{key} = {value!r}: the run is inside an epoch begun with {was!r}; resume with that")
+    notes = []
+    if resume.residuals and not CODECS[config.push.codec].feedback:
+        notes.append(f"push.codec = {config.push.codec}: what the run's codec had left out until now is lost")
     if config.data.skew == "none" or resume.replicas == replicas:
-        return ""
+        return "; ".join(notes)
     shares = f"data.skew = {config.data.skew}: the shares were drawn for {resume.replicas} replicas, now {replicas}"
     if resume.midway:
         raise UserError(f"{shares}; resume with {resume.replicas}, or from an epoch's end")
-    return f"{shares}; they are drawn anew"
+    return "; ".join([*notes, f"{shares}; they are drawn anew"])

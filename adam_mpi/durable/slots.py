@@ -25,7 +25,8 @@ from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.shards import Shard
 
 KIND = "store"
-HEAD = np.dtype([("version", "<u8"), ("images", "<u8"), ("nanoseconds", "<u8"), ("checksum", "<u8")])
+FIELDS = ("version", "pushes", "images", "nanoseconds", "checksum")
+HEAD = np.dtype([(name, "<u8") for name in FIELDS])
 
 # The file's size never changes, so what else is kept of it need not be written each time.
 _on_disk = getattr(os, "fdatasync", os.fsync)
@@ -40,17 +41,20 @@ class Record:
     images: int
     nanoseconds: int
     body: np.ndarray
+    pushes: int = 0
+    """Acknowledged when it was copied: they are in it."""
 
     def head(self) -> np.ndarray:
         head = np.zeros((), HEAD)
-        head["version"], head["images"], head["nanoseconds"] = self.version, self.images, self.nanoseconds
+        for name in FIELDS[:-1]:
+            head[name] = getattr(self, name)
         head["checksum"] = check_value(head, self.body)
         return head
 
 
 def check_value(head: np.ndarray, body: np.ndarray) -> int:
     """Over the other fields of the head too: an old head with a new body is no record."""
-    return checksum(body, checksum(np.frombuffer(head.tobytes()[:24], np.uint32)))
+    return checksum(body, checksum(np.frombuffer(head.tobytes()[:-8], np.uint32)))
 
 
 def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
@@ -61,12 +65,15 @@ def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_b
         values = 2 * len(parts) * sum(shard.size for shard in shards)
         lay_out(file, "bodies", h5t.IEEE_F32LE, (values,))
         lay_out(file, "position", h5t.STD_U8LE, (2, position_bytes))
-        file["heads"] = np.zeros((len(shards) + 1, 2, 4), np.uint64)
+        file["heads"] = np.zeros((len(shards) + 1, 2, len(FIELDS)), np.uint64)
+        file["acknowledged"] = np.zeros(2, np.uint64)
     _reserve(path)
 
 
 def _reserve(path: Path) -> None:
-    """Take the disk space now: later writes then find room."""
+    """Take the disk space now, where the system offers it: later writes then find room."""
+    if not hasattr(os, "posix_fallocate"):
+        return sync(path)
     with path.open("rb+") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -82,8 +89,8 @@ class Slots:
     def __init__(self, path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
         create(path, shards, parts, position_bytes)
         with open_file(path, KIND) as file:
-            offsets = {name: file[name].id.get_offset() for name in ("bodies", "position", "heads")}
-        self.heads = offsets["heads"]
+            offsets = {name: file[name].id.get_offset() for name in ("bodies", "position", "heads", "acknowledged")}
+        self.heads, self.acknowledged = offsets["heads"], offsets["acknowledged"]
         edges = np.cumsum([0] + [4 * len(parts) * shard.size for shard in shards])
         first = offsets["bodies"]
         self.bodies = [(int(first + 2 * start), int(stop - start)) for start, stop in pairwise(edges)]
@@ -118,6 +125,10 @@ class Slots:
             assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
             put(self.descriptor, record.body, start + int(self.next[record.place]) * size)
 
+    def acknowledge(self, pushes: int, images: int) -> None:
+        """So many have been acknowledged, in the file or not: whoever goes on from it can tell what is lost."""
+        put(self.descriptor, np.array([pushes, images], np.uint64), self.acknowledged)
+
     def close(self) -> None:
         os.close(self.descriptor)
 
@@ -129,13 +140,40 @@ class Piece:
     start: int
     size: int
     version: int
+    pushes: int
     images: int
     nanoseconds: int
     values: dict[str, np.ndarray]
 
 
-def read(path: Path) -> tuple[list[Piece | None], np.ndarray | None]:
-    """Of each shard, and of the position, the newest whole version; None where none has been written."""
+@dataclass(frozen=True)
+class Stored:
+    """What a store has: of each shard, and of the position, the newest whole version; None where there is none."""
+
+    pieces: list[Piece | None]
+    position: np.ndarray | None
+    pushes: int
+    """Acknowledged until the end, whether they are in it or not."""
+    images: int
+
+    @property
+    def written(self) -> list[Piece]:
+        return [piece for piece in self.pieces if piece is not None]
+
+    @property
+    def oldest(self) -> int:
+        """When the oldest of its shards was copied, in nanoseconds since 1970."""
+        return min((piece.nanoseconds for piece in self.written), default=0)
+
+    @property
+    def lost(self) -> tuple[int, int]:
+        """Acknowledged pushes and their images that some shard does not have."""
+        pushes, images = (min(getattr(piece, name) for piece in self.written) for name in ("pushes", "images"))
+        return max(0, self.pushes - pushes), max(0, self.images - images)
+
+
+def read(path: Path, values: bool = True) -> Stored:
+    """Read a store from end to end; without `values` only what is in it."""
     with open_file(path, KIND) as file:
         parts, heads = list(file.attrs["parts"]), file["heads"][...].view(HEAD)[..., 0]
         pieces: list[Piece | None] = []
@@ -145,10 +183,12 @@ def read(path: Path) -> tuple[list[Piece | None], np.ndarray | None]:
             bodies = [file["bodies"][offset + slot * length : offset + (slot + 1) * length] for slot in (0, 1)]
             offset += 2 * length
             slot = newest(pair, bodies)
-            pieces.append(None if slot is None else _piece(start, size, pair[slot], parts, bodies[slot]))
+            kept = parts if values else ()
+            pieces.append(None if slot is None else _piece(start, size, pair[slot], kept, bodies[slot]))
         bodies = list(file["position"][...])
         slot = newest(heads[-1], bodies)
-        return pieces, None if slot is None else bodies[slot]
+        acknowledged = file["acknowledged"][...].tolist()
+        return Stored(pieces, None if slot is None else bodies[slot], *acknowledged)
 
 
 def newest(heads: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
@@ -160,4 +200,5 @@ def newest(heads: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
 
 def _piece(start: int, size: int, head: np.ndarray, parts: Sequence[str], body: np.ndarray) -> Piece:
     values = {part: body[place * size : (place + 1) * size] for place, part in enumerate(parts)}
-    return Piece(start, size, int(head["version"]), int(head["images"]), int(head["nanoseconds"]), values)
+    version, pushes, images, nanoseconds, _ = head.item()
+    return Piece(start, size, version, pushes, images, nanoseconds, values)

@@ -2,6 +2,7 @@
 
     snapshots/epoch-0002-batch-000040/    two epochs, and 40 batches of the third
         server-00001.h5                   weights, state, average of that server's shards; the position
+        residual-00000.h5                 what a pusher's codec has left out so far, where it has error feedback
         model.h5                          the layers by name, as virtual datasets over the servers' files
         snapshot.json                     the manifest
 
@@ -36,6 +37,10 @@ def file_name(server: int) -> str:
     return f"server-{server:05d}.h5"
 
 
+def residual_name(ring: int) -> str:
+    return f"residual-{ring:05d}.h5"
+
+
 def write(
     path: Path, shards: Sequence[Shard], state: Mapping[str, np.ndarray], versions: np.ndarray, position: np.ndarray
 ) -> None:
@@ -63,7 +68,7 @@ def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
 
 def parts(file: h5py.File) -> list[str]:
     """What a server's file keeps of each parameter, in the order of the checksum."""
-    return [part for part in ("weights", "state", "average") if part in file]
+    return [part for part in ("weights", "state", "average", "residual") if part in file]
 
 
 def manifest(path: Path) -> dict[str, Any]:
@@ -80,12 +85,14 @@ def manifest(path: Path) -> dict[str, Any]:
 def check(path: Path) -> Position:
     """Read a snapshot from end to end; returns its position, or raises a UserError that says what is wrong with it."""
     told, found, positions = manifest(path), 0, []
-    for file_, size in told["files"].items():
+    for file_, size in (told["files"] | told["residuals"]).items():
         if not (path / file_).exists() or (path / file_).stat().st_size != size:
             raise UserError(f"{path / file_}: is not the file of {size} bytes that the snapshot was made of")
         with open_file(path / file_, KIND) as file:
-            found += _check_shards(path / file_, file)
-            positions.append(Position.unpack(file["position"][...]))
+            values = _check_shards(path / file_, file)
+            if file_ in told["files"]:
+                found += values
+                positions.append(Position.unpack(file["position"][...]))
     if found != told["parameters"]:
         raise UserError(f"{path}: holds {found} of {told['parameters']} parameters")
     if not all(position.agrees(positions[0]) for position in positions):
@@ -102,9 +109,9 @@ def _check_shards(path: Path, file: h5py.File) -> int:
     return int(sizes.sum())
 
 
-def pieces(path: Path) -> Iterator[tuple[int, dict[str, h5py.Dataset | np.ndarray]]]:
-    """(start, values by name) of every shard of a snapshot that has been checked."""
-    for file_ in manifest(path)["files"]:
+def pieces(path: Path, files: Iterable[str]) -> Iterator[tuple[int, dict[str, h5py.Dataset | np.ndarray]]]:
+    """(start, values by name) of every shard in these files of a snapshot that has been checked."""
+    for file_ in files:
         with open_file(path / file_, KIND) as file:
             offset = 0
             for start, size, _, _ in file["shards"][...].tolist():

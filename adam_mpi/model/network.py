@@ -22,7 +22,7 @@ class Network:
     The generated engine computes in float32 and from pixels; the reference in any type and from any numbers. Dense
     layers in `captured` keep their activations and errors, for `factors` of a context.
     `choices` are how the engine computes each convolution: of `tune`, or of another network's `choices`; without,
-    arithmetic decides.
+    arithmetic decides. `batches`: of a round of `Context.train` with `later`, up to `settle`.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Network:
         engine: str = "reference",
         captured: Sequence[str] = (),
         choices: dict | None = None,
+        batches: int = 1,
         strip: Strip | None = None,
     ) -> None:
         self.strip = strip
@@ -41,7 +42,7 @@ class Network:
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
         self.program = None
         if engine == "generated" and self.dtype == np.float32 and strip is None:
-            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices, captured)
+            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices, captured, batches)
 
     @property
     def choices(self) -> dict:
@@ -60,15 +61,27 @@ class Network:
         """Layers so large that threads read them where they share them, even when they have copies of the others."""
         return self.program.uncopied if self.program else ()
 
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """Those of them whose contexts step on them at the end of a round, without a gradient in memory."""
+        return self.program.settled if self.program else ()
+
+    def spans_without(self, layers: Sequence[str]) -> list[tuple[int, int]]:
+        """The parts of the flat parameter vector that belong to all other layers."""
+        return [span for layer, span in parameters.spans(self.shapes).items() if layer not in layers]
+
     def copied(self) -> list[tuple[int, int]]:
         """The parts of the flat parameter vector that threads have copies of."""
-        return [span for layer, span in parameters.spans(self.shapes).items() if layer not in self.uncopied]
+        return self.spans_without(self.uncopied)
 
     def context(self, shared: np.ndarray | None = None) -> Context | EngineContext:
         """A context of its own for each thread, or for each block in flight; it reads `uncopied` layers in `shared`."""
         if self.program:
-            run = library.run(self.program.text, self.program.lanes)
-            return EngineContext(self.shapes, self.images, self.seed, self.program, run, shared)
+            text, lanes = self.program.text, self.program.lanes
+            settle = library.settle(text, lanes) if shared is not None and self.settled else None
+            return EngineContext(
+                self.shapes, self.images, self.seed, self.program, library.run(text, lanes), shared, settle
+            )
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
     def strip_context(self) -> StripContext:

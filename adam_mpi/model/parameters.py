@@ -68,10 +68,10 @@ def _deviation(shapes: Sequence[LayerShape], index: int) -> float:
     """Standard deviation of a layer's weights."""
     weight = shapes[index].weight or ()
     inputs, outputs = math.prod(weight[1:]), weight[0] * math.prod(weight[2:])
-    return math.sqrt(2 / inputs) if _feeds_relu(shapes[index + 1 :]) else math.sqrt(2 / (inputs + outputs))
+    return math.sqrt(2 / inputs) if feeds_relu(shapes[index + 1 :]) else math.sqrt(2 / (inputs + outputs))
 
 
-def _feeds_relu(following: Sequence[LayerShape]) -> bool:
+def feeds_relu(following: Sequence[LayerShape]) -> bool:
     """Whether the first activation before the next weights is relu; pools and dropout in between do not matter."""
     for shape in following:
         if isinstance(shape.layer, Conv | Dense):

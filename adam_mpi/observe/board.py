@@ -1,20 +1,31 @@
 """The board: the last word of every rank, and the figures of the whole job that follow from them."""
 
+import time
 from collections import Counter
 from typing import Any
 
+from adam_mpi.cluster.layout import Layout
 from adam_mpi.data.course import Phase
+from adam_mpi.observe import status
 
 
 class Board:
     def __init__(self) -> None:
         self.words: dict[tuple[str, int], dict[str, Any]] = {}
         """(role, rank) -> what it told last."""
+        self.timed: dict[tuple[str, int], dict[str, Any]] = {}
+        self.pulses: dict[tuple[str, int], dict[str, Any]] = {}
+        """(role, rank) -> what it did between the last two words that it told in its turn."""
 
     def hear(self, rank: int, word: dict[str, Any]) -> None:
         key = word["role"], rank
         # A last word stays the last one, even when a periodic one follows it.
-        self.words[key] = {"final": self.words.get(key, {}).get("final", False)} | word
+        final = self.words.get(key, {}).get("final", False)
+        self.words[key] = {"final": final, "heard": time.monotonic()} | word
+        if "at" in word:
+            if key in self.timed:
+                self.pulses[key] = status.pulse(self.timed[key], word)
+            self.timed[key] = word
 
     def of(self, role: str) -> list[dict[str, Any]]:
         return [word for (of, _), word in sorted(self.words.items()) if of == role]
@@ -51,6 +62,30 @@ class Board:
             "clock_wait": self.clock_wait(),
         }
 
+    def gauges(self) -> dict[str, Any]:
+        """What else `metrics.jsonl` says: of the whole job so far, and of the moment."""
+        servers = self.of("server")
+        return {
+            "rate": max((word["rate"] for word in servers), default=0.0),
+            "bytes": {
+                "pushed": self.pushes()["bytes"],
+                "pulled": self.pulls()["bytes"],
+                "served": sum(word["bytes"] for word in self.of("data")),
+            },
+            "staleness_histogram": {str(value): count for value, count in coarse(self.histogram("leads")).items()},
+            "apply_batch": round(self._mean("server", "apply_batch"), 3),
+            "store_lag": max((word["store"]["behind"] for word in servers if word["store"]), default=0.0),
+            "busy": {role: round(self._mean(role, "busy"), 3) for role in ("data", "worker", "server")},
+            "layers": {name: row for word in self.of("worker") for name, row in word["layers"].items()},
+        }
+
+    def ranks(self, layout: Layout) -> list[dict[str, Any]]:
+        return status.ranks(layout, self.words, self.pulses, time.monotonic())
+
+    def _mean(self, role: str, figure: str) -> float:
+        seen = [pulse[figure] for (of, _), pulse in self.pulses.items() if of == role]
+        return sum(seen) / max(len(seen), 1)
+
     def clock_wait(self) -> float:
         """Seconds in which replicas were held back by the clocks of others, all replicas together."""
         return round(sum(word["clock_wait"] for word in self.of("worker")), 3)
@@ -79,9 +114,24 @@ class Board:
         return {key: sum(word["pulls"][key] for word in workers) for key in ("count", "bytes")}
 
     def workers(self) -> dict[str, dict[str, float]]:
-        """By rank: images trained on, and seconds in which its threads computed, waited for data, for a clock."""
+        """By rank: images trained on, and seconds in which its threads computed, waited for data, for a clock, ..."""
         keys = ("images", "busy", "starved", "clock_wait")
-        return {str(word["rank"]): {key: round(word[key], 3) for key in keys} for word in self.of("worker")}
+        return {
+            str(word["rank"]): {key: round(word[key], 3) for key in keys}
+            | {"waits": {reason: round(seconds, 3) for reason, seconds in word["waits"].items()}}
+            for word in self.of("worker")
+        }
+
+    def troubles(self) -> dict[str, dict[str, Any]]:
+        """By rank: the first number of each worker that was not finite."""
+        return {str(word["rank"]): word["trouble"] for word in self.of("worker") if word["trouble"]}
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes by layer and protocol: "conv1 delta", "conv1 pull"."""
+        total: Counter[str] = Counter()
+        for word in self.of("worker"):
+            total.update(word["traffic"])
+        return dict(total)
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds by rank."""
@@ -95,6 +145,14 @@ class Board:
             "mean": round(mean(histogram), 4),
             "histogram": {str(value): histogram[value] for value in sorted(histogram)},
         }
+
+
+def coarse(histogram: Counter[int]) -> dict[int, int]:
+    """Exact up to 8, then by powers of two: so that a line stays short however far replicas drift apart."""
+    total: Counter[int] = Counter()
+    for value, count in histogram.items():
+        total[value if value <= 8 else 1 << value.bit_length() - 1] += count
+    return dict(sorted(total.items()))
 
 
 def mean(histogram: Counter[int]) -> float:

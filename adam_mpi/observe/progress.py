@@ -1,41 +1,68 @@
-"""Progress for people: a bar on a terminal, a plain line per interval elsewhere."""
+"""Progress for people: on a terminal a view that stays in place, elsewhere a plain line per interval."""
 
 import os
 import sys
-from typing import Any
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from adam_mpi.data.course import Phase
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 
 class Progress:
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
         # Launchers put a pipe between a rank and the terminal; scripts/train knows what is at its other end.
-        self.terminal = os.environ.get("ADAM_MPI_TERMINAL", "") == "1" or sys.stderr.isatty()
-        self.bar: tqdm | None = None
+        there = sys.stdout.isatty() and sys.stderr.isatty()
+        self.live = _live() if there or os.environ.get("ADAM_MPI_TERMINAL", "") == "1" else None
 
-    def begin(self, phase: Phase, images: int) -> None:
-        if self.terminal:
-            self.bar = tqdm(total=images, desc=self._name(phase), unit=" images", ascii=True)
+    def update(self, status: dict[str, Any]) -> None:
+        """Show the state of the job."""
+        if self.live is None:
+            self.say(plain(status["run"]))
+            return
+        from rich.console import Group
 
-    def update(self, phase: Phase, images: int, share: float, figures: dict[str, Any]) -> None:
-        text = "  ".join(f"{name} {value}" for name, value in figures.items())
-        if self.bar is not None:
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(images - self.bar.n)
-        else:
-            self.say(f"{self._name(phase)}  {share:4.0%}  {text}")
+        from adam_mpi.observe import screen
 
-    def end(self, phase: Phase, images: int, figures: dict[str, Any]) -> None:
-        self.update(phase, images, 1.0, figures)
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
+        run = status["run"]
+        # The empty line: mpirun hands on whole lines only, and the view ends without an end of line.
+        view = Group(screen.run_line(run), screen.by_role(status["groups"], run["staleness"]), "")
+        self.live.update(view, refresh=True)
+
+    def end(self, status: dict[str, Any]) -> None:
+        """A phase is over: its line stays."""
+        self.say(plain(status["run"]))
+
+    def close(self) -> None:
+        """Nothing more to show: leave the terminal to others."""
+        if self.live is not None:
+            self.live.update("", refresh=True)
+            self.live.stop()
+            self.live = None
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        if self.live is not None:
+            self.live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
 
-    def _name(self, phase: Phase) -> str:
+    def name(self, phase: Phase) -> str:
         return f"epoch {phase.epoch}/{self.epochs} {phase.part}" if phase.part != "test" else "test"
+
+
+def plain(run: dict[str, Any]) -> str:
+    from adam_mpi.observe import screen
+
+    text = "  ".join(f"{name} {value}" for name, value in screen.words(run).items())
+    return f"{run['name']}  {run['share']:4.0%}  {text}"
+
+
+def _live() -> "Live":
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live("", console=Console(force_terminal=True), auto_refresh=False, redirect_stdout=False)
+    live.start()
+    return live

@@ -9,10 +9,15 @@ from adam_mpi.config import Config
 from adam_mpi.errors import UserError
 
 
+def where(config: Config, given: str | None) -> Path:
+    """What it is called; a run without a name has the time of its start."""
+    name = config.run.name or f"{Path(config.data.set).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(given) if given else Path("runs") / name
+
+
 def choose(config: Config, given: str | None, resume: bool) -> Path:
     """The directory of this run, made if it is not there; one that holds a run is not touched without resume."""
-    name = config.run.name or f"{Path(config.data.set).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = Path(given) if given else Path("runs") / name
+    path = where(config, given)
     if (path / "config.toml").exists() and not resume:
         raise UserError(f"run directory {path} holds a run; add --resume to go on with it, or give another")
     if path.exists() and not path.is_dir():

@@ -7,7 +7,9 @@ memory with the gradients as float32; `starts` are their places in it, folded in
 import numpy as np
 from numba import njit
 
-BLOCK = 4096
+from adam_mpi.server.prefetch import prefetch
+
+BLOCK = 1024  # float32 in a page of memory
 # weights += sum: what Adam's own workers push is the change of their weights; or weights -= rate * (sum + decay *
 # weights), which is momentum without any; the others keep a state.
 RULES = ("additive", "descent", "momentum", "nesterov", "adagrad")
@@ -15,12 +17,26 @@ ADDITIVE, DESCENT, MOMENTUM, NESTEROV, ADAGRAD = range(len(RULES))
 
 
 @njit(nogil=True, cache=True, inline="always")
+def _four(mail, starts, first, size):  # type: ignore[no-untyped-def]
+    """A block of each of four messages."""
+    a, b = mail[starts[0] + first :][:size], mail[starts[1] + first :][:size]
+    return a, b, mail[starts[2] + first :][:size], mail[starts[3] + first :][:size]
+
+
+@njit(nogil=True, cache=True, inline="always")
 def _fold(total, mail, starts, scales, first, size):  # type: ignore[no-untyped-def]
-    """Add a block of each message, four at a time: several streams keep the memory busier than one."""
-    fours = starts.size - starts.size % 4
-    for k in range(0, fours, 4):
-        a, b = mail[starts[k] + first :][:size], mail[starts[k + 1] + first :][:size]
-        c, d = mail[starts[k + 2] + first :][:size], mail[starts[k + 3] + first :][:size]
+    """Add a block of each message, eight or four at a time: several streams keep the memory busier than one."""
+    eights, fours = starts.size - starts.size % 8, starts.size - starts.size % 4
+    for k in range(0, eights, 8):
+        a, b, c, d = _four(mail, starts[k:], first, size)
+        e, f, g, h = _four(mail, starts[k + 4 :], first, size)
+        p, q, r, s = scales[k], scales[k + 1], scales[k + 2], scales[k + 3]
+        t, u, v, w = scales[k + 4], scales[k + 5], scales[k + 6], scales[k + 7]
+        for i in range(size):
+            half = (p * a[i] + q * b[i]) + (r * c[i] + s * d[i])
+            total[i] += half + ((t * e[i] + u * f[i]) + (v * g[i] + w * h[i]))
+    for k in range(eights, fours, 4):
+        a, b, c, d = _four(mail, starts[k:], first, size)
         p, q, r, s = scales[k], scales[k + 1], scales[k + 2], scales[k + 3]
         for i in range(size):
             total[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i])
@@ -40,6 +56,8 @@ def step(
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
         block, past = weights[first : first + size], state[first : first + size]
+        prefetch(weights, first + BLOCK)
+        prefetch(state, first + BLOCK)
         if rule == ADDITIVE or rule == DESCENT:
             if rule == DESCENT and decay != 0:
                 _shrink(block, np.float32(1) - rate * decay)

@@ -140,6 +140,7 @@ class Inbox:
             self._refuse(mail, trouble)
             self.settle(mail)
             return None
+        self.counts["bytes"] += 4 * mail.words
         self.sequences[mail.shard, ring] = mail.number
         if not mail.finite:
             self.refuse_values(mail)

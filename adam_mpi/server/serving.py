@@ -13,7 +13,7 @@ from adam_mpi.cluster import numa
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.durable import snapshot
+from adam_mpi.durable import snapshot, stores
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
@@ -57,6 +57,7 @@ class Server:
         self.cut = Cut(len(shelves.pushers))
         self.store: WriteBehind | None = None
         self.counts: Counter[str] = Counter()
+        self.busy = 0.0
         self.leads: Counter[int] = Counter()
         self.delays: Counter[int] = Counter()
 
@@ -92,6 +93,7 @@ class Server:
         arrived = self.inbox.collect()
         # Between seeing that messages are there and reading them.
         self.mail.sync()
+        began = time.perf_counter()
         for mail in arrived:
             self._stage(mail)
         ready = {shard: mails for shard in list(self.staged) if (mails := self._take_ready(shard))}
@@ -100,6 +102,8 @@ class Server:
                 self._apply(ready)
         if self.inbox.news:
             self._publish()
+        if arrived:
+            self.busy += time.perf_counter() - began
         self._keep()
         return bool(arrived)
 
@@ -112,7 +116,7 @@ class Server:
             with trace.span("snapshot"):
                 self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.position)
         while not self.cut.written.empty():
-            self.post.send({"kind": "stored", **self.cut.written.get()}, self.world.layout.head)
+            self.post.send({"kind": "stored", "role": "server", **self.cut.written.get()}, self.world.layout.head)
 
     def _stage(self, mail: Mail) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
@@ -192,24 +196,33 @@ class Server:
     def _publish(self) -> None:
         """Weights are in place: let it be seen that they are, acknowledge, and only then show the clock."""
         self.window.sync()
+        if self.store is not None:
+            self.store.acknowledge(self.counts["applied"], self.position.images)
         self.inbox.acknowledge()
         self.published.rate[0] = self.rate
         self.published.clock[0] = min(self.clocks)
         self.window.sync()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """An order of the head: hold for a snapshot, take it at a cut, or finish and tell the last figures."""
+        """An order of the head about the snapshot, the store, or the end, before which the last figures are told."""
         head = self.world.layout.head
         match message["order"]:
             case "hold":
                 self.world.injector.at("store")
-                self.post.send({"kind": "held", "clocks": self.cut.hold()}, head)
+                self.post.send({"kind": "held", "role": "server", "clocks": self.cut.hold()}, head)
             case "cut":
                 self.cut.at(message["clocks"], Path(message["folder"]))
+            case "forget":
+                if self.store is not None:
+                    stores.forget(self.store.path.parent)
             case "finish":
                 if self.store is not None:
                     self.store.close()
                 self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
+
+    def awaits(self) -> tuple[()]:
+        """A server waits for nobody in particular."""
+        return ()
 
     def stats(self) -> dict[str, Any]:
         counts = self.counts + self.inbox.counts
@@ -218,6 +231,11 @@ class Server:
             "rank": self.world.rank,
             "cpu": time.process_time(),
             **{key: counts[key] for key in COUNTS},
+            "busy": self.busy,
+            "queue": sum(len(mails) for mails in self.staged.values()),
+            "bytes": counts["bytes"],
+            "rate": self.rate,
+            "clocks": dict(zip(self.shelves.pushers, self.clocks, strict=True)),
             "leads": dict(self.leads),
             "delays": dict(self.delays),
             "shards": len(self.shards),

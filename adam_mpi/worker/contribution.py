@@ -1,5 +1,6 @@
 """A contribution: gradients summed over images, on their way from a trainer thread into one push."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -63,15 +64,22 @@ class Pool:
     def __init__(self, count: int, size: int, matrices: Mapping[str, Matrix], images: int) -> None:
         self.values = np.zeros((count, size), np.float32)
         self.free: SimpleQueue[Contribution] = SimpleQueue()
+        self.waited = 0.0
+        """Seconds in which threads waited for one to come back, all threads together."""
         for row, values in enumerate(self.values):
             factors = {layer: Factors(images, m.inputs, m.outputs) for layer, m in matrices.items()}
             self.free.put(Contribution(row, values, factors=factors))
 
     def take(self, wait: bool = False) -> Contribution | None:
         try:
-            return self.free.get(block=wait)
+            return self.free.get_nowait()
         except Empty:
-            return None
+            if not wait:
+                return None
+        began = time.perf_counter()
+        taken = self.free.get()
+        self.waited += time.perf_counter() - began
+        return taken
 
     def give(self, contribution: Contribution) -> None:
         contribution.values[:] = 0

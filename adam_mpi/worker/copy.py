@@ -2,20 +2,28 @@
 
 Threads that all write the shared weights after every batch spend their time passing cache lines around. So a thread
 takes a copy, steps on that, and adds what it learnt to the shared weights at the end of a round of batches. Layers too
-large for a copy (`Network.uncopied`) are read where they are shared, and change at the end of a round only.
+large for a copy (`Network.uncopied`) are read where they are shared, and change at the end of a round only: their
+gradient and their step are one pass over memory then (`EngineContext.settle`), which threads share as well.
 """
 
 import numpy as np
 from numba import njit
 
+from adam_mpi.config import Config
+from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.network import Network
 
 ROUND = 4
 """Batches between two additions to the shared weights."""
 
 
+def batches(config: Config) -> int:
+    """The most of a round: a push ends it too."""
+    return min(ROUND, -(-config.push.images // config.train.batch))
+
+
 class Copy:
-    """`weights` is what the thread computes on, `gradient` the sum over the batches of its round.
+    """`weights` is what the thread computes on with `context`, `gradient` the sum over the batches of its round.
 
     `alone`: no copy, and every batch is a round: for a single thread, or where every batch is pushed.
     """
@@ -23,7 +31,11 @@ class Copy:
     def __init__(self, network: Network, shared: np.ndarray, index: int, alone: bool) -> None:
         self.shared, self.gradient, self.alone = shared, np.zeros_like(shared), alone
         self.weights, self.start = (shared, shared) if alone else (np.zeros_like(shared), np.zeros_like(shared))
-        self.ranges = np.array(network.copied(), np.int64).reshape(-1, 2)
+        self.context = network.context(shared)
+        self.options = {"later": True} if network.settled else {}
+        """For `context.train`."""
+        self.ranges, self.summed = _ranges(network.copied()), _ranges(network.spans_without(network.settled))
+        """Of what is copied, and of what has a gradient in memory."""
         self.batches = 0
         """Of the round so far."""
         # The first rounds differ in length, so that threads do not end theirs together.
@@ -46,8 +58,14 @@ class Copy:
     def end(self, total: np.ndarray, factor: float, unit: float) -> None:
         """Add the round, if there is one, to the shared weights and to the contribution."""
         if self.batches:
-            settle(self.shared, total, self.gradient, np.float32(factor), np.float32(unit))
+            settle(self.shared, total, self.gradient, self.summed, np.float32(factor), np.float32(unit))
+            if isinstance(self.context, EngineContext):
+                self.context.settle(total, factor, unit)
             self.batches, self.length = 0, ROUND
+
+
+def _ranges(spans: list[tuple[int, int]]) -> np.ndarray:
+    return np.array(spans, np.int64).reshape(-1, 2)
 
 
 @njit(nogil=True, cache=True)
@@ -68,11 +86,14 @@ def ahead(start: np.ndarray, gradient: np.ndarray, weights: np.ndarray, ranges: 
 
 
 @njit(nogil=True, cache=True)
-def settle(local: np.ndarray, total: np.ndarray, gradient: np.ndarray, factor: float, unit: float) -> None:
+def settle(
+    local: np.ndarray, total: np.ndarray, gradient: np.ndarray, ranges: np.ndarray, factor: float, unit: float
+) -> None:
     """Add `unit` times a gradient to the contribution, and the step it predicts to the local weights.
 
     Other threads do the same to `local` at the same time, without locks: a lost addition is a little noise.
     """
-    for i in range(gradient.size):
-        total[i] += unit * gradient[i]
-        local[i] -= factor * gradient[i]
+    for row in range(len(ranges)):
+        for i in range(ranges[row, 0], ranges[row, 1]):
+            total[i] += unit * gradient[i]
+            local[i] -= factor * gradient[i]

@@ -37,6 +37,8 @@ class Lane(Generic[L]):
         self.line_offset, self.ring_offset = shelves.line_offset(ring), ring * shelves.ring_bytes
         self.slots, self.slot_bytes = shelves.slots, shelves.slot_bytes
         self.waiting: deque[L] = deque()
+        self.held: deque[L] = deque()
+        """What must wait until a snapshot has been taken."""
         self.sent: deque[L] = deque()
         self.position = self.applied = self.asked = 0
         near = mail.direct(server, self.ring_offset, shelves.ring_bytes)
@@ -64,6 +66,7 @@ class Lane(Generic[L]):
         """What is pushed and not in weights read when the server had applied so much of our ring."""
         yield from islice(self.sent, max(0, applied - self.applied), None)
         yield from self.waiting
+        yield from self.held
 
     def _free(self) -> bool:
         request = self.requests[self.position % self.slots]

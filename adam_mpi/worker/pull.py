@@ -1,6 +1,8 @@
 """The pull client: reads the servers' weights one-sidedly, while the trainer threads go on."""
 
 import time
+from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 from mpi4py import MPI
@@ -8,6 +10,7 @@ from mpi4py import MPI
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.observe import trace
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.codecs import bfloat16
 from adam_mpi.server.shelves import LINE, Shelves
 from adam_mpi.worker.holding import Holding
@@ -41,6 +44,8 @@ class PullClient:
         self.runs: list[tuple[int, int]] = []
         self.began = self.waited = 0.0
         self.count = self.bytes = 0
+        self.traffic: Counter[str] = Counter()
+        """Bytes of weights, by layer: "conv1 pull"."""
 
     def start(self, least: int | None = None, average: bool = False) -> None:
         assert not self.active, "one pull at a time"
@@ -66,6 +71,16 @@ class PullClient:
             self.waited += time.perf_counter() - self.began if self.least is not None else 0.0
             self._read_weights()
         return False
+
+    def awaits(self) -> Iterator[Wait]:
+        """The servers whose clock is not there yet, or all whose answer may be missing."""
+        if not self.active:
+            return
+        for server, clock in zip(self.servers, self.clocks, strict=True):
+            if self.reading == "weights" or self.least is None:
+                yield Wait(f"the {self.reading} of pull {self.count}", server, self.count)
+            elif clock[0] < self.least:
+                yield Wait(f"clock {self.least}, which has come to {clock[0]},", server, self.count)
 
     @property
     def applied(self) -> dict[int, int]:
@@ -99,10 +114,14 @@ class PullClient:
         self.reading, self.requests, self.runs = "weights", [], []
         into = self.halves if self.region == "short" else self.latest
         for server, line in zip(self.servers, self.lines, strict=True):
-            for start, size, offset in self.shelves.runs(server, self.region, self._wanted(server)):
+            wanted = self._wanted(server)
+            for start, size, offset in self.shelves.runs(server, self.region, wanted):
                 start = self.holding.starts[start]
                 self._get(into[start : start + size], server, offset)
                 self.runs.append((start, size))
+            for shard in self.shelves.held[server]:
+                if shard.index in wanted:
+                    self.traffic[f"{shard.layer} pull"] += into.itemsize * shard.size
             # After the weights: an own push taken for applied too early is only late, one too late counts twice.
             self._get(line, server, self.shelves.line_offset(self.ring))
 

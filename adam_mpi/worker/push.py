@@ -1,7 +1,7 @@
 """The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -10,6 +10,8 @@ import numpy as np
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.durable.position import batch_id
+from adam_mpi.observe.hunter import Trouble
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
 from adam_mpi.server.factors import FactorPlan
@@ -19,6 +21,7 @@ from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Contribution
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
+from adam_mpi.worker.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class ShardLetter:
     last: bool
 
     @property
+    def where(self) -> str:
+        return f"shard {self.shard.index}"
+
+    @property
     def part(self) -> slice:
         return self.client.holding.part(self.shard)
 
@@ -41,13 +48,14 @@ class ShardLetter:
         if client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
         elif mailbox.finite(values.view(np.uint32)):
-            header["words"], header["finite"] = client.codec.encode(values, client.residual[self.part], body), 1
+            header["words"], header["finite"] = client.codec.encode(values, client.residual.values[self.part], body), 1
         else:
             # It is refused: nothing of it may stay in the residual.
             header["words"] = client.codec.words(values.size)
             body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
         header["kind"], header["values"], header["last"] = mailbox.DELTA, self.shard.size, self.last
+        client.note(contribution, self.shard.layer, "delta", header)
         return header
 
     def batches(self) -> np.ndarray:
@@ -73,6 +81,10 @@ class FactorLetter:
     parts: int
     last: bool
 
+    @property
+    def where(self) -> str:
+        return f"layer {self.layer}"
+
     def write(self, body: np.ndarray) -> np.ndarray:
         contribution, header = self.contribution, self.client.header(self.contribution, self.plan.shards[0])
         factors = contribution.factors[self.layer]
@@ -85,6 +97,7 @@ class FactorLetter:
         header["codec"] = NUMBERS[self.client.world.config.push.factor_codec]
         header["kind"], header["values"], header["last"] = mailbox.FACTOR, len(activations), self.last
         header["part"], header["parts"] = self.part, self.parts
+        self.client.note(contribution, self.layer, "factor", header)
         return header
 
     def batches(self) -> np.ndarray:
@@ -101,8 +114,9 @@ class FactorLetter:
 class PushClient:
     def __init__(
         self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
-        holding: Holding | None = None,
+        holding: Holding | None = None, carried: np.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """`carried`: what an earlier job's codec had left out, over the whole flat vector."""
         self.choices, self.holding = choices, holding or Holding(shelves)
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.ring = shelves.pushers.index(world.rank)
@@ -118,9 +132,12 @@ class PushClient:
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
         self.codec = CODECS[world.config.push.codec]
-        self.residual = np.zeros(self.holding.size if self.codec.feedback else 0, np.float32)
-        """What error feedback carries into later pushes."""
+        self.residual = Residual(self.holding, self.ring, self.lanes, self.codec.feedback, carried)
         self.sent = self.settled = 0
+        self.traffic: Counter[str] = Counter()
+        """Bytes pushed, by layer and protocol: "conv1 delta"."""
+        self.trouble: Trouble | None = None
+        """The first gradient that was not finite."""
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
@@ -132,7 +149,7 @@ class PushClient:
             letters = self._letters(contribution, lane.server)
             letters[-1] = replace(letters[-1], last=True)
             contribution.pending += len(letters)
-            lane.waiting.extend(letters)
+            (lane.held if self.residual.holds(contribution.clock) else lane.waiting).extend(letters)
 
     def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
         """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
@@ -163,11 +180,29 @@ class PushClient:
         header["parts"] = 1
         return header
 
+    def note(self, contribution: Contribution, layer: str, kind: str, header: np.ndarray) -> None:
+        """Count what goes out; and keep the first gradient that is not finite, the last layer's where several are."""
+        self.traffic[f"{layer} {kind}"] += 4 * int(header["words"])
+        if header["finite"] or (self.trouble is not None and self.trouble.step != contribution.sequence):
+            return
+        order = [tensor.layer for tensor in self.shelves.tensors]
+        if self.trouble is None or order.index(layer) > order.index(self.trouble.layer):
+            epoch, batches = contribution.done[0].epoch, [done.number for done in contribution.done]
+            self.trouble = Trouble(f"the gradient of {layer}", layer, contribution.sequence, epoch, batches, [])
+
     def step(self) -> bool:
         self.mailbox.sync()
         self.published.sync()
         worked = [lane.step() for lane in self.lanes]
+        self.residual.step(self.sent)
         return any(worked)
+
+    def awaits(self) -> Iterator[Wait]:
+        """The oldest message to each server that is not acknowledged."""
+        for lane in self.lanes:
+            if lane.sent:
+                what = f"the acknowledgement of push {lane.sent[0].contribution.sequence}, {lane.sent[0].where}"
+                yield Wait(what, lane.server, lane.applied)
 
     def settle(self, contribution: Contribution) -> None:
         """A message of a push has been dealt with; with the last one the push is acknowledged."""

@@ -37,11 +37,11 @@ LEAST_IMAGES = 16
 class StripWorker(Worker):
     def __init__(
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int, cut: Partition,
+        published: Window, post: Post, threads: int, carried: np.ndarray | None, cut: Partition,
     ) -> None:  # fmt: skip
         self.cut, self.strip = cut, cut.strips[world.place.strip or 0]
         holding = Holding(shelves, cut, self.strip.number)
-        super().__init__(world, network, shelves, choices, mail, published, post, threads, holding)
+        super().__init__(world, network, shelves, choices, mail, published, post, threads, carried, holding)
         self.number = self.next = 0
         """Of the batch that begins next, and of the one whose gradient is added next."""
         self.landed: dict[int, Flight] = {}
@@ -56,7 +56,7 @@ class StripWorker(Worker):
         return DataClient(self.world, self.cut.shapes[0].input, self.strip.columns, columns)
 
     def _start(self, network: Network, threads: int) -> None:
-        count = self.config.worker.in_flight
+        count, self.trainers = self.config.worker.in_flight, []
         contexts = [network.strip_context() for _ in range(count)]
         gradients = [np.zeros_like(self.local) for _ in range(count)]
         self.flow = Flow(contexts, gradients, self.world.injector)
@@ -170,8 +170,12 @@ class StripWorker(Worker):
         self.flow.stop()
 
     @property
-    def _idle_share(self) -> float:
-        return 1 - min(1.0, (self.number - self.next) / len(self.flow.threads))
+    def parked(self) -> bool:
+        return self.flow.idle
+
+    @property
+    def idle_share(self) -> float:
+        return max(0.0, 1 - self.flow.computing / len(self.flow.threads))
 
     @property
     def busy(self) -> float:

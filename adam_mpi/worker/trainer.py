@@ -12,6 +12,7 @@ from adam_mpi.cluster.inject import Injector
 from adam_mpi.data.batch import Batch
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
+from adam_mpi.observe.hunter import Hunter
 from adam_mpi.server.shelves import MOST_BATCHES
 from adam_mpi.worker.contribution import Contribution, Done, Pool
 from adam_mpi.worker.copy import Copy
@@ -37,7 +38,8 @@ class Trainer(threading.Thread):
     ) -> None:
         super().__init__(name=f"trainer-{index}", daemon=True)
         self.index, self.copy, self.pool, self.results, self.injector = index, copy, pool, results, injector
-        self.context = network.context(copy.shared)
+        self.context = copy.context
+        self.hunter = Hunter(network.shapes)
         self.contribution: Contribution | None = None
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.waiting = 0
@@ -73,7 +75,7 @@ def train(batch: Batch, token: object, factor: float, unit: float, images: int) 
 
     def task(trainer: Trainer) -> Result:
         copy = trainer.copy
-        done = _compute(trainer, batch, copy.weights, overwrite=copy.begin())
+        done = _compute(trainer, batch, copy.weights, copy.begin(), copy.options)
         if trainer.contribution is None:
             # Quicker threads may have taken all there are.
             trainer.contribution = trainer.pool.take(wait=True)
@@ -112,7 +114,7 @@ def compute(batch: Batch) -> Task:
     """Compute gradients into the thread's own array, for a step that all replicas take together."""
 
     def task(trainer: Trainer) -> Result:
-        return Result(trainer.index, _compute(trainer, batch, trainer.copy.shared, overwrite=True))
+        return Result(trainer.index, _compute(trainer, batch, trainer.copy.shared, True, {}))
 
     return task
 
@@ -127,14 +129,17 @@ def evaluate(batch: Batch, token: object) -> Task:
     return task
 
 
-def _compute(trainer: Trainer, batch: Batch, weights: np.ndarray, overwrite: bool) -> Done:
+def _compute(
+    trainer: Trainer, batch: Batch, weights: np.ndarray, overwrite: bool, options: dict[str, bool]
+) -> Done:
     start = time.perf_counter()
     loss, correct = 0.0, 0
     if batch.labels.size:
         with trace.span("kernels"):
             loss, correct = trainer.context.train(
-                weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite
+                weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite, **options
             )
+        trainer.hunter.look(loss, weights, batch)
     elif overwrite:
         trainer.gradient[:] = 0
     trainer.injector.slow(time.perf_counter() - start)

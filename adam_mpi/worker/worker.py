@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,6 +19,8 @@ from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
+from adam_mpi.observe.norms import Probe
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
@@ -28,6 +31,7 @@ from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
+from adam_mpi.worker.waits import Waits
 
 # Tasks a thread has in hand: the next one is there when it is done with one.
 TASKS_AHEAD = 2
@@ -36,13 +40,13 @@ TASKS_AHEAD = 2
 class Worker:
     def __init__(
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int, holding: Holding | None = None,
+        published: Window, post: Post, threads: int, carried: np.ndarray | None = None, holding: Holding | None = None,
     ) -> None:  # fmt: skip
         self.world, self.config, self.post = world, world.config, post
         holding = holding or Holding(shelves)
         self.local = np.zeros(holding.size, np.float32)
         self.data = self._client(network)
-        self.pushes = PushClient(world, shelves, choices, mail, published, holding)
+        self.pushes = PushClient(world, shelves, choices, mail, published, holding, carried)
         self.pulls = PullClient(world, shelves, published, holding)
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
         self.pool = Pool(2 * threads + 2, holding.size, dense, largest_push(self.config))
@@ -58,8 +62,10 @@ class Worker:
         """Where the gradients of the clock under way go."""
         self.ended = False
         self.images = 0
-        self.starved = 0.0
-        self.last = time.perf_counter()
+        self.waits = Waits()
+        # One worker's look at the model is enough.
+        first = world.rank == world.layout.workers[0]
+        self.probe = Probe(network.shapes, self.config.observe.interval) if first else None
 
     def _client(self, network: Network) -> DataClient:
         return DataClient(self.world, network.shapes[0].input)
@@ -79,10 +85,11 @@ class Worker:
         worked = self.data.step()
         worked |= self._collect()
         worked |= self.pushes.step()
+        self._tell_written()
         worked |= self._settle()
         worked |= self._pull()
         worked |= self._feed()
-        self._count_starved()
+        self.waits.count(self)
         if self.data.drained:
             worked |= self._drain()
         return worked
@@ -140,7 +147,7 @@ class Worker:
             if isinstance(result.token, Slot):
                 self.data.release(result.token)
             if result.contribution is not None:
-                self.pushes.push(result.contribution)
+                self._push(result.contribution)
             if result.done is not None and self.data.phase.training:
                 self.since_pull += result.done.images
             elif result.done is not None:
@@ -164,6 +171,11 @@ class Worker:
         self.clocked.clear()
         self.data.release(self.slot)
         self.slot, self.fresh = None, False
+        self._push(contribution)
+
+    def _push(self, contribution: Contribution) -> None:
+        if self.probe is not None:
+            self.probe.look(contribution.values, contribution.images, self.local)
         self.pushes.push(contribution)
 
     def _result(self) -> Result | None:
@@ -258,22 +270,39 @@ class Worker:
         self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
         self.ended = True
 
-    def _count_starved(self) -> None:
-        """Time in which some thread had nothing to do for want of data."""
-        now = time.perf_counter()
-        if self.data.phase.training and self.fresh and not self.data.arrived and not self.data.drained:
-            self.starved += (now - self.last) * self._idle_share
-        self.last = now
+    def hear(self, message: dict[str, Any]) -> None:
+        """An order of the head: the residual of our pushes belongs to a snapshot."""
+        residual = self.pushes.residual
+        if message["order"] == "hold":
+            clocks = residual.hold(self.pushes.sent)
+            self.post.send({"kind": "held", "role": "worker", "clocks": clocks}, self.world.layout.head)
+        else:
+            residual.at(message["clocks"], Path(message["folder"]))
+
+    def _tell_written(self) -> None:
+        written = self.pushes.residual.cut.written
+        while not written.empty():
+            self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
+
+    def awaits(self) -> Iterator[Wait]:
+        yield from self.data.awaits()
+        yield from self.pushes.awaits()
+        yield from self.pulls.awaits()
 
     @property
-    def _idle_share(self) -> float:
+    def parked(self) -> bool:
+        """Whether threads have nothing to do because batches wait for other strips."""
+        return False
+
+    @property
+    def idle_share(self) -> float:
         """Of the threads: those that have nothing to do."""
         return sum(thread.waiting == 0 for thread in self.trainers) / len(self.trainers)
 
     @property
     def busy(self) -> float:
         """Seconds that a thread has computed, on average."""
-        return sum(thread.busy for thread in self.trainers) / len(self.trainers)
+        return (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers)
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -282,11 +311,23 @@ class Worker:
             "cpu": time.process_time(),
             "images": self.images,
             "busy": self.busy,
-            "starved": self.starved,
+            "starved": self.waits.seconds["data"],
             "clock_wait": self.pulls.waited,
+            "queue": len(self.data.arrived),
+            "unacknowledged": len(self.pushes.unacknowledged),
             "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled, "bytes": self.pushes.bytes},
             "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
+            "traffic": dict(self.pushes.traffic) | dict(self.pulls.traffic),
+            "layers": self.probe.layers if self.probe else {},
+            "trouble": self._trouble(),
+            **self.waits.stats(),
         }
+
+    def _trouble(self) -> dict[str, Any] | None:
+        """The first number that was not finite: where the way forward shows it, or only gradients."""
+        found = [thread.hunter.trouble for thread in self.trainers if thread.hunter.trouble is not None]
+        first = min(found, key=lambda trouble: trouble.step) if found else self.pushes.trouble
+        return None if first is None else first.stats()
 
 
 def cut_batch(batch: Batch, parts: int) -> list[Batch]:

@@ -44,10 +44,18 @@ def rows_in_chunks(path: Path, dtype: np.dtype, sizes: tuple[int, ...], starts: 
 def _fill(path: Path, file: int, memory: np.ndarray, offset: int) -> None:
     done = 0
     while done < memory.size:
-        more = os.preadv(file, [memory[done:].data], offset + done)
+        more = _read_into(file, memory[done:], offset + done)
         if not more:
             raise UserError(f"{path}: cut short while it was read; do not change a data set that is in use")
         done += more
+
+
+def _read_into(file: int, memory: np.ndarray, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [memory.data], offset)
+    content = os.pread(file, memory.size, offset)
+    memory[: len(content)] = np.frombuffer(content, np.uint8)
+    return len(content)
 
 
 def join(pieces: list[tuple[int, Rows]]) -> Rows:

@@ -12,6 +12,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from adam_mpi.model.engine import linear
+
 INDEX = types.intp
 
 
@@ -47,15 +49,33 @@ def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[s
     def changed(change: Callable) -> Callable:
         """Of functions that store what `change` makes of a vector and its place."""
 
-        def make(*offsets: int) -> Callable:
+        def make(*offsets: int | None) -> Callable:
             def build(builder: Any, data: Any, place: Any, values: Any) -> None:
                 for offset, value in zip(offsets, _each(builder, values), strict=True):
-                    at = _at(builder, place, offset)
-                    basic["store"](builder, data, at, change(builder, data, at, value))
+                    if offset is not None:
+                        at = _at(builder, place, offset)
+                        basic["store"](builder, data, at, change(builder, data, at, value))
 
             return define(build, types.void, None, INDEX, types.UniTuple(vector, len(offsets)))
 
         return make
+
+    def add_scaled(*offsets: int) -> Callable:
+        def build(builder: Any, data: Any, place: Any, values: Any, factor: Any) -> None:
+            factors = basic["splat"](builder, factor)
+            for offset, value in zip(offsets, _each(builder, values), strict=True):
+                at = _at(builder, place, offset)
+                sums = basic["fma"](builder, factors, value, basic["load"](builder, data, at))
+                basic["store"](builder, data, at, sums)
+
+        return define(build, types.void, None, INDEX, types.UniTuple(vector, len(offsets)), types.float32)
+
+    def prefetches(write: bool, *offsets: int) -> Callable:
+        def build(builder: Any, data: Any, place: Any) -> None:
+            for offset in offsets:
+                basic["prefetch"](builder, data, _at(builder, place, offset), write)
+
+        return define(build, types.void, None, INDEX)
 
     def add_totals(*offsets: int) -> Callable:
         def build(builder: Any, data: Any, place: Any, values: Any) -> None:
@@ -65,13 +85,37 @@ def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[s
 
         return define(build, types.void, None, INDEX, types.UniTuple(vector, len(offsets)))
 
+    def add_packed(count: int) -> Callable:
+        def build(builder: Any, data: Any, place: Any, values: Any) -> None:
+            rows = _each(builder, values) + [nothing] * (-count % vector.lanes)
+            for first in range(0, count, vector.lanes):
+                at = _at(builder, place, first)
+                sums = _totals(builder, rows[first : first + vector.lanes], vector.lanes, basic)
+                basic["store"](builder, data, at, builder.fadd(basic["load"](builder, data, at), sums))
+
+        return define(build, types.void, None, INDEX, types.UniTuple(vector, count))
+
     return {
         "loads": gathered("load"),
         "broadcasts": gathered("broadcast"),
         "stores": changed(lambda builder, data, at, value: value),
         "add_stores": changed(lambda builder, data, at, value: builder.fadd(basic["load"](builder, data, at), value)),
+        "add_scaled": add_scaled,
+        "prefetches": prefetches,
         "add_totals": add_totals,
+        "add_packed": add_packed,
     }
+
+
+def _totals(builder: Any, values: list[Any], lanes: int, basic: dict[str, Callable]) -> Any:
+    """A vector whose lane i is the sum of the lanes of values[i]: each turn makes two vectors into one."""
+    rows, distance = values, lanes // 2
+    while distance:
+        pairs = zip(rows[:distance], rows[distance:], strict=True)
+        halves = [[basic[side](builder, *pair, distance) for side in ("low", "high")] for pair in pairs]
+        rows = [builder.fadd(*half) for half in halves]
+        distance //= 2
+    return rows[0]
 
 
 def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
@@ -89,10 +133,13 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
 
         return define(build, *[types.UniTuple(vector, count)] * 2)
 
-    def masks(*offsets: int) -> Callable:
+    def masks(*offsets: int | None) -> Callable:
         def build(builder: Any, values: Any, data: Any, place: Any) -> Any:
             kept = []
             for offset, value in zip(offsets, _each(builder, values), strict=True):
+                if offset is None:
+                    kept.append(value)
+                    continue
                 mask = basic["load"](builder, data, _at(builder, place, offset))
                 kept.append(builder.select(builder.fcmp_ordered(">", mask, nothing), value, nothing))
             return cgutils.pack_array(builder, kept)
@@ -111,6 +158,23 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
             return cgutils.pack_array(builder, results)
 
         return define(build, *[types.UniTuple(vector, count)] * 2, None, INDEX, None, INDEX)
+
+    def combine(*matrix: Sequence[float]) -> Callable:
+        def build(builder: Any, values: Any) -> Any:
+            return cgutils.pack_array(builder, linear.apply(matrix, _each(builder, values), terms(builder)))
+
+        return define(build, types.UniTuple(vector, len(matrix)), types.UniTuple(vector, len(matrix[0])))
+
+    def terms(builder: Any) -> Callable:
+        def term(result: Any, coefficient: float, value: Any) -> Any:
+            """result + coefficient * value; None is zero."""
+            if abs(coefficient) != 1:
+                factor = ir.Constant(vector.ir, [coefficient] * vector.lanes)
+                return basic["fma"](builder, factor, value, result) if result else builder.fmul(factor, value)
+            operation = builder.fadd if coefficient == 1 else builder.fsub
+            return value if result is None and coefficient == 1 else operation(result or nothing, value)
+
+        return term
 
     def sandwich(*matrix: Sequence[int]) -> Callable:
         def combined(builder: Any, row: Sequence[int], values: Sequence[Any]) -> Any:
@@ -148,6 +212,7 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
         "positives": positives,
         "masks": masks,
         "multiply_adds": multiply_adds,
+        "combine": combine,
         "sandwich": sandwich,
         "transpose": transpose,
     }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.program import Program
 from adam_mpi.model.kernels import dropout
 from adam_mpi.model.layers import Dropout, LayerShape
@@ -20,9 +21,10 @@ class EngineContext:
 
     def __init__(
         self, shapes: Sequence[LayerShape], images: int, seed: int, program: Program, run: Callable,
-        shared: np.ndarray | None = None,
+        shared: np.ndarray | None = None, settle_run: Callable | None = None,
     ) -> None:  # fmt: skip
         self.seed, self.run, self.program, self.shared = seed, run, program, shared
+        self.settle_run = settle_run
         self.random = any(isinstance(shape.layer, Dropout) for shape in shapes)
         self.classes = shapes[-1].output[0]
         self.memory = aligned(program.floats)
@@ -32,10 +34,12 @@ class EngineContext:
         self.keys = np.zeros(images + program.lanes, np.uint64)
         self.probabilities = np.zeros((images, self.classes), np.float32)
         self.unused = np.zeros(1, np.float32)
-        self.count = 0
+        self.count = self.start = self.end = 0
+        """Images of the last batch, and where it lies among those of its round: from `start` to `end`, whole blocks."""
+        room = program.batches * tiles.up(images, program.lanes)
         self.kept = {
             shape.name: [
-                _rows(self.memory, images, columns, *place)
+                _rows(self.memory, room, columns, *place)
                 for columns, place in zip(reversed(shape.weight or ()), program.kept[shape.name], strict=True)
             ]
             for shape in shapes
@@ -52,13 +56,28 @@ class EngineContext:
         ids: np.ndarray,
         epoch: int,
         overwrite: bool = False,
+        later: bool = False,
     ) -> tuple[float, int]:
-        """Add the sum of the block's gradients to `gradient`, or overwrite it; return loss sum and number correct."""
+        """Add the sum of the block's gradients to `gradient`, or overwrite it; return loss sum and number correct.
+
+        `later`: large layers (`program.settled`) have to wait for `settle`, and their gradient is not written.
+        """
         if self.random:
             self.ids[: len(ids)] = ids
             dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
-        self.count = len(pixels)
-        return self._run(True, overwrite, weights, gradient, pixels, labels)
+        self.count, self.start = len(pixels), self.end if later else 0
+        result = self._run(True, overwrite, weights, gradient, pixels, labels, later)
+        self.end = self.start + tiles.up(len(pixels), self.program.lanes)
+        return result
+
+    def settle(self, contribution: np.ndarray, factor: float, unit: float) -> None:
+        """Step on the large layers: `unit` times their gradient is added to the contribution, `factor` times it taken
+        off the shared weights. That ends a round.
+        """
+        if self.settle_run and self.end:
+            blocks, factors = self.end // self.program.lanes, (np.float32(factor), np.float32(unit))
+            self.settle_run(self.shared, contribution, self.memory, blocks, *factors)
+        self.end = 0
 
     def evaluate(self, weights: np.ndarray, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
         """The loss sum and the number correct, without dropout."""
@@ -72,7 +91,8 @@ class EngineContext:
     def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
         """Activations and errors of a captured dense layer in the last block trained on, (images, features) each."""
         activations, errors = self.kept[layer]
-        return activations[: self.count], errors[: self.count]
+        last = slice(self.start, self.start + self.count)
+        return activations[last], errors[last]
 
     def _run(
         self,
@@ -82,6 +102,7 @@ class EngineContext:
         gradient: np.ndarray,
         pixels: np.ndarray,
         labels: np.ndarray,
+        later: bool = False,
     ) -> tuple[float, int]:
         # Copied first, so that the program sees one type of array whatever the block is a view of; weights are copied
         # only if they are not such an array already.
@@ -90,8 +111,9 @@ class EngineContext:
         self.pixels[:count] = pixels
         self.labels[:count] = labels
         return self.run(
-            training, overwrite, weights, weights if self.shared is None else self.shared, gradient, self.memory,
-            self.levels, self.pixels.reshape(-1), self.labels, self.keys, self.probabilities.reshape(-1), count,
+            training, overwrite, later, self.start, weights, weights if self.shared is None else self.shared, gradient,
+            self.memory, self.levels, self.pixels.reshape(-1), self.labels, self.keys, self.probabilities.reshape(-1),
+            count,
         )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def emit(
                     source(f"row = top * {window} + step")
                     _rows(source, shape, weight, bias, lanes, tile, maps.width, relu, window)
                 if window > 1:
-                    _pool(source, shape, lanes, maps.width, relu, window)
+                    pool_strip(source, shape, lanes, maps.width, relu, window)
 
 
 def _rows(
@@ -67,7 +67,7 @@ def _sum(source: Source, shape: Shape, weight: int, lanes: int, planes: int, run
         multiply_add(source, run, planes, shape.channels * area, lanes)
 
 
-def _pool(source: Source, shape: Shape, lanes: int, planes: int, relu: bool, window: int) -> None:
+def pool_strip(source: Source, shape: Shape, lanes: int, planes: int, relu: bool, window: int) -> None:
     across = shape.columns // window
     with source.inside(f"for column in range({across}):"):
         with source.inside(f"for line in range({planes}):"):

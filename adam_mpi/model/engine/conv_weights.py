@@ -16,6 +16,9 @@ from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.source import LOAD, Source
 
+BIASES = 4
+"""Maps whose errors are added up side by side."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -105,11 +108,14 @@ def add(
 
 
 def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
-    """Emit the gradient of the bias, from a block's `errors`."""
-    with source.inside(f"for map in range({shape.maps}):"):
-        source("sum0 = zero()")
-        source(f"e = errors + map * {shape.rows * shape.columns * lanes}")
-        with source.inside(f"for place in range(e, e + {shape.rows * shape.columns * lanes}, {lanes}):"):
-            source("sum0 = add(sum0, load(memory, place))")
-        source(f"gradient[{bias} + map] += total(sum0)")
-
+    """Emit the gradient of the bias: several maps side by side, as additions wait for each other."""
+    area = shape.rows * shape.columns * lanes
+    for run in tiles.each(source, "map", tiles.runs(shape.maps, BIASES)):
+        for map in range(run.width):
+            source(f"sum{map} = zero()")
+        source(f"e = errors + map * {area}")
+        with source.inside(f"for place in range(e, e + {area}, {lanes}):"):
+            for map in range(run.width):
+                source(f"sum{map} = add(sum{map}, load(memory, place + {map * area}))")
+        for map in range(run.width):
+            source(f"gradient[{bias + map} + map] += total(sum{map})")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, pool, tiles, winograd
+from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, lines, pool, tiles, winograd
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.memory import Buffer, Call, Step
 from adam_mpi.model.engine.source import Source
@@ -55,7 +55,8 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
         }
         for one, other in zip_longest(forward, data, fillvalue=(forward if len(forward) < len(data) else data)[-1])
     ]
-    return [{"algorithm": "winograd"}, *found] if winograd.fits(shape, window) else found
+    transformed = [("winograd", winograd.fits(shape, window)), ("lines", lines.fits(shape))]
+    return [*({"algorithm": name} for name, fits in transformed if fits), *found]
 
 
 def direct(job: Job, choice: Choice) -> Step:

@@ -59,8 +59,11 @@ def choose(product: Product, blocks: int, registers: int) -> tuple[tiles.Tile, t
 def group(product: Product, lanes: int, tile: tiles.Tile) -> int:
     """Units that are packed together, whole tiles and whole vectors of them; 0: none are."""
     size = lanes * tile.planes
-    worth = product.unit_step == 1 and product.units * product.terms >= PACKED_WEIGHTS
-    return size if worth and product.units >= size else 0
+    return size if product.unit_step == 1 and _many(product) and product.units >= size else 0
+
+
+def _many(product: Product) -> bool:
+    return product.units * product.terms >= PACKED_WEIGHTS
 
 
 def emit(source: Source, name: str, product: Product, lanes: int, tile: tiles.Tile, single: tiles.Tile) -> None:
@@ -109,8 +112,7 @@ def _pack(source: Source, product: Product, lanes: int, packed: int) -> None:
         source(f"to = panel + (term - chunk) * {packed}")
         for unit in range(0, packed, lanes):
             source(f"store(memory, to + {unit}, load(weights, w + {unit}))")
-        for unit in range(packed, 2 * packed, ALIGNMENT):
-            source(f"prefetch(weights, w + {unit})")
+        source(f"{source.make('prefetches', False, *range(packed, 2 * packed, ALIGNMENT))}(weights, w)")
 
 
 def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int, packed: int = 0) -> None:
@@ -124,6 +126,8 @@ def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int,
         source(f"sums = {source.make('zeros', len(pairs))}()")
     else:
         source(f"sums = {source.make('broadcasts', *(unit for unit, _ in pairs))}(weights, {product.bias} + unit)")
+    if _many(product) and product.term_step == 1:
+        _fetch_next(source, product, units)
     with source.inside("for term in range(chunk, end):"):
         source(f"v = values + (block * {product.terms} + term) * {lanes}")
         if packed:
@@ -135,6 +139,12 @@ def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int,
         products = [(number, unit * step, block * product.terms * lanes) for number, (unit, block) in enumerate(pairs)]
         source(f"sums = {source.make('multiply_adds', len(pairs), BROADCAST, *products)}(sums, {array}, w, memory, v)")
     source(f"{source.make('stores', *places)}(memory, to, sums)")
+
+
+def _fetch_next(source: Source, product: Product, units: int) -> None:
+    """Emit: fetch the weights of the next tile, a chunk of each of its rows."""
+    places = [row * product.unit_step + term for row in range(units, 2 * units) for term in range(0, CHUNK, ALIGNMENT)]
+    source(f"{source.make('prefetches', False, *places)}(weights, weight + unit * {product.unit_step} + chunk)")
 
 
 def _finish(source: Source, product: Product, lanes: int) -> None:

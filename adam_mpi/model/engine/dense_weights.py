@@ -61,8 +61,8 @@ def emit(
                 source(f"end = min(group + {step}, {run.stop})")
                 for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
                     with source.inside(f"for vector in range(group, end, {run.width}):"):
-                        for unit in range(chosen.width):
-                            source(f"prefetch(gradient, weight + (unit + {unit}) * {features} + vector * {lanes})")
+                        fetch = source.make("prefetches", True, *range(0, chosen.width * features, features))
+                        source(f"{fetch}(gradient, weight + unit * {features} + vector * {lanes})")
                         _tile(source, units, row, lanes, chosen.width, run.width)
                         _add(source, features, lanes, chosen.width, run)
         if bias is None:

@@ -1,22 +1,30 @@
 """The function that Python calls: the whole network, forward and backward, for a batch of any size."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
 from adam_mpi.model.engine.source import Source
 
 Timed = Callable[[], float]
-ARGUMENTS = "training, overwrite, weights, shared, gradient, memory, levels, pixels, labels, keys, probabilities, count"
+ARGUMENTS = (
+    "training, overwrite, later, kept, weights, shared, gradient, memory, levels, pixels, labels, keys, probabilities, "
+    "count"
+)
 
 
 def emit(
-    source: Source, phases: Sequence[Phase], pass_blocks: int, lanes: int, added: list[tuple[int, int]]
-) -> tuple[str, int, dict[Buffer, int]]:
-    """Emit `run`; return all that was emitted, the floats of memory that it works in, and the place of each buffer.
+    source: Source, phases: Sequence[Phase], settling: Sequence[Call], pass_blocks: int, lanes: int,
+    added: list[tuple[int, int]],
+) -> tuple[str, int, dict[Buffer, int]]:  # fmt: skip
+    """Emit `run` and, if there are such calls, `settle`; return all that was emitted, the floats of memory that they
+    work in, and the place of each buffer.
 
     A gradient to be overwritten is made zero in its parts `added`, before sums are added there.
     """
-    places, floats = lay_out(phases, pass_blocks)
+    places, floats = lay_out([*phases, Phase(False, tuple(settling))], pass_blocks)
+    if settling:
+        _settle(source, settling, places)
     source("")
     source("")
     source("@entry")
@@ -42,6 +50,19 @@ def emit(
         source("restore(before)")
         source("return loss, correct")
     return source.text, floats, places
+
+
+def _settle(source: Source, calls: Sequence[Call], places: dict[Buffer, int]) -> None:
+    source("")
+    source("")
+    source("@entry")
+    with source.inside("def settle(shared, contribution, memory, blocks, factor, unit_value):"):
+        source('"""Step on the large layers\' weights with what the last batches left in so many blocks of images."""')
+        source("before = flush_to_zero()")
+        source("kept, first = 0, 0")
+        for call in calls:
+            _call(source, call, [_place(argument, places, "") for argument in call.arguments])
+        source("restore(before)")
 
 
 def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
@@ -76,12 +97,16 @@ def _place(argument: Buffer | str, places: dict[Buffer, int], block: str) -> str
     if isinstance(argument, str):
         return argument
     if argument.images:
-        return f"{places[argument]} + first * {argument.floats}"
+        return f"{places[argument]} + (kept + first) * {argument.floats}"
     moving = f" + {block} * {argument.floats}" if block and argument.each_block else ""
     return f"{places[argument]}{moving}"
 
 
 def _call(source: Source, call: Call, arguments: list[str]) -> None:
+    if call.when:
+        with source.inside(f"if {call.when}:"):
+            _call(source, replace(call, when=""), arguments)
+        return
     source(f"{'more = ' if call.kernel == 'cross_entropy' else ''}{call.kernel}({', '.join(arguments)})")
     if call.kernel == "cross_entropy":
         source("loss, correct = loss + more[0], correct + more[1]")

@@ -32,8 +32,8 @@ from adam_mpi.model.kernels.dropout import SPREAD, mix
 globals().update(kit({lanes}))
 '''
 SIGNATURE = (
-    "(boolean, boolean, float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], uint8[::1], int64[::1], "
-    "uint64[::1], float32[::1], int64)"
+    "(boolean, boolean, boolean, int64, float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], "
+    "uint8[::1], int64[::1], uint64[::1], float32[::1], int64)"
 )
 
 
@@ -52,6 +52,12 @@ def folder() -> Path:
 def run(text: str, lanes: int) -> Callable:
     """The compiled function `run` of a program."""
     return _compiled(text, lanes, "run", SIGNATURE)
+
+
+@cache
+def settle(text: str, lanes: int) -> Callable:
+    """Its function `settle`, if it has large layers."""
+    return _compiled(text, lanes, "settle", "(float32[::1], float32[::1], float32[::1], int64, float32, float32)")
 
 
 def timed(text: str, lanes: int) -> Callable:
@@ -74,15 +80,15 @@ def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
     return made
 
 
-def plain(text: str, lanes: int) -> Callable:
-    """The same function uncompiled."""
+def plain(text: str, lanes: int, function: str = "run") -> Callable:
+    """A program's function uncompiled."""
     from adam_mpi.model.kernels import dropout
 
     source = HEADER.format(kit="plain", lanes=lanes, note="uncompiled") + text
     space: dict = {}
     exec(compile(source, "<emitted>", "exec"), space)
     space["mix"] = dropout.mix.py_func
-    return space["run"]
+    return space[function]
 
 
 def key(source: str) -> str:

@@ -11,7 +11,7 @@ ALIGNMENT = 16
 class Buffer:
     """`floats` for each block of a pass; or once, for a block's turn only or, if it is `lasting`, for all of them.
 
-    With `images` it has `floats` for each of so many images, and what is in it stays until the next batch.
+    With `images` it has `floats` for each of so many images, and what is in it stays until that is written again.
     """
 
     name: str
@@ -23,10 +23,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel call: arguments are buffers or text."""
+    """A kernel call: arguments are buffers or text; only `when` that is true, if it is given."""
 
     kernel: str
     arguments: tuple[Buffer | str, ...]
+    when: str = ""
 
 
 @dataclass

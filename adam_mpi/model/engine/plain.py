@@ -44,10 +44,7 @@ def _memory(lanes: int) -> dict[str, Callable]:
         assert 0 <= index < array.size
         return np.full(lanes, array[index])
 
-    def prefetch(array: np.ndarray, index: int) -> None:
-        """May point past the end: nothing is read."""
-
-    return {f.__name__: f for f in (load, load_part, store, store_part, broadcast, prefetch)}
+    return {f.__name__: f for f in (load, load_part, store, store_part, broadcast)}
 
 
 def _arithmetic(lanes: int) -> dict[str, Callable]:

@@ -21,10 +21,13 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
     def broadcasts(*offsets: int) -> Callable:
         return lambda array, place: tuple(broadcast(array, place + offset) for offset in offsets)
 
-    def stores(*offsets: int) -> Callable:
+    def stores(*offsets: int | None) -> Callable:
+        """None: that value is not stored."""
+
         def function(array: np.ndarray, place: int, values: Bundle) -> None:
             for offset, value in zip(offsets, values, strict=True):
-                store(array, place + offset, value)
+                if offset is not None:
+                    store(array, place + offset, value)
 
         return function
 
@@ -35,6 +38,17 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
 
         return function
 
+    def add_scaled(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle, factor: np.float32) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                store(array, place + offset, load(array, place + offset) + factor * value)
+
+        return function
+
+    def prefetches(write: bool, *offsets: int) -> Callable:
+        """Fetch what will be read, or written, soon. May point past the end: nothing is read."""
+        return lambda array, place: None
+
     def add_totals(*offsets: int) -> Callable:
         def function(array: np.ndarray, place: int, values: Bundle) -> None:
             for offset, value in zip(offsets, values, strict=True):
@@ -42,10 +56,18 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
 
         return function
 
-    def masks(*offsets: int) -> Callable:
-        """Zero where what lies at the offset is not above zero."""
+    def add_packed(count: int) -> Callable:
+        """As `add_totals`, one after the other; compiled, it touches whole vectors."""
+        return add_totals(*range(count))
+
+    def combine(*matrix: Sequence[float]) -> Callable:
+        """matrix times values."""
+        return lambda values: tuple(np.array(matrix, np.float32) @ np.array(values))
+
+    def masks(*offsets: int | None) -> Callable:
+        """Zero where what lies at the offset is not above zero; None: as it is."""
         return lambda values, array, place: tuple(
-            np.where(load(array, place + offset) > 0, value, np.float32(0))
+            value if offset is None else np.where(load(array, place + offset) > 0, value, np.float32(0))
             for offset, value in zip(offsets, values, strict=True)
         )
 
@@ -76,7 +98,11 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
         "broadcasts": broadcasts,
         "stores": stores,
         "add_stores": add_stores,
+        "add_scaled": add_scaled,
+        "prefetches": prefetches,
         "add_totals": add_totals,
+        "add_packed": add_packed,
+        "combine": combine,
         "zeros": lambda count: lambda: (zero(),) * count,
         "positives": lambda count: lambda values: tuple(np.where(value < 0, zero(), value) for value in values),
         "masks": masks,

@@ -9,11 +9,13 @@ from adam_mpi.model.engine import (
     average,
     convs,
     dense_product,
+    dense_settle,
     dense_weights,
     dropout,
     entry,
     image_conv,
     image_dense,
+    lines_step,
     loss,
     normalise,
     pixels,
@@ -45,10 +47,14 @@ class Program:
     """Blocks of images that go through the network together."""
     lanes: int
     """Images in a block."""
+    batches: int
+    """Of a round, whose activations and errors of large layers are kept."""
     choices: dict[str, convs.Choice]
     """How each convolution is computed."""
     uncopied: tuple[str, ...]
     """Layers whose weights are read in `shared`."""
+    settled: tuple[str, ...]
+    """Those of them whose gradient and step are one pass over the weights, at the end of a round of batches."""
     kept: dict[str, tuple[tuple[int, int], ...]]
     """Captured layer -> where its activations and its errors lie in memory, image by image: (place, floats apart)."""
 
@@ -60,16 +66,20 @@ def build(
     registers: int,
     choices: dict[str, convs.Choice] | None = None,
     captured: Sequence[str] = (),
+    batches: int = 1,
 ) -> Program:
     """The program for batches of up to `images` images; what is not among the choices is decided by arithmetic.
 
-    Activations and errors of the dense layers in `captured` are kept.
+    Activations and errors of the dense layers in `captured` are kept, and those of large layers for a round of
+    `batches`.
     """
-    return Builder(shapes, images, lanes, registers, choices, captured).program()
+    return Builder(shapes, images, lanes, registers, choices, captured, batches).program()
 
 
 def conv_step(job: convs.Job, choice: convs.Choice) -> Step:
-    return winograd_step.step(job) if choice["algorithm"] == "winograd" else convs.direct(job, choice)
+    if choice["algorithm"] == "direct":
+        return convs.direct(job, choice)
+    return {"winograd": winograd_step, "lines": lines_step}[choice["algorithm"]].step(job)
 
 
 class Builder:
@@ -83,16 +93,20 @@ class Builder:
         registers: int,
         choices: dict[str, convs.Choice] | None = None,
         captured: Sequence[str] = (),
+        batches: int = 1,
     ) -> None:
         self.choices = dict(choices or {})
         # Few images would leave most lanes empty: each is a block of its own then, and vectors lie along its columns.
         self.wide, lanes = lanes, 1 if 2 * images < lanes else lanes
         self.kept: dict[str, tuple[Buffer, ...]] = {layer: () for layer in captured}
-        self.images = tiles.up(images, lanes)
+        self.batches, self.images = batches, batches * tiles.up(images, lanes)
+        """For which buffers that are kept have room."""
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
         self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
         self.uncopied = tuple(s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > COPIED)
+        self.settled = self.uncopied if lanes == self.wide else ()
+        self.settling: list[Call] = []
         self.source = Source()
         self.steps: list[Step] = []
         dense = next(index for index, shape in enumerate(shapes) if isinstance(shape.layer, Dense))
@@ -122,10 +136,12 @@ class Builder:
             for tensor in parameters.tensors(self.shapes)
             if len(tensor.shape) != 2
         ]
-        text, floats, places = entry.emit(self.source, phases, self.blocks, self.lanes, added)
+        text, floats, places = entry.emit(self.source, phases, self.settling, self.blocks, self.lanes, added)
         apart = sum(size(buffer, self.blocks) for buffer in places)
         kept = {layer: tuple((places[b], b.floats) for b in buffers) for layer, buffers in self.kept.items()}
-        return Program(text, floats, apart, self.blocks, self.lanes, self.choices, self.uncopied, kept)
+        return Program(
+            text, floats, apart, self.blocks, self.lanes, self.batches, self.choices, self.uncopied, self.settled, kept
+        )  # fmt: skip
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -175,6 +191,8 @@ class Builder:
         weights = "shared" if name in self.uncopied else "weights"
         inputs, input_errors, mask = self.values, self.errors, self.relu
         outputs, errors = self.output(index + relu)
+        if name in self.settled:
+            self.errors = errors = Buffer(errors.name, units, images=self.images)
         if self.lanes < self.wide:
             layer = image_dense.Layer(weights, units, features, int(weight), bias, self.wide)
             buffers = inputs, outputs, errors, input_errors if self.learning else None
@@ -196,13 +214,25 @@ class Builder:
             arguments = ("memory", weights, weight, errors, input_errors, inputs, panel, "blocks")
             step.backward.append(Call(f"{name}_data", arguments))
         step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
-        step.backward.append(Call(f"{name}_weights", ("memory", "gradient", weight, errors, turned, "blocks", "fresh")))
+        sums = ("memory", "gradient", weight, errors, turned, "blocks", "fresh")
+        step.backward.append(Call(f"{name}_weights", sums, "not later" if name in self.settled else ""))
+        if name in self.settled:
+            self.settle(name, units, features, weight, bias, errors, turned)
         if name in self.kept:
             self.kept[name] = (turned,)
             self.keep(step, name, (errors, units))
         self.steps.append(step)
         self.learning, self.relu = True, relu
         return 1 + relu
+
+    def settle(
+        self, name: str, units: int, features: int, weight: str, bias: int, errors: Buffer, turned: Buffer
+    ) -> None:
+        tile = tiles.choose(units, -(-features // self.lanes), self.registers, overhead=1.0)
+        dense_settle.emit(self.source, f"{name}_settle", units, features, bias, self.lanes, tile)
+        panel = Buffer(f"{name}/panel of a round", self.images * tile.columns * self.lanes, each_block=False)
+        places = ("memory", "shared", "contribution", weight, errors, turned, panel)
+        self.settling.append(Call(f"{name}_settle", (*places, "blocks", "factor", "unit_value")))
 
     def keep(self, step: Step, name: str, *kept: tuple[Buffer, int]) -> None:
         """A captured layer's buffers, so many numbers per image each, are turned as they are on the way back."""
@@ -214,8 +244,8 @@ class Builder:
                 self.kept[name] += (turned,)
 
     def turned(self, name: str, what: str, columns: int) -> Buffer:
-        """Where values lie image by image: of a pass, or of the whole batch if they are kept."""
-        if name in self.kept:
+        """Where values lie image by image: of a pass, or of all batches of a round if they are kept."""
+        if name in self.kept or name in self.settled:
             return Buffer(f"{name}/{what}", dense_weights.turned_row(columns, self.lanes), images=self.images)
         return Buffer(f"{name}/{what}", dense_weights.turned_floats(columns, self.lanes))
 

@@ -22,14 +22,24 @@ ROUNDS = 7
 
 def tune(shapes: Sequence[LayerShape]) -> dict[str, convs.Choice]:
     """The fastest choice for each convolution; kept in the cache, so that it is measured once per machine."""
-    chosen = {}
+    return {name: _cached(job) for name, job in _jobs(shapes).items()}
+
+
+def fixed(shapes: Sequence[LayerShape]) -> dict[str, convs.Choice]:
+    """What arithmetic says, for each convolution."""
+    jobs = _jobs(shapes).items()
+    return {name: convs.choices(job.shape, job.window, job.registers)[0] for name, job in jobs}
+
+
+def _jobs(shapes: Sequence[LayerShape]) -> dict[str, convs.Job]:
+    """Each convolution alone, by its layer's name."""
+    jobs = {}
     for index, shape in enumerate(shapes):
         if isinstance(shape.layer, Conv):
             relu, window, _ = joined(shapes, index)
             learning = any(before.weight for before in shapes[:index])
-            job = _job(Shape(*shape.input, *_parts(shape.layer)), relu, window, learning)
-            chosen[shape.name] = _cached(job)
-    return chosen
+            jobs[shape.name] = _job(Shape(*shape.input, *_parts(shape.layer)), relu, window, learning)
+    return jobs
 
 
 def _parts(layer: Conv) -> tuple[int, int, int, int]:

@@ -90,6 +90,9 @@ def _builders(vector: Vector) -> dict[str, Callable]:
     def broadcast(builder: Any, data: Any, index: Any) -> Any:
         return _spread(builder, builder.load(builder.gep(data, [index])), vector.lanes)
 
+    def splat(builder: Any, value: Any) -> Any:
+        return _spread(builder, value, vector.lanes)
+
     def fma(builder: Any, *values: Any) -> Any:
         kind = ir.FunctionType(vector.ir, [vector.ir] * 3)
         return builder.call(_llvm(builder, f"llvm.fmuladd.v{vector.lanes}f32", kind), values)
@@ -97,7 +100,12 @@ def _builders(vector: Vector) -> dict[str, Callable]:
     def maximum(builder: Any, a: Any, b: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-    built = {f.__name__: f for f in (place, load, store, broadcast, fma, maximum)}
+    def prefetch(builder: Any, data: Any, index: Any, write: bool) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [data.type, INDEX, INDEX, INDEX])
+        function = _llvm(builder, "llvm.prefetch.p0", kind)
+        builder.call(function, [builder.gep(data, [index]), INDEX(int(write)), INDEX(3), INDEX(1)])
+
+    built = {f.__name__: f for f in (place, load, store, broadcast, splat, fma, maximum, prefetch)}
     return built | _shuffles(vector.lanes)
 
 
@@ -146,14 +154,8 @@ def _memory(vector: Vector) -> dict[str, Callable]:
         function = _llvm(builder, f"llvm.masked.store.v{vector.lanes}f32.p0", kind)
         builder.call(function, [value, place(builder, data, index), INDEX(4), first(builder, count)])
 
-    def prefetch(builder: Any, data: Any, index: Any) -> None:
-        kind = ir.FunctionType(ir.VoidType(), [data.type, INDEX, INDEX, INDEX])
-        function = _llvm(builder, "llvm.prefetch.p0", kind)
-        builder.call(function, [builder.gep(data, [index]), INDEX(1), INDEX(3), INDEX(1)])
-
     index = types.intp
     return {
-        "prefetch": define(prefetch, types.void, None, index),
         "load": define(builders["load"], vector, None, index),
         "load_part": define(load_part, vector, None, index, index),
         "store": define(builders["store"], types.void, None, index, vector),
@@ -202,7 +204,7 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
         "mantissa": define(mantissa, vector, vector),
         "zero": define(lambda builder: ir.Constant(vector.ir, [0.0] * vector.lanes), vector),
         "total": define(_builders(vector)["total"], types.float32, vector),
-        "splat": define(lambda builder, value: _spread(builder, value, vector.lanes), vector, types.float32),
+        "splat": define(_builders(vector)["splat"], vector, types.float32),
     }
 
 

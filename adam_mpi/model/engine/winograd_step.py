@@ -48,14 +48,16 @@ def step(job: Job) -> Step:
     winograd.emit_clear(source, f"{name}_clear", floats)
     winograd.emit_gradient(source, f"{name}_gradient", shape, job.weight)
     back, output_errors, winners = unpool(job)
-    scratch = _scratch(job, (inputs, errors))
     emit_forward(job, inputs)
     emit_weights(job, inputs)
+    scratch = _scratch(job, "forward", (inputs, errors))
     forward = ("memory", "weights", job.inputs, job.outputs, winners or job.outputs, kernels, *scratch)
     turned = job.buffer("turned", inputs.group * dense_weights.turned_floats(shape.channels, job.lanes))
+    scratch = _scratch(job, "to weights", (inputs, errors))
     backward = [Call(f"{name}_weights", ("memory", "gradient", output_errors, job.inputs, sums, *scratch, turned))]
     if job.input_errors:
         emit_data(job, errors)
+        scratch = _scratch(job, "to data", (inputs, errors))
         arguments = ("memory", "weights", output_errors, job.input_errors, job.inputs, kernels, *scratch)
         backward.append(Call(f"{name}_data", arguments))
     return Step(
@@ -68,18 +70,23 @@ def step(job: Job) -> Step:
     )
 
 
-def _scratch(job: Job, sides: tuple[Side, Side]) -> tuple[Buffer, Buffer, Buffer, Buffer]:
-    """Padded planes, transformed tiles, products, and a panel of packed kernels."""
+def _scratch(job: Job, call: str, sides: tuple[Side, Side]) -> tuple[Buffer, Buffer, Buffer, Buffer]:
+    """Padded planes, transformed tiles, products, and a panel of packed kernels.
+
+    Each call has its own, so that none of them lives longer than it, and all share memory.
+    """
     widest = PARTS * max(side.group for side in sides) * max(side.planes for side in sides) * job.lanes
     padded = max(side.planes * side.padded[0] * side.padded[1] for side in sides) * job.lanes
-    rest = job.buffer("tiles", widest), job.buffer("products", widest), _panel(job, sides[1])
-    return job.buffer("padded", padded), *rest
+    panel = _panel_floats(job, sides[1])
+    floats = {"padded": padded, "tiles": widest, "products": widest, "panel": panel}
+    one, two, three, four = (job.buffer(f"{what} {call}", count) for what, count in floats.items())
+    return one, two, three, four
 
 
-def _panel(job: Job, errors: Side) -> Buffer:
+def _panel_floats(job: Job, errors: Side) -> int:
     product = dense_product.to_data(job.shape.maps, job.shape.channels)
     tile, _ = dense_product.choose(product, errors.group, job.registers)
-    return job.buffer("panel", dense_product.CHUNK * dense_product.group(product, job.lanes, tile))
+    return dense_product.CHUNK * dense_product.group(product, job.lanes, tile)
 
 
 def emit_forward(job: Job, side: Side) -> None:

@@ -1,0 +1,38 @@
+"""Training from Python: in a notebook, which is one rank, or in any MPI program, on all ranks of a communicator."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mpi4py import MPI
+
+from adam_mpi.config import Given
+from adam_mpi.run import run as run_job
+from adam_mpi.trained import Trained, load
+
+
+def train(
+    config: Given = None, *, set: Sequence[str] = (), run: str | Path | None = None, resume: bool = False,
+    comm: MPI.Comm | None = None,
+) -> Trained:  # fmt: skip
+    """Collective over `comm` (all ranks by default): train, and return the trained network on every rank.
+
+    `config` is a TOML file, the name of a model, a dict of sections, or a `Config`; `set` has further keys, as in
+    `set=["train.epochs=1"]`; `run` is the run directory. Raises `UserError` where something is wrong with them.
+    """
+    with _signals_restored():
+        directory = run_job(comm or MPI.COMM_WORLD, config, set, str(run) if run else None, resume, inside=True)
+    return load(directory)
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """A job catches signals; whoever called it wants its own handlers back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

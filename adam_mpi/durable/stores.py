@@ -1,0 +1,179 @@
+"""The stores of a run, wherever they lie: on a file system that all share, or each on the disk of its server's node.
+
+A life is one start of the run; its folder has a file per server. Every rank says which files it sees; each file is
+read by one rank that sees it, and where not all can read all, what is in it goes to everybody.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from adam_mpi.config import Config
+from adam_mpi.durable import slots
+from adam_mpi.durable.files import FORMAT
+from adam_mpi.durable.slots import Stored
+from adam_mpi.errors import UserError
+
+DESCRIPTION = "store.json"
+# Clocks of nodes may differ by so much.
+SKEW_NANOSECONDS = 60 * 10**9
+
+
+class Sight(NamedTuple):
+    """A file as a rank sees it; the same file looks the same from everywhere."""
+
+    life: str
+    name: str
+    modified: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class Life:
+    name: str
+    told: dict[str, Any]
+    files: dict[str, Stored] = field(default_factory=dict)
+    """What is in each file, without the values."""
+    readers: dict[str, int] = field(default_factory=dict)
+    """The rank that reads each file."""
+    shared: bool = True
+    """Whether every rank sees all of them."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    last: int = 0
+    """The number of the last life that has left anything, anywhere."""
+    life: Life | None = None
+    """The newest one that is whole."""
+    trouble: tuple[str, ...] = ()
+    """What is wrong with newer ones."""
+
+
+def folder(config: Config, run: Path) -> Path:
+    """Where this rank finds the stores of a run; variables such as $TMPDIR are those of its node."""
+    return Path(os.path.expandvars(config.store.dir)) / run.resolve().name if config.store.dir else run / "store"
+
+
+def survey(comm: MPI.Comm, place: Path, read: bool) -> Seen:
+    """Collective: what there is; with `read` also which life is whole. `place`: where this rank looks."""
+    seen = comm.allgather(look(place))
+    lives = sorted({sight.life for sights in seen for sight in sights}, reverse=True)
+    last, trouble = max(map(int, lives), default=0), list[str]()
+    for name in lives if read else ():
+        own = [[sight for sight in sights if sight.life == name] for sights in seen]
+        try:
+            return Seen(last, _read_life(comm, place / name, own), tuple(trouble))
+        except UserError as error:
+            trouble.append(str(error))
+    return Seen(last, None, tuple(trouble))
+
+
+def look(place: Path) -> list[Sight]:
+    try:
+        found = [(path, path.stat()) for path in place.glob("[0-9]*/server-*.h5")]
+    except OSError:
+        return []
+    return [Sight(path.parent.name, path.name, status.st_mtime_ns, status.st_ino) for path, status in found]
+
+
+def forget(life: Path) -> None:
+    """Remove those of earlier lives, as far as they lie beside this one."""
+    for path in life.parent.glob("[0-9]*"):
+        if path.name < life.name:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def readers(seen: Sequence[Sequence[Sight]]) -> dict[str, int]:
+    """Which rank reads each file of a life: of those that see its newest version, one that reads few. Pure."""
+    seers: dict[Sight, list[int]] = defaultdict(list)
+    newest: dict[str, Sight] = {}
+    for rank, sights in enumerate(seen):
+        for sight in sights:
+            seers[sight].append(rank)
+            newest[sight.name] = max(newest.get(sight.name, sight), sight)
+    load: Counter[int] = Counter()
+    chosen = {}
+    for name in sorted(newest):
+        chosen[name] = min(seers[newest[name]], key=lambda rank: (load[rank], rank))
+        load[chosen[name]] += 1
+    return chosen
+
+
+def _read_life(comm: MPI.Comm, path: Path, seen: Sequence[Sequence[Sight]]) -> Life:
+    """Collective: each rank reads its files from end to end; everybody comes to the same result, or raises the same."""
+    chosen = readers(seen)
+    mine: dict[str, Stored | str] = {}
+    for name in (name for name, rank in chosen.items() if rank == comm.rank):
+        try:
+            mine[name] = slots.read(path / name, values=False)
+        except UserError as error:
+            mine[name] = str(error)
+    words = comm.allgather((_told(path), mine))
+    told = next((told for told, _ in words if isinstance(told, dict)), words[0][0])
+    if isinstance(told, str):
+        raise UserError(told)
+    files = {name: stored for _, found in words for name, stored in found.items()}
+    shared = all(set(sights) == set(seen[0]) for sights in seen)
+    return Life(path.name, told, check(path, told, files), chosen, shared)
+
+
+def _told(path: Path) -> dict[str, Any] | str:
+    try:
+        told = json.loads((path / DESCRIPTION).read_text())
+    except (OSError, ValueError) as error:
+        return f"{path}: {DESCRIPTION}: {error}"
+    return told if told["format"] == FORMAT else f"{path}: format {told['format']}, this version reads {FORMAT}"
+
+
+def check(path: Path, told: Mapping[str, Any], files: Mapping[str, Stored | str]) -> dict[str, Stored]:
+    """The files of a life if they are all there and whole, or an error that says what is wrong. Pure."""
+    whole: dict[str, Stored] = {}
+    for name, stored in files.items():
+        if isinstance(stored, str):
+            raise UserError(stored)
+        if stored.position is None or any(piece is None for piece in stored.pieces):
+            raise UserError(f"{path / name}: not every shard has been written")
+        if stored.oldest < told["began"] - SKEW_NANOSECONDS:
+            raise UserError(f"{path / name}: is of another life, before this one began")
+        whole[name] = stored
+    found = sum(piece.size for stored in whole.values() for piece in stored.written)
+    if found != told["parameters"]:
+        raise UserError(f"{path}: {found} of {told['parameters']} parameters are here")
+    return whole
+
+
+def state(comm: MPI.Comm, path: Path, chosen: Mapping[str, int], size: int, wanted: bool) -> dict[str, np.ndarray]:
+    """Collective: the flat vectors of a life by name, for those who want them; its files are read where they lie."""
+    flat: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size if wanted else 0, np.float32))
+    for name in sorted(chosen):
+        for start, values in _passed_round(comm, path / name, chosen[name]):
+            for part, array in values.items() if wanted else ():
+                flat[part][start : start + len(array)] = array
+    return dict(flat)
+
+
+def _passed_round(comm: MPI.Comm, path: Path, reader: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Every shard of a file that one rank reads, on all ranks; or its error, on all ranks."""
+    pieces: Iterator[Any] = iter(())
+    if comm.rank == reader:
+        pieces = _pieces(path)
+    while (piece := comm.bcast(next(pieces, None), reader)) is not None:
+        if isinstance(piece, UserError):
+            raise piece
+        yield piece
+
+
+def _pieces(path: Path) -> Iterator[tuple[int, dict[str, np.ndarray]] | UserError]:
+    try:
+        yield from ((piece.start, piece.values) for piece in slots.read(path).written)
+    except UserError as error:
+        yield error

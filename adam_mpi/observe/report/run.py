@@ -1,0 +1,38 @@
+"""A run as the report reads it: its summary, its figures over time, its configuration."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adam_mpi.config import Config, load
+from adam_mpi.errors import UserError
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    path: Path
+    config: Config
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    def lines(self, part: str = "train", done: bool = False) -> list[dict[str, Any]]:
+        """The figures of one part of the data; those at the ends of phases only, if wanted."""
+        return [line for line in self.metrics if line["part"] == part and (line["done"] or not done)]
+
+    @property
+    def strips(self) -> dict[str, str]:
+        """Worker's rank -> "replica.strip", as far as the job has told."""
+        file = self.path / "status.json"
+        rows = json.loads(file.read_text())["ranks"] if file.exists() else []
+        return {str(row["rank"]): f"{row['replica']}.{row['strip']}" for row in rows if row["role"] == "worker"}
+
+
+def read(path: Path) -> Run:
+    summary, metrics = path / "summary.json", path / "metrics.jsonl"
+    for file in (path / "config.toml", summary, metrics):
+        if not file.exists():
+            raise UserError(f"{path}: no {file.name}; give the directory of a run that has finished an epoch")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return Run(path.resolve().name, path, load(path / "config.toml"), json.loads(summary.read_text()), lines)

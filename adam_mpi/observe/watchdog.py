@@ -1,0 +1,86 @@
+"""The stall watchdog: a rank that waits for too long says for what, for whom and since when, with stacks of both sides.
+
+The other side may hang with its main thread inside MPI, where it hears no message: on the same host it is asked by a
+signal, which the interpreter answers from anywhere; on another host by a message, as long as it hears them.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.world import World
+
+ASK = signal.SIGUSR2
+log = logging.getLogger(__name__)
+
+
+class Wait(NamedTuple):
+    """Something awaited from a rank. One that is fulfilled and begins anew has another `turn`."""
+
+    what: str
+    rank: int
+    turn: int
+
+
+def answer_signals() -> None:
+    """Whoever asks by a signal finds the stacks of all threads in this rank's log."""
+    for handler in logging.getLogger("adam_mpi").handlers:
+        if isinstance(handler, logging.FileHandler) and handler.stream:
+            faulthandler.register(ASK, handler.stream, all_threads=True)
+
+
+def stacks() -> str:
+    """Where every thread of this rank is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    ]
+    return "\n".join(parts).rstrip()
+
+
+class Watchdog:
+    def __init__(self, world: World, post: Post) -> None:
+        """Collective over the world."""
+        self.world, self.post, self.seconds = world, post, world.config.watchdog.seconds
+        self.processes = world.comm.allgather((world.place.host, os.getpid()))
+        self.since: dict[Wait, float] = {}
+        self.told: set[Wait] = set()
+        self.looked = time.monotonic()
+
+    def look(self, waits: Callable[[], Iterable[Wait]]) -> None:
+        """Take note of what is awaited now, a few times in `watchdog.seconds`; tell of each wait once."""
+        now = time.monotonic()
+        if not self.seconds or now - self.looked < self.seconds / 4:
+            return
+        self.looked = now
+        self.since = {wait: self.since.get(wait, now) for wait in waits()}
+        self.told &= self.since.keys()
+        for wait, since in self.since.items():
+            if now - since > self.seconds and wait not in self.told:
+                self.told.add(wait)
+                self._tell(wait, now - since)
+
+    def _tell(self, wait: Wait, seconds: float) -> None:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        text = f"waits for {wait.what} from {self.world.layout.places[wait.rank]} since {since}, {seconds:.1f} s"
+        log.warning("%s; stacks here:\n%s", text, stacks())
+        host, process = self.processes[wait.rank]
+        if wait.rank != self.world.rank and host == self.world.place.host:
+            log.warning("stacks of the other side are in its log")
+            os.kill(process, ASK)
+        elif wait.rank != self.world.rank:
+            self.post.send({"kind": "stacks", "asked": f"{self.world.place} {text}"}, wait.rank)
+
+
+def answer(asked: str) -> None:
+    """Another rank waits for this one and asks where it is."""
+    log.warning("%s; stacks here:\n%s", asked, stacks())

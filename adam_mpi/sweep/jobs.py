@@ -1,0 +1,63 @@
+"""Run what is missing of a sweep, one job after the other; each is a process of its own under mpirun."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from adam_mpi.errors import UserError
+from adam_mpi.observe.rundir import write_json
+from adam_mpi.sweep.points import Point, lines
+
+LIST, ABOUT = "jobs.txt", "sweep.json"
+LAST_LINES = 5
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train"
+
+
+def prepare(folder: Path, points: Sequence[Point], base: Sequence[str], ranks: int) -> str:
+    """Note what the sweep is, and refuse a folder that holds another; returns the line for Slurm."""
+    about = {"arguments": list(base), "ranks": ranks}
+    if (folder / ABOUT).exists() and (held := json.loads((folder / ABOUT).read_text())) != about:
+        given = f"{shlex.join(held['arguments'])} -n {held['ranks']}"
+        raise UserError(f"{folder}: holds a sweep of other jobs ({given}); give another folder with -o")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; give another folder with -o") from None
+    write_json(folder / ABOUT, about)
+    (folder / LIST).write_text(lines(points, base))
+    return f"sbatch --array=1-{len(points)} --ntasks={ranks} slurm/train.sh @{folder / LIST}"
+
+
+def run(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | None) -> Iterator[str]:
+    """A line for each job as it ends; those that are done already are left alone."""
+    for number, point in enumerate(points, 1):
+        if done(point):
+            continue
+        output = point.run.with_name(point.run.name + ".txt")
+        command = [*_launcher(ranks, launch), *point.arguments(base)]
+        with output.open("w") as file:
+            code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+        told = "done" if done(point) else f"FAILED ({code}): {_end(output)}"
+        yield f"{number}/{len(points)} {point.name}: {told}"
+
+
+def done(point: Point) -> bool:
+    """The marker tells: mpirun can return 0 although its ranks were killed."""
+    return (point.run / "DONE").exists()
+
+
+def _launcher(ranks: int, launch: str | None) -> list[str]:
+    """As given; or the project's script, which knows the options of each MPI; or plain mpirun where it is installed."""
+    program = [sys.executable, "-m", "adam_mpi", "train"]
+    if launch:
+        return [*shlex.split(launch), *program]
+    return [str(SCRIPT), "-n", str(ranks)] if SCRIPT.exists() else ["mpirun", "-n", str(ranks), *program]
+
+
+def _end(output: Path) -> str:
+    """Where to read more, and the last lines of it."""
+    last = output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+    return "\n    ".join([str(output), *last])

@@ -1,0 +1,109 @@
+"""What came out of a sweep: accuracy and time to a target for each value, and which value to take."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+from adam_mpi.sweep.points import Point
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished run: validation accuracy by seconds, and figures of its summary."""
+
+    curve: list[tuple[float, float]]
+    images_per_second: float
+    staleness: float
+
+    @property
+    def best(self) -> float:
+        return max((accuracy for _, accuracy in self.curve), default=0.0)
+
+    def seconds_to(self, target: float) -> float | None:
+        return next((seconds for seconds, accuracy in self.curve if accuracy >= target), None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The finished runs of one value: how many, and how many of them reached the target."""
+
+    value: str
+    outcomes: list[Outcome]
+    times: list[float]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.times)
+
+    @property
+    def reliable(self) -> bool:
+        return len(self.times) == len(self.outcomes) > 0
+
+
+def read(run: Path) -> Outcome:
+    """A run that was cut and resumed counts its seconds anew each time: they are added up."""
+    curve, before, last = [], 0.0, 0.0
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["seconds"] < last:
+            before += last
+        last = entry["seconds"]
+        if entry["part"] == "validation" and entry["done"]:
+            curve.append((before + last, entry["accuracy"]))
+    summary = json.loads((run / "summary.json").read_text())
+    return Outcome(curve, summary["images_per_second"], summary["staleness"].get("mean") or 0.0)
+
+
+def rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float) -> list[Row]:
+    found: list[Row] = []
+    for values in dict.fromkeys(point.values for point in points):
+        own = [outcome for point, outcome in outcomes.items() if point.values == values]
+        times = [time for outcome in own if (time := outcome.seconds_to(target)) is not None]
+        found.append(Row(" ".join(values), own, times))
+    return found
+
+
+def usual_target(outcomes: Sequence[Outcome]) -> float:
+    """What half of the runs reach."""
+    return median(outcome.best for outcome in outcomes)
+
+
+def table(found: Sequence[Row], target: float) -> Iterator[str]:
+    width = max(len(row.value) for row in found)
+    yield f"{'':{width}}  runs  {'seconds to ' + format(target, '.2%'):>20}  {'best accuracy':>16}  images/s  staleness"
+    for row in found:
+        yield f"{row.value:{width}}  {len(row.outcomes):4}  {_figures(row) if row.outcomes else ''}".rstrip()
+    yield advice(found, target)
+
+
+def _figures(row: Row) -> str:
+    reached = _spread(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} got there"
+    accuracy = _spread([100 * outcome.best for outcome in row.outcomes], 2) + " %"
+    speed = fmean(outcome.images_per_second for outcome in row.outcomes)
+    staleness = fmean(outcome.staleness for outcome in row.outcomes)
+    return f"{reached:>20}  {accuracy:>16}  {speed:8,.0f}  {staleness:9.2f}"
+
+
+def advice(found: Sequence[Row], target: float) -> str:
+    """The value that reaches the target first, and those that cannot be told apart from it."""
+    ranked = sorted((row for row in found if row.reliable), key=lambda row: row.mean)
+    if not ranked:
+        return f"No value reached {target:.2%} in all its runs; train longer, or give a lower --target."
+    best, *others = ranked
+    close = [row.value for row in others if row.mean - best.mean <= _deviation(best.times) + _deviation(row.times)]
+    told = f"Take {best.value}: {best.mean:.1f} s to {target:.2%} on average"
+    if close:
+        told += f"; within the spread of the seeds as good: {', '.join(close)}"
+    if any(len(row.times) == 1 for row in ranked):
+        told += "; one seed is no evidence, give --seeds 3 or more"
+    return told + "."
+
+
+def _spread(values: Sequence[float], digits: int = 1) -> str:
+    return f"{fmean(values):.{digits}f} ± {_deviation(values):.{digits}f}"
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0

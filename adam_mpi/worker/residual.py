@@ -1,0 +1,57 @@
+"""What error feedback carries into later pushes, and a pusher's part of a snapshot: the residual between two clocks.
+
+Told to hold, a pusher says how many pushes it has begun, and packs nothing of later ones. When the cut is known it
+packs what is before it; the residual is then what belongs to the snapshot: it is copied, and pushes go on.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.durable import snapshot
+from adam_mpi.durable.cut import Cut
+from adam_mpi.durable.position import Position
+from adam_mpi.worker.holding import Holding
+from adam_mpi.worker.lane import Lane
+
+
+class Residual:
+    def __init__(
+        self, holding: Holding, ring: int, lanes: Sequence[Lane[Any]], feedback: bool, carried: np.ndarray | None = None
+    ) -> None:
+        self.ring, self.lanes, self.rings = ring, lanes, len(holding.shelves.pushers)
+        self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]
+        self.values = np.zeros(holding.size if feedback else 0, np.float32)
+        self.parts = {shard.index: self.values[holding.part(shard)] for shard in self.shards}
+        if carried is not None:
+            for shard in self.shards:
+                self.parts[shard.index][:] = carried[shard.start : shard.stop]
+        self.cut = Cut(1)
+
+    def hold(self, begun: int) -> list[int]:
+        """Returns how far we are, as a clock per pusher."""
+        self.cut.begun = [begun]
+        return [self.cut.hold()[0] if ring == self.ring else 0 for ring in range(self.rings)]
+
+    def at(self, clocks: Sequence[int], folder: Path) -> None:
+        self.cut.at([clocks[self.ring]], folder)
+        self._release()
+
+    def holds(self, clock: int) -> bool:
+        return not self.cut.allows(0, clock)
+
+    def step(self, begun: int) -> None:
+        """Copy the residual once everything before the cut has been packed."""
+        if not self.cut.reached([begun]) or any(lane.waiting for lane in self.lanes):
+            return
+        versions = np.zeros(len(self.shards), np.int64)
+        self.cut.take(snapshot.residual_name(self.ring), self.shards, {"residual": self.parts}, versions, Position(0))
+        self._release()
+
+    def _release(self) -> None:
+        """Let go what is before the cut, or everything when there is none."""
+        for lane in self.lanes:
+            while lane.held and not self.holds(lane.held[0].contribution.clock):
+                lane.waiting.append(lane.held.popleft())

@@ -1,0 +1,68 @@
+#!/usr/bin/env python
+"""Writes docs/CONFIG.md from the dataclasses in adam_mpi/config/sections.py; a test compares them."""
+
+import dataclasses
+import itertools
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tomli_w  # noqa: E402
+
+from adam_mpi.config import Config, documentation  # noqa: E402
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "CONFIG.md"
+HEAD = """# Configuration reference
+
+Made by `scripts/config_reference.py` from `adam_mpi/config/sections.py`; `adam_mpi train --help` prints it too.
+
+A configuration is a TOML file with these sections; `--set section.key=value` goes over it. Unknown keys and values that
+are not allowed are named before anything starts. Ready ones: `python -m adam_mpi models`. A run keeps its resolved
+configuration as `config.toml`.
+"""
+
+
+def limits() -> dict[str, Any]:
+    """section.key -> what is allowed, of every field."""
+    return dict(_limits("", Config))
+
+
+def _limits(prefix: str, kind: Any) -> Iterator[tuple[str, str]]:
+    hints = typing.get_type_hints(kind)
+    for known in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[known.name]):
+            yield from _limits(f"{prefix}{known.name}.", hints[known.name])
+        else:
+            yield prefix + known.name, _allowed(known.metadata)
+
+
+def _allowed(metadata: Any) -> str:
+    low, high = metadata.get("low"), metadata.get("high")
+    words = ", ".join(f"`{word}`" for word in (*metadata.get("choices", ()), *metadata.get("words", ())))
+    if low is None:
+        return words
+    span = f"{low:g} or more" if high is None else f"{low:g} to {high:g}"
+    return f"{span}, {words}" if words else span
+
+
+def _shown(key: str, default: Any) -> str:
+    if key == "model.layers":
+        return "the paper's MNIST network"
+    return "`" + tomli_w.dumps({"value": default}).removeprefix("value = ").strip() + "`" if default != {} else "`{}`"
+
+
+def page() -> str:
+    allowed, parts = limits(), [HEAD]
+    for section, rows in itertools.groupby(documentation(), lambda row: row[0].rpartition(".")[0]):
+        parts.append(f"\n## {section}\n\n| key | default | allowed | |\n| --- | --- | --- | --- |\n")
+        for key, default, sentence in rows:
+            parts.append(f"| `{key}` | {_shown(key, default)} | {allowed[key]} | {sentence} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,88 @@
+"""Looking into a model: layers in numbers, an image on its way through them, and the first NaN by name."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launch import given
+from test_network import block, prepare
+
+from adam_mpi.data.batch import Batch
+from adam_mpi.model.parameters import tensors, views
+from adam_mpi.observe.hunter import Hunter, describe, suspects
+from adam_mpi.observe.layers import statistics
+
+INSPECT = [sys.executable, "-m", "adam_mpi", "inspect"]
+
+
+def inspect(*arguments, folder=None):
+    return subprocess.run([*INSPECT, *map(str, arguments)], capture_output=True, text=True, timeout=100, cwd=folder)
+
+
+def test_layers_and_an_image_of_a_run(launch, tmp_path):
+    from PIL import Image
+
+    from adam_mpi.data import glyphs
+
+    job = launch(2, "train", *given("data.images=2000", "train.epochs=1"))
+    assert job.returncode == 0, job.said()
+    done = inspect(job.run, "--layers")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and [line.split()[0] for line in lines[1:4]] == ["conv1", "weight", "bias"], done
+    assert "1x28x28" in lines[1] and "10x24x24" in lines[1] and re.search(r"mean [+-].*deviation .*\|.*█.*\|", lines[2])
+    pixels, labels = glyphs.draw(1, "test", np.arange(1))
+    Image.fromarray(pixels[0, 0]).save(tmp_path / "glyph.png")
+    done = inspect(job.run, "--image", tmp_path / "glyph.png", "-o", tmp_path / "layers.png")
+    assert done.returncode == 0 and f"glyph.png: {labels[0]} " in done.stdout, done
+    # Eleven layers and the input: taller than wide would be wrong, and so would an empty picture.
+    picture = np.asarray(Image.open(tmp_path / "layers.png").convert("RGB"))
+    assert picture.shape[1] > 1000 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
+
+
+def test_statistics_name_what_is_not_finite():
+    values = np.array([0, 0, 1, 3, np.nan, np.inf], np.float32)
+    text = statistics(values)
+    assert "mean +1.000e+00" in text and "zeros 50.0%" in text and "NOT FINITE: 2" in text
+    assert "none of 2 values is finite" in statistics(values[4:])
+
+
+def batch(pixels, number=7):
+    ids, labels = np.arange(len(pixels)), np.zeros(len(pixels), np.int64)
+    return Batch(source=0, phase=0, epoch=3, number=number, ids=ids, labels=labels, pixels=pixels)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [("conv2/weight", np.nan, "conv2/weight"), ("conv1/weight", 3e38, "the output of conv1"),
+     ("dense2/bias", np.inf, "dense2/bias")],
+)  # fmt: skip
+def test_the_first_layer_is_named(name, value, what):
+    shapes, weights = prepare("conv relu pool")
+    views(weights, tensors(shapes))[name][:] = value
+    pixels = block(3)[0]
+    hunter = Hunter(shapes)
+    hunter.look(0.5, weights, batch(pixels, number=6))
+    hunter.look(float("nan"), weights, batch(pixels))
+    hunter.look(float("nan"), weights, batch(pixels, number=8))
+    found = hunter.trouble
+    assert found is not None
+    assert (found.what, found.step, found.epoch, found.batches, found.images) == (what, 2, 3, [7], [0, 1, 2])
+    assert describe(found.stats()) == f"{what} is not finite: step 2, epoch 3, batch 7"
+
+
+def test_nothing_is_suspected_of_a_sound_network():
+    shapes, weights = prepare("conv relu pool")
+    assert list(suspects(shapes, weights, block(3)[0])) == []
+
+
+def test_a_job_that_diverges_says_where(launch):
+    """Steps far too large: the first output that overflows is named on the terminal and in the summary."""
+    settings = given("data.images=3000", "train.epochs=1", "optimiser.rate=1e12", "observe.interval=0.2")
+    job = launch(3, "train", *settings)
+    assert job.returncode == 0, job.said()
+    (said,) = re.findall(r"^rank \d+: (.*) is not finite: step (\d+), epoch 1, batch \d+", job.stdout, re.MULTILINE)
+    told = list(job.summary["not_finite"].values())
+    assert said[0] in [trouble["what"] for trouble in told] and int(said[1]) >= 2
+    assert all(trouble["layer"] in trouble["what"] for trouble in told) and job.summary["pushes"]["refused"] > 0

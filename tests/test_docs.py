@@ -1,0 +1,162 @@
+"""The documents: every command in them is understood, with --full every command runs; links lead somewhere."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launch import ROOT, clean_environment
+from PIL import Image
+
+from adam_mpi import config
+from adam_mpi.cli import _parser
+from adam_mpi.data import glyphs
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slurm/README.md", ROOT / "data/README.md"]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+# What is not run here, and where it is instead.
+ELSEWHERE = {
+    "sbatch": "tests/test_slurm.py", "srun": "tests/test_slurm.py", "scripts/slurm_lab": "tests/test_slurm.py",
+    "eval": "tests/test_slurm.py", "export": "tests/test_slurm.py", "mpirun": "tests/launch.py",
+    "scripts/test": ".ci/run", "scripts/bench.py": "by hand, on an idle machine", "pip": "scripts/lib.sh",
+    "kill": "tests/test_resume.py", "touch": "tests/test_resume.py", ".": "PATH is set here",
+    "python -m adam_mpi fetch": "tests/test_fetch.py", "scripts/hosts": "tests/test_hosts.py", "git": "by hand",
+    "scripts/reproduce": "by hand, it takes hours", "scripts/simulate_clusters": "by hand",
+}  # fmt: skip
+# Enough for a job to go all its way.
+SMALL = ["data.images=640", "train.epochs=1", "data.validation=0.02"]
+
+
+def commands(page):
+    """The commands in a page: indented lines that begin with a program, without comments and synopses."""
+    text = re.sub(r"```python.*?```", "", page.read_text(), flags=re.S).replace("\\\n", " ")
+    for line in re.findall(r"^ {4,}(\S.*)$", text, re.M):
+        if re.match(r"(python|scripts/\S+|mpirun|sbatch|srun|pip|adam-mpi|kill|touch|\.|eval|export|git) ", line + " "):
+            words = shlex.split(line, comments=True)
+            if not any(word.startswith("[") and "faults" not in word for word in words):
+                yield [word for word in words if word != "..."]
+
+
+def program(words):
+    return " ".join(words[:4]) if " ".join(words[:4]) in ELSEWHERE else words[0]
+
+
+def arguments(words):
+    """What the program itself is given, or None where it is not ours."""
+    if words[0] == "scripts/train":
+        words = words[1:]
+        while words and words[0] in ("-n", "--restarts"):
+            words = words[2:]
+        return ["train", *words]
+    if "slurm/train.sh" in words:
+        return ["train", *words[words.index("slurm/train.sh") + 1 :]]
+    if "adam_mpi" in words:
+        rest = words[words.index("adam_mpi") + 1 :]
+        return rest or ["train"]
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_is_understood(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text("")
+    for words in commands(ROOT / name):
+        given = arguments(words[: words.index(">")] if ">" in words else words)
+        if given is None:
+            known = words[0] in ("python", "scripts/train") or program(words) in ELSEWHERE
+            assert known and (not words[0].startswith("scripts/") or (ROOT / words[0]).exists()), words
+            continue
+        try:
+            options = _parser().parse_args([word for word in given if not word.startswith("@")])
+        except SystemExit:
+            pytest.fail(f"{name}: not understood: {shlex.join(words)}")
+        if hasattr(options, "set"):
+            missing = options.config and options.config.endswith(".toml") and not (ROOT / options.config).exists()
+            config.load("my.toml" if missing else options.config and str(_place(options.config)), options.set)
+
+
+def _place(given):
+    return ROOT / given if (ROOT / given).exists() else given
+
+
+@pytest.fixture
+def sandbox(tmp_path):
+    """A folder with what the documents speak of."""
+    (tmp_path / "my.toml").write_text("[optimiser]\nrate = 0.02\n")
+    images, labels = glyphs.draw(1, "test", np.arange(5))
+    (tmp_path / "digits").mkdir()
+    for index, image in enumerate(images):
+        Image.fromarray(image[0]).save(tmp_path / "digits" / f"{index}.png")
+    Image.fromarray(images[0, 0]).save(tmp_path / "digit.png")
+    np.savez(tmp_path / "test.npz", images=images, labels=labels)
+    for name in ("examples", "scripts", "adam_mpi"):
+        if (ROOT / name).exists():
+            (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def smaller(words):
+    """The command as it is written, with fewer images where it trains."""
+    if words[0] == "scripts/train" or words[:4] == ["python", "-m", "adam_mpi", "sweep"]:
+        words = words + [word for pair in SMALL for word in ("--set", pair)]
+    return [str(ROOT / words[0]) if words[0].startswith("scripts/") else words[0], *words[1:]]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_runs(name, sandbox):
+    path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
+    for words in commands(ROOT / name):
+        if program(words) in ELSEWHERE:
+            continue
+        if words[0] == "scripts/train":
+            words = [*words, *_fresh(words, sandbox)]
+        words, _, target = (words[:-2], *words[-2:]) if ">" in words else (words, "", "")
+        done = subprocess.run(
+            smaller(words), cwd=sandbox, env=clean_environment() | {"PATH": path}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=280,
+        )  # fmt: skip
+        if target:
+            (sandbox / target).write_text(done.stdout)
+        # Some are meant to lose a rank.
+        assert done.returncode == 0 or "kill" in " ".join(words), f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+
+
+def _fresh(words, sandbox):
+    """Jobs without a run directory would have the same name within a second."""
+    return [] if "--run" in words else ["--run", f"runs/{len(list(sandbox.glob('runs/*')))}"]
+
+
+@pytest.mark.full
+def test_the_python_of_the_pages_runs(sandbox):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/USE.md").read_text(), re.S)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=sandbox, env=clean_environment(), capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [*NAMES, "CONTRIBUTING.md"])
+def test_links_lead_somewhere(name):
+    text = (ROOT / name).read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        file, _, anchor = link.partition("#")
+        if file.startswith("http"):
+            continue
+        target = (ROOT / name).parent / file if file else ROOT / name
+        assert target.exists(), f"{name}: {link}"
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+            anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+            assert anchor in anchors, f"{name}: {link}"
+
+
+def test_the_configuration_reference_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "config_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "out of date: run scripts/config_reference.py"

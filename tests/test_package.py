@@ -1,0 +1,60 @@
+"""The package as others get it: a wheel that is whole, and a system that offers less than Linux does."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from launch import ROOT, clean_environment, given
+
+REFERENCE = "kernels.engine=reference"
+# What macOS does not have.
+WITHOUT = """
+import os, sys
+for name in ("sched_getaffinity", "sched_setaffinity", "posix_fallocate", "preadv", "O_DIRECT"):
+    delattr(os, name)
+from adam_mpi.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("setuptools")
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "adam_mpi", source / "adam_mpi", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", target, source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (file,) = target.glob("adam_mpi-*.whl")
+    return file
+
+
+def test_the_wheel_has_everything(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        entry = next(name for name in names if name.endswith("entry_points.txt"))
+        assert "adam-mpi = adam_mpi.cli:main" in archive.read(entry).decode()
+        archive.extractall(tmp_path)
+    files = (path for path in (ROOT / "adam_mpi").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    wanted = {str(path.relative_to(ROOT)) for path in files}
+    assert wanted <= names, wanted - names
+    # It works from there, without the project around it.
+    command = [sys.executable, "-m", "adam_mpi", "models"]
+    environment = clean_environment() | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "adam-mnist" in done.stdout, done.stderr
+
+
+def test_a_system_without_what_only_linux_has(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (200, 8, 8)).astype(np.uint8)
+    np.save(tmp_path / "train_images.npy", images)
+    np.save(tmp_path / "train_labels.npy", np.arange(200) % 4)
+    words = given('model.layers=[{kind="dense",units=4}]', REFERENCE, "train.epochs=1", f"data.set={tmp_path}")
+    command = [sys.executable, "-c", WITHOUT, "train", *words, "--run", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and (tmp_path / "run" / "DONE").exists(), done.stdout + done.stderr

@@ -1,0 +1,99 @@
+"""Sweeps: which runs there are, what the table makes of them, and real jobs that are cut and gone on with."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from launch import given
+
+from adam_mpi.cli import main
+from adam_mpi.errors import UserError
+from adam_mpi.sweep.points import lines, points
+from adam_mpi.sweep.table import Outcome, Row, advice, read, rows, usual_target
+
+SMALL = given('model.layers=[{kind="dense",units=10}]', "kernels.engine=reference", "data.images=320", "train.epochs=2")
+
+
+def test_points_are_all_combinations_with_all_seeds():
+    found = points(["consistency.staleness=0,inf", "push.codec=none,topk"], 2, Path("s"))
+    assert len(found) == len({point.run for point in found}) == 8
+    assert [point.seed for point in found] == [1] * 4 + [2] * 4
+    assert found[1].values == ("consistency.staleness=0", "push.codec=topk")
+    assert found[1].run == Path("s/consistency.staleness=0_push.codec=topk_seed=1")
+    line = lines(found, ["my conf.toml"]).splitlines()[1]
+    assert shlex.split(line) == [
+        "my conf.toml", "--set", "consistency.staleness=0", "--set", "push.codec=topk", "--set", "run.seed=1",
+        "--run", "s/consistency.staleness=0_push.codec=topk_seed=1", "--resume",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("over", ["staleness=0", "consistency.staleness", "consistency.staleness=0,,1", "run.seed=1,2"])
+def test_what_is_no_list_of_values_is_refused(over):
+    with pytest.raises(UserError, match="--over"):
+        points([over], 1, Path("s"))
+
+
+def outcome(*curve):
+    return Outcome(list(curve), 1000.0, 0.5)
+
+
+def test_time_to_target_and_advice():
+    slow, quick, never = outcome((10, 0.9), (20, 0.98)), outcome((5, 0.5), (9, 0.985)), outcome((5, 0.4), (10, 0.6))
+    planned = points(["a.b=1,2,3"], 1, Path("s"))
+    found = rows(planned, dict(zip(planned, (slow, quick, never), strict=True)), 0.98)
+    assert [row.times for row in found] == [[20], [9], []]
+    assert advice(found, 0.98).startswith("Take a.b=2: 9.0 s to 98.00% on average; one seed is no evidence")
+    assert usual_target([slow, quick, never]) == 0.98
+    assert "No value reached 99.00%" in advice(rows(planned, {planned[0]: slow}, 0.99), 0.99)
+
+
+def test_values_within_the_spread_of_seeds_are_not_told_apart():
+    def row(value, *times):
+        return Row(value, [outcome((time, 1.0)) for time in times], list(times))
+
+    told = advice([row("x=1", 10, 12), row("x=2", 11, 13), row("x=3", 30, 31)], 0.9)
+    assert told == "Take x=1: 11.0 s to 90.00% on average; within the spread of the seeds as good: x=2."
+
+
+def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
+    entries = [(10, "train", 0.5), (11, "validation", 0.8), (2, "train", 0.9), (4, "validation", 0.95)]
+    text = "".join(json.dumps({"seconds": s, "part": p, "accuracy": a, "done": True}) + "\n" for s, p, a in entries)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    (tmp_path / "summary.json").write_text(json.dumps({"images_per_second": 5.0, "staleness": {"mean": 1.5}}))
+    assert read(tmp_path) == Outcome([(11, 0.8), (15, 0.95)], 5.0, 1.5)
+
+
+def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
+    # One rank needs no mpirun: `env` starts it as it is.
+    command = ["sweep", "--over", "optimiser.rate=0.01,0.05", "-n", "1", "--launch", "env", "-o", str(tmp_path / "s")]
+    command += [*SMALL, "--target", "0.02"]
+    assert main(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    jobs = tmp_path / "s" / "jobs.txt"
+    assert said[0] == (
+        f"2 runs, 0 of them done; as a Slurm array: sbatch --array=1-2 --ntasks=1 slurm/train.sh @{jobs}"
+    )
+    assert said[1:3] == [f"{i}/2 optimiser.rate={rate} seed=1: done" for i, rate in ((1, 0.01), (2, 0.05))]
+    assert said[-1].startswith("Take optimiser.rate=0.0")
+    # One of them is taken back: only that one runs again. A third value is one more run of the same sweep.
+    (tmp_path / "s" / "optimiser.rate=0.05_seed=1" / "DONE").unlink()
+    command[2] += ",-1"
+    assert main(command) == 2 and "optimiser.rate = -1" in capsys.readouterr().err
+    command[2] = "optimiser.rate=0.01,0.05,0.1"
+    assert main(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("3 runs, 1 of them done") and [line[:3] for line in said[1:3]] == ["2/3", "3/3"]
+    # The table alone, and another sweep in the same place.
+    assert main([*command, "--table"]) == 0
+    assert capsys.readouterr().out.splitlines() == said[3:]
+    assert main([*command, "--set", "train.batch=16"]) == 2
+    assert "holds a sweep of other jobs" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_is_told_and_tried_again(tmp_path, capsys):
+    faults = 'inject.faults=["raise role=worker at=compute step=2"]'
+    command = ["sweep", "--over", "optimiser.rate=0.01", "--launch", "env", "-o", str(tmp_path), *SMALL]
+    assert main([*command, *given(faults)]) == 2
+    streams = capsys.readouterr()
+    assert "1/1 optimiser.rate=0.01 seed=1: FAILED" in streams.out and "no run of this sweep is done" in streams.err

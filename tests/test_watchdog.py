@@ -1,0 +1,80 @@
+"""The stall watchdog: what is awaited for too long is told once, with whom and since when, and stacks of both sides."""
+
+import re
+import types
+
+import pytest
+from launch import given, spread
+
+from adam_mpi.cluster.layout import Place
+from adam_mpi.config import load
+from adam_mpi.observe import watchdog
+from adam_mpi.observe.watchdog import Wait, Watchdog
+
+ENDLESS = given("data.images=1000", "train.epochs=1000000", "observe.interval=0.2")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time as the test wants it."""
+    now = types.SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+class Post:
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message, to):
+        self.sent.append((to, message["asked"]))
+
+
+@pytest.fixture
+def dog(clock):
+    """The watchdog of rank 0, with rank 1 on another host."""
+    places = [Place(0, "a", ("worker",), 0, 0), Place(1, "b", ("server",))]
+    comm = types.SimpleNamespace(allgather=lambda mine: [mine, ("b", 1)])
+    layout = types.SimpleNamespace(places=places)
+    world = types.SimpleNamespace(config=load(None), comm=comm, place=places[0], rank=0, layout=layout)
+    world.config.watchdog.seconds = 10.0
+    return Watchdog(world, Post())
+
+
+def test_a_wait_is_told_once_and_again_only_when_it_began_anew(dog, clock, caplog):
+    for turn in (0, 0, 1, 1):
+        for _ in range(12):
+            clock.seconds += 1
+            dog.look(lambda turn=turn: [Wait("clock 7", 1, turn)])
+    assert len(dog.post.sent) == 2
+    to, asked = dog.post.sent[0]
+    assert to == 1
+    pattern = r"rank 0, worker .* on a waits for clock 7 from rank 1, server on b since \d\d:\d\d:\d\d, 1\d\.\d s"
+    assert re.fullmatch(pattern, asked)
+
+
+def test_what_moves_on_is_never_told(dog, clock):
+    for turn in range(100):
+        clock.seconds += 3
+        dog.look(lambda turn=turn: [Wait("a batch", 1, turn)])
+    assert dog.post.sent == []
+
+
+def test_stacks_name_the_threads_and_where_they_are():
+    assert "thread MainThread" in watchdog.stacks() and "in test_stacks_name_the_threads" in watchdog.stacks()
+
+
+@pytest.mark.parametrize(("rank", "mpi"), spread([1, 0]), indirect=["mpi"])
+def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job):
+    keys = given("watchdog.seconds=1", "cluster.stopped=0", "snapshot.minutes=0")
+    job = start_job(4, "train", *ENDLESS, *keys)
+    job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
+    server = r"the acknowledgement of push \d+, (shard \d+|layer \S+)|the \w+ of pull \d+"
+    what = {1: server, 0: "a batch|the next phase"}[rank]
+    other = {1: "rank 1, server on", 0: "rank 0, data on"}[rank]
+    job.rank(rank).suspend()
+    told = re.compile(rf"rank [23], worker .* waits for ({what}) from {other} \S+ since .* s; stacks here:\nthread ")
+    job.until(lambda: any(told.search(text) for text in job.logs().values()), "the watchdog's word")
+    job.rank(rank).resume()
+    stack = re.compile(r"^  File .*run\.py.* in _serve$", re.M)
+    job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "stacks of the other side")
