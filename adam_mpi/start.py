@@ -92,7 +92,8 @@ def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, .
         return None
     if note := newest.check(found, config, replicas, parameters.total(shapes)):
         print(f"adam_mpi: {note}", file=sys.stderr, flush=True)
-    return replace(found, note=found.note + newest.cost(found, path, config))
+    # A store knows by itself what was acknowledged and is not in it.
+    return found if found.kind == "store" else replace(found, note=found.note + newest.cost(found, path, config))
 
 
 def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) -> Path:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = '. "$0"; mpi_launch "$1" "$2"; shift 2; exec "${launch[@]}" "$@"'
 
 
-def run(ranks: int, *settings: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(summary, metrics of the finished phases) of `mpirun -n RANKS python -m adam_mpi train` with these settings."""
+def run(ranks: int, *settings: str, keep: str | None = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(summary, metrics of the finished phases) of `mpirun -n RANKS python -m adam_mpi train` with these settings.
+
+    `keep`: a folder that what the job leaves stays in.
+    """
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert mpirun, "no mpirun beside this Python or on PATH"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         words = [word for setting in settings for word in ("--set", setting)]
         program = [sys.executable, "-m", "adam_mpi", "train", "--run", f"{folder}/run", *words]
         command = ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpirun, str(ranks), *program]
