@@ -48,8 +48,7 @@ def _snapshot(path: Path) -> Iterator[tuple[str, bool]]:
     try:
         told = snapshot.manifest(path)
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["time"]))
-        files = told["files"] | told["residuals"]
-        size = f"{sum(files.values()) / 1e6:.1f} MB in {len(files)} files"
+        size = f"{sum(told['files'].values()) / 1e6:.1f} MB in {len(told['files'])} files"
         yield f"snapshot {path}: format {told['format']}, taken {when}, {size}", True
         yield (
             f"  {told['epochs']} epochs and {told['batches']} batches, {told['images']} images, clock {told['clock']}, "

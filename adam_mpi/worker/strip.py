@@ -51,16 +51,16 @@ class StripWorker(Worker):
         """Those that are not added yet."""
         self.complete: deque[Contribution] = deque()
 
-    def _client(self, network: Network) -> DataClient:
+    def _client(self, world: World) -> DataClient:
         columns = [strip.columns for strip in self.cut.strips]
-        return DataClient(self.world, self.cut.shapes[0].input, self.strip.columns, columns)
+        return DataClient(world, self.cut.shapes[0].input, self.strip.columns, columns)
 
-    def _start(self, network: Network, threads: int) -> None:
+    def _start(self, world: World, network: Network, threads: int) -> None:
         count, self.trainers = self.config.worker.in_flight, []
         contexts = [network.strip_context() for _ in range(count)]
         gradients = [np.zeros_like(self.local) for _ in range(count)]
-        self.flow = Flow(contexts, gradients, self.world.injector)
-        self.link = Link(self.world, channels.plan(self.cut, count, contexts[0].room))
+        self.flow = Flow(contexts, gradients, world.injector)
+        self.link = Link(world, channels.plan(self.cut, count, contexts[0].room))
         self.flow.attach(self.link)
         self.sums = Sums(self.link, self.cut)
         self.flow.start(threads)
@@ -73,7 +73,7 @@ class StripWorker(Worker):
         worked = False
         while self.flow.takes(self.number) and (taken := self.data.take()) is not None:
             slot, batch = taken
-            self._begin(batch, slot)
+            self._send_off(batch, slot)
             worked = True
         return worked
 
@@ -88,7 +88,7 @@ class StripWorker(Worker):
             self.parts = len(self.waiting)
         worked = False
         while self.slot is not None and self.waiting and self.flow.takes(self.number):
-            self._begin(self.waiting.popleft(), None)
+            self._send_off(self.waiting.popleft(), None)
             worked = True
         return worked
 
@@ -97,7 +97,7 @@ class StripWorker(Worker):
         self.share = self.share or self.pool.take()
         return self.share is not None
 
-    def _begin(self, batch: Batch, token: Any) -> None:
+    def _send_off(self, batch: Batch, token: Any) -> None:
         self.flow.begin(self.number, batch, token, self.local, self.data.phase.training)
         self.number += 1
 
@@ -121,7 +121,7 @@ class StripWorker(Worker):
 
     def _land(self, flight: Flight) -> None:
         batch, (loss, correct) = flight.batch, self.flow.contexts[flight.context].result
-        done = Done(batch.source, batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
+        done = Done(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
         training = self.data.phase.training
         if training:
             assert self.share is not None, "there was room"
@@ -146,7 +146,7 @@ class StripWorker(Worker):
             self.share = None
 
     def _push(self, contribution: Contribution) -> None:
-        self.pushes.push(contribution)
+        super()._push(contribution)
         if self.data.shared:
             assert self.slot is not None
             self.data.release(self.slot)
