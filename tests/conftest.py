@@ -22,7 +22,7 @@ from launch import Hosts, Job, Mpi, available, start
 
 IN_TURN = (
     "test_cli", "test_clicks", "test_data_jobs", "test_factors", "test_resume", "test_timeline", "test_live",
-    "test_metrics", "test_report", "test_debug",
+    "test_metrics", "test_report", "test_debug", "test_use",
 )  # fmt: skip
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 

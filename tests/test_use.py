@@ -1,6 +1,6 @@
 """A trained network in use: predicted with, run layer by layer, exported to others and imported from them.
 
-No job is trained here: weights are drawn at random, and written as a run leaves them.
+All but the last train nothing: weights are drawn at random, and written as a run leaves them.
 """
 
 import json
@@ -266,9 +266,9 @@ def torch_stack():
     return torch, nn.Sequential(*parts)
 
 
-def in_torch(torch, stack):
+def in_torch(torch, stack, images=IMAGES):
     with torch.no_grad():
-        return torch.softmax(stack(torch.from_numpy(IMAGES).float() / 255), 1).numpy()
+        return torch.softmax(stack(torch.from_numpy(images).float() / 255), 1).numpy()
 
 
 def test_safetensors_in_pytorch(run, tmp_path, capsys):
@@ -306,3 +306,24 @@ def test_a_pickle_with_code_in_it_is_not_run(tmp_path, capsys):
     torch.save({"weight": Harmful(str(tmp_path / "harm"))}, tmp_path / "bad.pt")
     told = said(capsys, "import", tmp_path / "bad.pt", "-o", tmp_path / "own.h5", code=2)
     assert str(tmp_path / "bad.pt") in told and not (tmp_path / "harm").exists() and told.count("\n") == 1
+
+
+def test_a_trained_run_on_the_whole_test_set(launch, tmp_path, capsys):
+    """Generated kernels, weights that were trained: the same in onnxruntime and, where it is, in PyTorch."""
+    job = launch(2, "train", *given("data.images=3200", "train.epochs=1"))
+    assert job.returncode == 0, job.said()
+    model = adam_mpi.load(job.run)
+    images, labels = open_set(model.config.data).read("test", np.arange(glyphs.TEST))
+    chances = model.predict(images)
+    accuracy = np.mean(chances.argmax(axis=1) == labels)
+    assert accuracy == pytest.approx(job.summary["test_accuracy"], abs=1e-3)
+    said(capsys, "export", job.run, "-o", tmp_path / "model.onnx")
+    np.testing.assert_allclose(in_onnxruntime(tmp_path / "model.onnx", images), chances, atol=1e-5)
+    torch = pytest.importorskip("torch")
+    nn, weights = torch.nn, model.tensors
+    stack = nn.Sequential(
+        nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(320, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10),
+    )  # fmt: skip
+    stack.load_state_dict(dict(zip(stack.state_dict(), map(torch.from_numpy, weights.values()), strict=True)))
+    np.testing.assert_allclose(in_torch(torch, stack, images), chances, atol=1e-5)
