@@ -96,7 +96,7 @@ def test_a_lost_host_is_named_and_the_job_goes_on_from_its_store(hosts, tmp_path
     assert re.search(r"adam_mpi: lost with their host: rank \d, \w+ .*on h1; rank \d, \w+ .*on h1\n", said), said
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "done"
-    assert re.search(r"\d+ acknowledged pushes \(\d+ images\) are lost", summary["resumed"])
+    assert re.search(r"\d+ acknowledged pushes .* are lost", summary["resumed"]), summary["resumed"]
 
 
 def _trains(run):

@@ -276,3 +276,17 @@ def test_the_position_of_a_store_is_what_all_servers_have():
     both_have = newest.merged([first, ahead, second])
     assert (both_have.epoch, both_have.images) == (2, 70)
     assert np.flatnonzero(both_have.batches).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ((), "25 acknowledged pushes (800 images)"),
+        (("consistency.staleness=0", "train.batch=64"), "13 acknowledged clocks (800 images)"),
+    ],
+)
+def test_a_restart_from_a_snapshot_says_what_it_cost(tmp_path, keys, words):
+    (tmp_path / "metrics.jsonl").write_text('{"images_trained": 3200}\n{"images_trained": 4000}\n')
+    found = newest.Resume("snapshot", tmp_path, 1, Position(0, 2, 3200), (0.0, 0), 10, 1, {}, "")
+    assert words in newest.cost(found, tmp_path, load(None, keys))
+    assert "0 acknowledged" in newest.cost(found, tmp_path / "new", load(None, keys))

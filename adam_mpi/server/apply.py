@@ -47,6 +47,15 @@ def _fold(total, mail, starts, scales, first, size):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True)
+def fold(total: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray) -> None:
+    """What the messages come to together."""
+    for first in range(0, total.size, BLOCK):
+        size = min(BLOCK, total.size - first)
+        total[first : first + size] = 0
+        _fold(total[first : first + size], mail, starts, scales, first, size)
+
+
+@njit(nogil=True, cache=True)
 def step(
     rule: int, weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
     rate: float, keep: float, decay: float,
