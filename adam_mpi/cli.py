@@ -74,12 +74,29 @@ def pack(options: argparse.Namespace) -> int:
 def inspect(options: argparse.Namespace) -> int:
     """Tell what is in a snapshot, a store, a file of weights or a run; exit code 1 if it is not whole."""
     from adam_mpi.durable.inspect import inspect
+    from adam_mpi.observe.rundir import compare_copies
 
+    path = Path(options.path)
     if options.layers or options.image:
         return _look_into(options)
-    text, whole = inspect(Path(options.path))
+    text, whole = compare_copies(path, seconds=30.0) if options.copies else inspect(path)
     print(text)
     return 0 if whole else 1
+
+
+def join(options: argparse.Namespace) -> int:
+    """Join a running job; the job itself starts this."""
+    from adam_mpi import run
+
+    return run.join()
+
+
+def grow(options: argparse.Namespace) -> int:
+    """Have a running job take in more ranks, where its launcher has places for them."""
+    from adam_mpi.observe.rundir import grow
+
+    print(grow(Path(options.run), options.ranks))
+    return 0
 
 
 def _look_into(options: argparse.Namespace) -> int:
@@ -184,6 +201,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "pack": pack,
     "inspect": inspect,
     "merge": merge,
+    "grow": grow,
+    "join": join,
     "top": top,
     "report": report,
     "predict": predict,
@@ -246,7 +265,10 @@ def _parser() -> argparse.ArgumentParser:
     made["pack"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
     made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
     made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
+    made["inspect"].add_argument("--copies", action="store_true", help="compare all copies of a run's shards, live")
     made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
+    made["grow"].add_argument("ranks", type=int, help="how many")
+    made["grow"].add_argument("run", help="run directory")
     made["inspect"].add_argument("--layers", action="store_true", help="shapes, statistics and histograms, by layer")
     made["inspect"].add_argument("--image", type=Path, metavar="FILE", help="draw what each layer makes of this image")
     made["inspect"].add_argument(

@@ -1,6 +1,7 @@
 """Kernels compiled once per node: a node's first rank of each role compiles what the role needs, others load it."""
 
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -29,6 +30,13 @@ def compile_once(world: World, net: Network | None) -> None:
     notice.cancel()
 
 
+def compile_now(roles: Iterable[str], net: Network | None) -> None:
+    """What a rank needs for roles that it takes on while the job runs."""
+    for role in roles:
+        if role != "data":
+            _warm(role, net)
+
+
 def _turns(world: World) -> tuple[list[str], list[str]]:
     """The roles of this rank that have kernels: those it is the node's first rank of, and the others."""
     layout = world.layout
@@ -46,6 +54,7 @@ def _warm(role: str, net: Network | None) -> None:
         mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
         mailbox.state(message, 0, message.size, 1, False)
         checksum(values)
+        apply.fold(values, values, np.zeros(1, np.int64), values[:1])
         apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
         return
     assert net is not None, "a worker has a network"

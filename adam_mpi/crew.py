@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
+from adam_mpi.errors import Regroup
 from adam_mpi.head import Head
 from adam_mpi.observe import watchdog
 from adam_mpi.observe.watchdog import Wait
+from adam_mpi.settlement import Word
 
 
 class Role(Protocol):
@@ -19,18 +21,37 @@ class Role(Protocol):
 
     def stats(self) -> dict[str, Any]: ...
 
+    def tell(self, word: Word) -> None:
+        """What the role brings into the next generation."""
+
     def awaits(self) -> Iterable[Wait]:
         """What other ranks owe it now."""
 
 
 @dataclass
 class Crew:
-    """The roles of one rank."""
+    """The roles of one rank in one generation; the objects of the roles go on into the next one."""
 
     post: Post
     roles: dict[str, Any]
     head: Head | None
     windows: list[Window]
+    state: dict[str, Any] | None = None
+    """Of the head, as it was last told to everybody: whoever is head next goes on from there."""
+    detected: float = 0.0
+    abandoned: list[Any] = field(default_factory=list)
+    """Memory of earlier generations, which late transfers may still touch."""
+
+    captured: tuple[str, ...] = ()
+    """The layers that push factors, for the life of the job."""
+
+    def word(self, member: int) -> Word:
+        """What this rank brings into the next generation."""
+        state = self.head.state() if self.head is not None else self.state
+        word = Word(member, detected=self.detected, head=state, captured=self.captured)
+        for role in self.roles.values():
+            role.tell(word)
+        return word
 
     def step(self) -> bool:
         worked = any([role.step() for role in self.roles.values()])
@@ -55,11 +76,15 @@ class Crew:
         for source, message in self.post.receive():
             match message["kind"]:
                 case "phase":
-                    self.roles["data"].hear(message)
+                    self.state = message.get("state", self.state)
+                    if "data" in self.roles:
+                        self.roles["data"].hear(message)
                 case "store":
                     self.roles["server"].hear(message)
                 case "residual":
                     self.roles["worker"].hear(message)
+                case "grow":
+                    raise Regroup(message["ranks"])
                 case "stacks":
                     watchdog.answer(message["asked"])
                 case "over":

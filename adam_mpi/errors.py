@@ -7,3 +7,15 @@ class UserError(Exception):
 
 class RankFailure(Exception):
     """A member of this generation is dead, or somebody has declared the generation over."""
+
+
+class Regroup(RankFailure):
+    """Nobody is lost: so many ranks more are wanted, and join in the next generation."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(f"{ranks} ranks more are wanted")
+        self.ranks = ranks
+
+
+class LostState(Exception):
+    """The ranks that are left do not have all that is needed to go on."""

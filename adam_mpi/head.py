@@ -4,12 +4,13 @@ import logging
 import time
 from typing import Any
 
+from adam_mpi.cluster import fence
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
 from adam_mpi.data.course import Course, Phase
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.serving import DataServer
-from adam_mpi.durable.keeper import Keeper
+from adam_mpi.durable.keeper import LOOK_SECONDS, Keeper
 from adam_mpi.errors import RankFailure
 from adam_mpi.job import Job
 from adam_mpi.observe import status
@@ -18,24 +19,36 @@ from adam_mpi.observe.hunter import describe
 from adam_mpi.observe.metrics import Metrics
 from adam_mpi.observe.progress import Progress
 from adam_mpi.observe.provenance import provenance
-from adam_mpi.observe.rundir import write_json
+from adam_mpi.observe.rundir import COMPARE, GROW, write_json
 from adam_mpi.server.shelves import Shelves
+from adam_mpi.settlement import Settlement
 
+FENCE_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
 class Head:
     def __init__(
-        self, world: World, data: DataServer, post: Post, job: Job, shelves: Shelves
-    ) -> None:
+        self, world: World, data: DataServer, post: Post, job: Job, shelves: Shelves,
+        settled: Settlement | None = None, before: "Head | None" = None,
+    ) -> None:  # fmt: skip
+        """`settled`: what came out of the generation before; `before`: its head, if that was here."""
         self.world, self.config, self.data, self.post, self.directory = world, world.config, data, post, job.directory
-        self.board, resume = Board(), job.resume
+        self.board: Board = before.board if before else Board()
+        resume = job.resume
         epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
         self.course = Course(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
         self.metrics = Metrics(job.directory, self.config.observe.tensorboard)
         self.began = self.shown = self.phase_began = now = time.monotonic()
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
+        self.members = [place.member for place in world.layout.places]
+        self.began_at, self.number = time.time(), 0
+        self.recoveries: list[dict[str, Any]] = []
+        self.stepped = now
+        self.looked, self.compared = 0.0, dict[int, dict[str, Any]]()
+        self.missing = len(world.gone) if self.config.recover.respawn else 0
+        """Ranks that are to be started in place of those that were lost."""
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
         self.train_seconds, self.trained_before = 0.0, resume.images if resume else 0
         self.troubled = False
@@ -44,15 +57,99 @@ class Head:
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
         self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe)
-        if resume is not None:
+        if settled is not None:
+            self._go_on(settled)
+        elif resume is not None:
             self.progress.say(f"going on from {resume.note}")
+        log.info("%s", self._survives())
         self._begin(self.course.phase)
+        if self.stopped_by:
+            self._tell_all({"kind": "phase", "stop": True})
+
+    def _survives(self) -> str:
+        """How many losses this layout survives."""
+        if not self.world.survivable:
+            return "a lost rank ends the job; started by mpirun --with-ft ulfm of Open MPI it would go on"
+        servers = self.world.layout.survives(self.config.server.copies)
+        return f"survives the loss of {servers} servers at once, and of any worker or data rank"
+
+    def state(self) -> dict[str, Any]:
+        """What whoever is head in the next generation has to know."""
+        phase, course = self.course.phase, self.course
+        return {
+            "number": self.number,
+            "phase": None if phase is None else [phase.number, phase.part, phase.epoch],
+            "best": [course.best, course.best_epoch],
+            "reason": course.reason,
+            "results": self.results,
+            "train_seconds": self.train_seconds,
+            "began": self.began_at,
+            "stopped_by": self.stopped_by,
+            "stale": self.keeper.stale,
+            "snapshots": self.keeper.snapshots.taken,
+            "recoveries": self.told_recoveries(),
+            "pushes": self.board.of_pushers(),
+        }
+
+    def _go_on(self, settled: Settlement) -> None:
+        """From where the head of the generation before was; a phase that was under way has a new number."""
+        state, course = settled.head, self.course
+        if state is not None:
+            phase = state["phase"]
+            course.phase = None if phase is None else Phase(phase[0] + 1, *phase[1:])
+            (course.best, course.best_epoch), course.reason = state["best"], state["reason"]
+            self.results, self.train_seconds, self.stopped_by = (
+                state["results"], state["train_seconds"], state["stopped_by"]
+            )  # fmt: skip
+            self.number, self.began_at = state["number"], state["began"]
+            self.began = time.monotonic() - (time.time() - self.began_at)
+            self.keeper.stale, self.keeper.snapshots.taken = state["stale"], state["snapshots"]
+            # Whoever is still writing one of the generation before must not meet the next.
+            self.keeper.snapshots.number = 1000 * self.world.generation
+            self.recoveries = state["recoveries"]
+            self.board.go_on(state["pushes"])
+        gone = self.world.gone
+        names = "; ".join(map(str, gone))
+        told = self.board.of_pushers()
+        pairs = [told[str(place.member)] for place in gone if str(place.member) in told]
+        self.recoveries.append(
+            {
+                "generation": self.world.generation, "dead": [str(place) for place in gone],
+                "members": [place.member for place in gone], "detected": settled.detected,
+                "seconds": None, "seconds_all": None, "promoted": settled.promoted, "rebuilt": 0,
+                "resent": settled.resent, "lost": sum(sent - known for sent, known in pairs), "duplicates": 0,
+            }
+        )  # fmt: skip
+        took, ranks = time.time() - settled.detected, len(self.members)
+        text = f"generation {self.world.generation} goes on with {ranks} ranks after {took:.2f} s"
+        self.progress.say(f"{names} lost; {text}" if names else f"ranks have joined; {text}")
+        log.warning("%s: lost %s", text, names or "nobody")
+
+    def told_recoveries(self) -> list[dict[str, Any]]:
+        """The last one with what the servers have told since."""
+        if not self.recoveries:
+            return []
+        *earlier, last = self.recoveries
+        words = [word for word in self.board.of("server") if word.get("generation") == self.world.generation]
+        first, whole = ([word["went_on"][k] for word in words if word["went_on"][k]] for k in range(2))
+        now = {
+            "seconds": round(min(first) - last["detected"], 3) if first else None,
+            "seconds_all": round(min(whole) - last["detected"], 3) if whole else None,
+            "rebuilt": sum(word["rebuilt"] for word in words),
+            "duplicates": sum(word["dropped"] for word in words),
+        }
+        return [*earlier, last | now]
 
     def step(self) -> bool:
+        if time.monotonic() - self.stepped > FENCE_SECONDS:
+            # Stopped for so long, this rank may have been taken for dead: then others write in its place.
+            fence.check(self.directory / "log", self.world.generation, self.world.place.member)
+        self.stepped = time.monotonic()
         self._check_silence()
         phase = self.course.phase
         if phase is None:
             return self._finish()
+        self._look_for_requests()
         if why := self.keeper.look(phase.training):
             self._stop(why)
             return True
@@ -61,7 +158,7 @@ class Head:
             return True
         if not self.closed and phase.training and self._quorum(phase):
             self.closed = True
-            self._tell_data({"kind": "phase", "close": True})
+            self._tell_all({"kind": "phase", "close": True})
         if time.monotonic() - self.shown >= self.config.observe.interval:
             self._show(phase)
         return False
@@ -69,23 +166,63 @@ class Head:
     def hear(self, source: int, message: dict[str, Any]) -> None:
         self.heard[source] = time.monotonic()
         if message["kind"] == "stats":
-            self.board.hear(source, message)
+            self.board.hear(self.members[source], message)
             self.keeper.forget_old_stores(self.board)
+        elif message["kind"] == "compared":
+            self._compared(source, message)
         else:
             self.keeper.snapshots.hear(source, message)
 
+    def _look_for_requests(self) -> None:
+        """Whoever makes the file COMPARE wants to know whether all copies are the same."""
+        if time.monotonic() - self.looked < LOOK_SECONDS:
+            return
+        self.looked = time.monotonic()
+        if (self.directory / COMPARE).exists():
+            (self.directory / COMPARE).unlink()
+            self.compared = {}
+            for rank in self.world.layout.servers:
+                self.post.send({"kind": "store", "order": "compare"}, rank)
+        wanted = self._wanted_ranks()
+        if wanted:
+            log.info("%d ranks more are wanted", wanted)
+            self._tell_all({"kind": "grow", "ranks": wanted})
+
+    def _wanted_ranks(self) -> int:
+        """As many as somebody wants by the file GROW, or as were lost, once the others have gone on."""
+        if not self.world.survivable:
+            return 0
+        file, missing = self.directory / GROW, self.missing
+        if missing and self.told_recoveries()[-1]["seconds"] is not None:
+            self.missing = 0
+            return missing
+        try:
+            text = file.read_text()
+            file.unlink()
+            return int(text)
+        except (OSError, ValueError):
+            return 0
+
+    def _compared(self, source: int, message: dict[str, Any]) -> None:
+        self.compared[source] = message
+        if len(self.compared) == len(self.world.layout.servers):
+            totals = {key: sum(word[key] for word in self.compared.values()) for key in ("copies", "different")}
+            write_json(self.directory / "copies.json", totals | {"generation": self.world.generation})
+
     def _begin(self, phase: Phase | None) -> None:
+        self.number += 1
         order = {"kind": "phase", "phase": None if phase is None else [phase.number, phase.part, phase.epoch]}
-        self._tell_data(order)
+        # To everybody: whoever is left goes on from here when this rank is lost.
+        self._tell_all(order | {"state": self.state()})
         self.closed = False
         self.phase_began = self.shown = time.monotonic()
         if phase is not None:
             log.info("phase %d: %s, epoch %d", phase.number, phase.part, phase.epoch)
             self.keeper.stale |= phase.training
 
-    def _tell_data(self, message: dict[str, Any]) -> None:
-        for rank in self.world.layout.data:
-            self.post.send(message, rank)
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for place in self.world.layout.places:
+            self.post.send(message, place.rank)
 
     def _quorum(self, phase: Phase) -> bool:
         """Whether enough replicas are done with their shares to end an epoch, but not all."""
@@ -114,7 +251,7 @@ class Head:
     def _finish(self) -> bool:
         """Workers have stopped: let the servers write and end, then put the results together."""
         layout = self.world.layout
-        workers = self.board.finals("worker") == len(layout.workers)
+        workers = self.board.finals("worker", self.members) == len(layout.workers)
         if self.finished or not workers or not self.keeper.finished():
             return False
         if not self.finishing:
@@ -122,7 +259,7 @@ class Head:
             for rank in layout.servers:
                 self.post.send({"kind": "store", "order": "finish"}, rank)
             return True
-        if self.board.finals("server") < len(layout.servers):
+        if self.board.finals("server", self.members) < len(layout.servers):
             return False
         self._end()
         for place in layout.places:
@@ -135,7 +272,7 @@ class Head:
         log.info("the job is stopped by %s", why)
         self.stopped_by = self.course.reason = why
         self.course.phase = None
-        self._tell_data({"kind": "phase", "stop": True})
+        self._tell_all({"kind": "phase", "stop": True})
 
     def _end(self) -> None:
         """The marker comes last: all that it stands for is there."""
@@ -219,7 +356,7 @@ class Head:
             "images_per_second": round(self.results["images"] / max(self.train_seconds, 1e-9), 1),
             "generation": self.world.generation,
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
-            "pushes": self.board.pushes(),
+            "pushes": self.board.pushes(self.members),
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),
             "traffic": self.board.traffic(),
@@ -229,7 +366,7 @@ class Head:
             "delay": self.board.distribution("delays"),
             "snapshots": self.keeper.snapshots.taken,
             "store": {str(word["rank"]): word["store"] for word in self.board.of("server") if word["store"]},
-            "recoveries": [],
+            "recoveries": self.told_recoveries(),
             "provenance": self.provenance,
         }
         # Once a failure is told, the summary says why the job ends.

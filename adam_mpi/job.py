@@ -21,6 +21,8 @@ class Job:
     kernels: dict | None
     """How convolutions are computed, where arithmetic does not decide: the same on every rank, and after a resume."""
     life: Path
-    """Where the servers' stores of this job go."""
+    """Where the servers' stores of this job go, in its first generation."""
+    replicas: int
+    """How many it begins with: shards are cut for so many, and uneven shares are drawn for them."""
     until: float
     """When the job is to stop, in seconds since 1970."""

@@ -238,7 +238,7 @@ class ParameterServer:
         return server
 
     def _lane(self, server: int) -> Lane[RangeLetter]:
-        return Lane(self.shelves, server, self.ring, self.mail, self.window)
+        return Lane(self.shelves.rings, server, self.ring, self.mail, self.window)
 
     def _begin(self, handle: Handle) -> Handle:
         if not self._start_ready(handle):
@@ -313,6 +313,7 @@ def _config(optimiser: str, rate: float, shard: int, transport: str) -> Config:
         raise UserError(f"optimiser = {optimiser!r}: must be one of {', '.join(kinds)}")
     config = Config(optimiser=Optimiser(rate=rate, schedule="constant", **kinds[optimiser]))
     config.train.batch, config.server.shard, config.cluster.transport = 1, shard, transport
+    config.server.copies = 1
     return config
 
 

@@ -22,6 +22,7 @@ from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
 from adam_mpi.worker import copy
+from adam_mpi.worker.contribution import contributions
 
 MOST_ROWS = 40
 
@@ -42,7 +43,8 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     memory = _memory(config, layout, description, largest, shelves, captured)
     working = _working_set(network(config, description, largest.shapes, captured))
     strips = [_strips(config, cut)] if len(cut) > 1 else []
-    parts = [_roles(layout), _layers(shapes), *strips, _parameters(config, shelves, choices), memory, working]
+    roles = _roles(layout, config.server.copies)
+    parts = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), memory, working]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -73,9 +75,13 @@ def network(
     )  # fmt: skip
 
 
-def plan_shelves(config: Config, cut: Partition, layout: Layout) -> Shelves:
-    servers = {rank: layout.places[rank].host for rank in layout.servers}
-    return shelving.plan(parameters.tensors(cut.shapes), servers, layout.pushers, config, cut)
+def plan_shelves(
+    config: Config, cut: Partition, layout: Layout, replicas: int = 0, holders: Sequence[tuple[int, ...]] = ()
+) -> Shelves:
+    """`replicas`: how many the job began with; `holders`: who has which shard, where hashing does not say it."""
+    servers, tensors = {rank: layout.places[rank].host for rank in layout.servers}, parameters.tensors(cut.shapes)
+    shards = shelving.cut_for(tensors, (replicas or layout.replicas) * layout.partitions, config, cut)
+    return shelving.plan(tensors, servers, layout.pushers, config, cut, shards, holders)
 
 
 def _hosts(ranks: int, given: str | None) -> list[str]:
@@ -88,10 +94,10 @@ def _hosts(ranks: int, given: str | None) -> list[str]:
     return [f"host{rank // int(places)}" for rank in range(ranks)]
 
 
-def _roles(layout: Layout) -> Iterator[str]:
+def _roles(layout: Layout, copies: int) -> Iterator[str]:
     yield f"{len(layout.places)} ranks: {len(layout.data)} data, {len(layout.workers)} worker in {layout.replicas} " \
           f"replicas of {layout.partitions}, {len(layout.servers)} server"  # fmt: skip
-    yield f"lost servers survived without stopping: {layout.survives} (a restart goes on from the last snapshot)"
+    yield f"lost servers survived without stopping: {layout.survives(copies)} (else a restart goes on from the store)"
     for place in layout.places[:MOST_ROWS]:
         yield f"  {place}"
     if len(layout.places) > MOST_ROWS:
@@ -168,7 +174,8 @@ def _memory(
     context = network(config, description, strip.shapes, captured).bytes
     dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
-    worker = (2 + threads * (3 if threads > 1 else 1)) * size + (2 * threads + 2) * (size + factors)
+    worker = (2 + threads * (3 if threads > 1 else 1)) * size
+    worker += contributions(threads, bool(shelves.peers.count)) * (size + factors)
     worker += threads * context
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)

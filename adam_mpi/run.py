@@ -14,12 +14,14 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from adam_mpi import start
-from adam_mpi.cluster import sentinel
+from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import Idle, Interrupted, World
 from adam_mpi.config import Given
 from adam_mpi.crew import Crew
 from adam_mpi.durable import stores
-from adam_mpi.errors import RankFailure, UserError
+from adam_mpi.errors import LostState, RankFailure, UserError
+from adam_mpi.job import Job
 from adam_mpi.observe import log as logs
 from adam_mpi.observe import rundir
 from adam_mpi.observe.timeline import Timeline
@@ -62,12 +64,10 @@ def run(
     world.catch_signals()
     try:
         timeline = Timeline(world, job.directory) if config.observe.trace else None
-        crew = start.crew(world, job)
-        _serve(world, crew)
+        world, crew = _work(world, job, wire)
         if timeline is not None:
             timeline.write(world)
-        world.finish()
-        crew.free()
+        _finish(world, crew, job)
         if timeline is not None and world.rank == 0:
             timeline.merge()
     except BaseException as error:
@@ -77,7 +77,101 @@ def run(
         _end(world, failure_file, error)
     wire.bye()
     log.info("finished")
+    if world.broken and not inside:
+        _leave(world)
     return job.directory
+
+
+def join() -> int:
+    """The way of a rank that is started while the job runs."""
+    comm = MPI.Comm.Get_parent().Merge(high=True).Dup()
+    job, place = World.accept(comm)
+    world = World(comm, job.config, born=place)
+    world.agree()
+    logs.start(job.directory, world.place.member, str(world.place))
+    world.catch_signals()
+    wire = sentinel.Wire(None, str(world.place))
+    try:
+        world, crew = _work(world, job, wire, Crew(Post(world.control), {}, None, []))
+        _finish(world, crew, job)
+    except BaseException as error:
+        failure_file = job.directory / "log" / "failure.txt"
+        _tell(world, wire, failure_file, error)
+        _end(world, failure_file, error)
+    log.info("finished")
+    _leave(world)
+
+
+def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None) -> tuple[World, Crew]:
+    """Generation after generation until the job is over: roles go on with what they have when a rank is lost."""
+    watch = _watch(world, job, wire)
+    while True:
+        try:
+            crew = start.crew(world, job, crew)
+            if watch.end():
+                wire.say(sentinel.WENT_ON)
+            _serve(world, crew)
+            return world, crew
+        except fence.Evicted as eviction:
+            watch.out(eviction)
+        except (RankFailure, MPI.Exception) as failure:
+            world.broken = True
+            # A rank that dies is left behind; one that has told an error ends the job.
+            if crew is None or not world.survivable or (job.directory / "log" / "failure.txt").exists():
+                raise
+            if _over(job):
+                return world, crew
+            log.warning("generation %d ends: %s", world.generation, failure)
+            crew.detected = time.time()
+            watch.begin(world.generation, world.place.member)
+            # Whoever wants more ranks says how many; everybody else goes along.
+            world = world.recover(getattr(failure, "ranks", 0), job)
+
+
+def _watch(world: World, job: Job, wire: sentinel.Wire) -> fence.Watch:
+    folder, seconds = job.directory / "log", job.config.recover.seconds
+
+    def late() -> None:
+        text = f"{world.place}: the ranks that are left did not find together in {seconds:g} s; the job ends"
+        sentinel.report(folder / "failure.txt", text)
+        wire.bye()
+        os._exit(1)
+
+    def out(eviction: fence.Evicted) -> None:
+        log.error("%s", eviction)
+        print(f"adam_mpi: {world.place} {eviction}", file=sys.stderr, flush=True)
+        wire.bye()
+        logging.shutdown()
+        os._exit(0)
+
+    return fence.Watch(folder, seconds, late, out)
+
+
+def _over(job: Job) -> bool:
+    return any((job.directory / marker).exists() for marker in ("DONE", "STOPPED"))
+
+
+def _finish(world: World, crew: Crew, job: Job) -> None:
+    """Everybody is here; who is lost now is missed by nobody."""
+    if world.broken and _over(job):
+        return
+    try:
+        world.finish()
+    except (RankFailure, MPI.Exception):
+        if not (world.survivable and _over(job)):
+            raise
+        world.broken = True
+    if not world.broken:
+        crew.free()
+
+
+def _leave(world: World) -> NoReturn:
+    """The end after a failure: MPI's own would wait for the dead, and the launcher for who was taken for dead."""
+    world.end_evicted()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _saved(directory: str | None, resume: bool) -> Path | None:
@@ -136,13 +230,15 @@ def _end(world: World, failure_file: Path, error: BaseException) -> NoReturn:
     code = sentinel.exit_code(failure_file)
     if not world.survivable:
         MPI.COMM_WORLD.Abort(code)
-    elif world.comm.size > 1 and not isinstance(error, RankFailure):
+    elif world.comm.size > 1 and not isinstance(error, RankFailure | LostState):
         # With --with-ft ulfm MPI's own Abort reaches nobody, and an exit is not heard of; a death is, at once.
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
 
 
 def _cause(world: World, error: BaseException) -> str:
+    if isinstance(error, LostState):
+        return str(error)
     if isinstance(error, UserError | RankFailure | Interrupted):
         return f"{world.place}: {error}"
     return f"{world.place} raised\n{''.join(traceback.format_exception(error)).rstrip()}"

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from adam_mpi import compiling
 from adam_mpi import config as configuration
-from adam_mpi.cluster import sentinel
+from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import WINDOWS
+from adam_mpi.cluster.windows import WINDOWS, Window
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
@@ -29,19 +29,22 @@ from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.stores import Seen
-from adam_mpi.errors import UserError
+from adam_mpi.errors import LostState, UserError
 from adam_mpi.head import Head
 from adam_mpi.job import Job
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import tuner
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network
 from adam_mpi.model.partition import partition
 from adam_mpi.observe import metrics, rundir
 from adam_mpi.plan import model, network, partitions, plan_shelves
 from adam_mpi.server.codecs import CODECS
-from adam_mpi.server.protocol import captured_layers, choose, largest_push
+from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
+from adam_mpi.server.shelves import Shelves, cut_for
+from adam_mpi.settlement import Settlement, settle
 from adam_mpi.worker.worker import Worker
 
 SWITCH_SECONDS = 0.0005
@@ -76,13 +79,14 @@ def prepare(
         metrics.check()
     path = rundir.choose(config, directory, resume)
     found = _find(config, path, replicas, shapes, seen) if resume else None
+    fence.clear(path / "log")
     marks = (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP")
     for stale in (*marks, *path.glob("log/watched-*.txt")):
         stale.unlink(missing_ok=True)
     (path / "config.toml").write_text(to_toml(config))
     kernels = _kernels(config, shapes, path / "kernels.json")
     life = _new_life(config, path, replicas, parameters.total(shapes), seen)
-    return Job(config, path, description, shapes, found, kernels, life, until)
+    return Job(config, path, description, shapes, found, kernels, life, replicas, until)
 
 
 def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...], seen: Seen) -> Resume | None:
@@ -132,46 +136,154 @@ def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
-    patience = world.config.cluster.stopped
-    path = sentinel.start(failure_file, world.node.size, patience=patience) if world.node.rank == 0 else None
+    patience, first = world.config.cluster.stopped, world.node.rank == 0
+    path = sentinel.start(failure_file, world.node.size, world.survivable, patience) if first else None
     return sentinel.Wire(world.node.bcast(path), str(world.place))
 
 
-def crew(world: World, job: Job) -> Crew:
-    """Collective: windows for everybody, then the roles that this rank has."""
-    world.injector.announce()
-    world.injector.at("start")
-    threads = _threads(world)
-    log.info("cores %d, trainer threads %d", len(_cores()), threads)
-    cut = partition(job.shapes, job.config.layout.partitions)
-    plan = plan_shelves(job.config, cut, world.layout)
-    choices = choose(plan, job.config, largest_push(job.config), len(set(world.hosts)))
-    roles, post, rank = world.place.roles, Post(world.control), world.rank
-    captured = captured_layers(choices)
-    net = network(job.config, job.description, job.shapes, captured, job.kernels) if "worker" in roles else None
-    compiling.compile_once(world, net)
-    kind, serves = WINDOWS[job.config.cluster.transport], "server" in roles
-    mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
-    window = kind.to_read(world.comm, world.node, plan.published_bytes(rank) if serves else 0)
+@dataclass(frozen=True)
+class Ground:
+    """What the roles of a generation stand on; the same plan everywhere."""
+
+    world: World
+    job: Job
+    post: Post
+    plan: Shelves
+    choices: dict[str, Choice]
+    mail: Window
+    window: Window
+    mirror: Window | None
+    threads: int
+    settled: Settlement | None
+    """What came out of the generation before."""
+
+    @property
+    def position(self) -> Position:
+        """A copy for each role."""
+        if self.settled is None:
+            return _position(self.job)
+        return Position.unpack(self.settled.position.pack())
+
+
+def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
+    """Collective: windows for everybody, then the roles of this rank, new or `kept` from the generation before."""
+    if kept is None:
+        world.injector.announce()
+        world.injector.at("start")
     made: dict[str, Any] = {}
-    head, position = None, _position(job, world.layout.replicas)
+    old = kept.roles if kept else {}
+    settled = None if kept is None else _settle(world, job, kept)
+    ground, net = _ground(world, job, settled, kept)
+    roles, head = world.place.roles, None
+    if settled is not None and world.rank == world.layout.head:
+        fence.claim(job.directory / "log", world.generation, [place.member for place in world.layout.places])
+        if keeps_store(job.config):
+            with suppress(OSError):
+                total = parameters.total(job.shapes)
+                newest.describe_store(life(job, world.generation), job.config, job.replicas, total)
     if "data" in roles:
-        made["data"] = DataServer(world, open_set(job.config.data), post, position)
-        if rank == world.layout.head:
-            head = Head(world, made["data"], post, job, plan)
-    if serves:
-        published = Published(plan, rank, window.memory)
-        made["server"] = Server(world, plan, published, mail, window, post, job.description.train, position)
-        made["server"].start(_first_state(job))
-        # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
-        sys.setswitchinterval(SWITCH_SECONDS)
-        if keeps_store(job.config) and plan.held[rank]:
-            made["server"].write_behind(job.life / snapshot.file_name(rank))
+        made["data"] = _data(ground, old.get("data"))
+        if world.rank == world.layout.head:
+            head = Head(world, made["data"], ground.post, job, ground.plan, settled, kept.head if kept else None)
+    if "server" in roles:
+        made["server"] = _server(ground, old.get("server"))
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
-    if net is not None:
-        made["worker"] = Worker(world, net, plan, choices, mail, window, post, threads, _carried(world, job))
-    return Crew(post, made, head, [mail, window])
+    if "worker" in roles:
+        made["worker"] = _worker(ground, net, old.get("worker"))
+    world.begun = True
+    windows = [window for window in (ground.mail, ground.window, ground.mirror) if window]
+    factors = tuple(captured_layers(ground.choices))
+    crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
+    crew.abandoned = [kept.post, kept.windows, *kept.abandoned] if kept else []
+    return crew
+
+
+def _settle(world: World, job: Job, kept: Crew) -> Settlement:
+    words = world.comm.allgather(kept.word(world.place.member))
+    cut = partition(job.shapes, job.config.layout.partitions)
+    shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
+    try:
+        return settle(words, world.layout, shards, job.config.server.copies, job.config.consistency.staleness)
+    except LostState as loss:
+        gone = "; ".join(f"{place} died" for place in world.gone)
+        raise LostState(f"{gone}; {loss}; the job ends") from None
+
+
+def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | None) -> tuple[Ground, Network | None]:
+    """Collective: plan, kernels where they are new, windows."""
+    roles, config = world.place.roles, job.config
+    cut = partition(job.shapes, config.layout.partitions)
+    plan = plan_shelves(config, cut, world.layout, job.replicas, settled.holders if settled else ())
+    captured = settled.captured if settled else None
+    choices = choose(plan, config, largest_push(config), len(set(world.hosts)), captured)
+    threads = _threads(world)
+    net, new = None, [role for role in roles if kept is None or role not in kept.roles]
+    if "worker" in new:
+        net = network(config, job.description, job.shapes, captured_layers(choices), job.kernels)
+    compiling.compile_once(world, net) if kept is None else compiling.compile_now(new, net)
+    kind, serves = WINDOWS[config.cluster.transport], "server" in roles
+    world.agree()
+    mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
+    world.agree()
+    window = kind.to_read(world.comm, world.node, plan.published_bytes(world.rank) if serves else 0)
+    mirror = None
+    if plan.peers.count:
+        world.agree()
+        mirror = kind.to_write(world.comm, world.node, plan.peers.bytes if serves else 0)
+    return Ground(world, job, Post(world.control), plan, choices, mail, window, mirror, threads, settled), net
+
+
+def _data(ground: Ground, kept: DataServer | None) -> DataServer:
+    world, job, settled = ground.world, ground.job, ground.settled
+    if kept is None:
+        kept = DataServer(world, open_set(job.config.data), ground.post, ground.position, job.replicas)
+    if settled is not None:
+        kept.enter(world, ground.post, ground.position, settled.out, settled.mean)
+    return kept
+
+
+def _server(ground: Ground, kept: Server | None) -> Server:
+    world, plan, settled, job = ground.world, ground.plan, ground.settled, ground.job
+    published, count = Published(plan, world.rank, ground.window.memory), job.description.train
+    where = world, plan, published, ground.mail, ground.window, ground.post
+    if kept is None:
+        kept = Server(*where, count, ground.position, ground.mirror)
+        # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
+        sys.setswitchinterval(SWITCH_SECONDS)
+    if settled is None:
+        kept.start(_first_state(job))
+    else:
+        kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
+        kept.enter(*where, ground.mirror, settled.clocks, settled.lacking)
+    if keeps_store(job.config) and plan.held[world.rank]:
+        kept.write_behind(life(job, world.generation) / snapshot.file_name(world.place.member))
+    return kept
+
+
+def _worker(ground: Ground, net: Network | None, kept: Worker | None) -> Worker:
+    settled, world = ground.settled, ground.world
+    where = ground.plan, ground.choices, ground.mail, ground.window, ground.post
+    if kept is not None:
+        assert settled is not None
+        kept.enter(world, *where, settled.clock)
+        return kept
+    assert net is not None, "compiled above"
+    log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
+    carried = _carried(world, ground.job) if settled is None else None
+    worker = Worker(world, net, *where, ground.threads, carried)
+    if settled is not None:
+        worker.pushes.clock = settled.clocks[world.place.member]
+    return worker
+
+
+def life(job: Job, generation: int) -> Path:
+    """Where the stores of a generation go: servers hold other shards in the next."""
+    folder = job.life.with_name(f"{int(job.life.name) + generation:04d}")
+    # What is wrong with it shows when the store is written.
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _first_state(job: Job) -> dict[str, np.ndarray]:
@@ -194,9 +306,9 @@ def _carried(world: World, job: Job) -> np.ndarray | None:
     return newest.residual(job.resume, world.place.replica or 0, world.layout.replicas)
 
 
-def _position(job: Job, replicas: int) -> Position:
+def _position(job: Job) -> Position:
     """Where training stands, with room for the batches of an epoch; uneven shares make a few more than even ones."""
-    room = -(-job.description.train // job.config.train.batch) + replicas
+    room = -(-job.description.train // job.config.train.batch) + job.replicas
     position = Position(room)
     if job.resume is not None:
         known = job.resume.position
@@ -216,7 +328,8 @@ def _cores() -> frozenset[int]:
 def _threads(world: World) -> int:
     """Trainer threads of this rank; warns when they are more than its cores."""
     cores = _cores()
-    masks = world.node.allgather(cores)
+    # A rank that becomes a worker later asks nobody.
+    masks = world.node.allgather(cores) if world.generation == 0 else [cores]
     workers = max(1, world.layout.on_host(world.place.host, "worker"))
     # Ranks bound to cores of their own use those; ranks that may run anywhere share.
     shared = len(cores) // workers if len(set(masks)) == 1 else len(cores)

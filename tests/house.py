@@ -54,7 +54,7 @@ class House:
         return self.server.counts + self.server.inbox.counts
 
     def contribution(self, values, images=1):
-        done = [Done(0, 0, 0, images, 0.0, 0)]
+        done = [Done(0, 0, images, 0.0, 0)]
         return Contribution(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
 
     def push(self, values):

@@ -4,14 +4,15 @@ from adam_mpi.data.course import Phase
 from adam_mpi.observe.board import Board
 
 
-def worker(sent=0, waited=0.0, **more):
+def worker(rank=0, sent=0, waited=0.0, **more):
     pushes = {"sent": sent, "acknowledged": sent, "bytes": 100 * sent}
-    return {"role": "worker", "pushes": pushes, "pulls": {"count": 1, "bytes": 8}, "clock_wait": waited} | more
+    word = {"role": "worker", "rank": rank, "pushes": pushes, "pulls": {"count": 1, "bytes": 8}}
+    return word | {"clock_wait": waited} | more
 
 
-def server(applied=0, shards=1, leads=None, **more):
-    word = {"role": "server", "applied": applied, "duplicates": 0, "refused": 0, "shards": shards, "leads": leads or {}}
-    return word | more
+def server(rank=0, shards=1, leads=None, **tables):
+    word = {"role": "server", "rank": rank, "duplicates": 0, "refused": 0, "shards": shards, "leads": leads or {}}
+    return word | {"tables": {name.removeprefix("of_"): applied for name, applied in tables.items()}}
 
 
 def data(phase, finished, loss=0.0, correct=0, done=False):
@@ -21,22 +22,36 @@ def data(phase, finished, loss=0.0, correct=0, done=False):
 
 def test_a_last_word_stays_the_last_when_a_periodic_one_follows():
     board = Board()
-    board.hear(2, worker(sent=5, final=True))
-    board.hear(2, worker(sent=6))
-    board.hear(3, worker(sent=1))
-    assert board.finals("worker") == 1 and board.pushes()["sent"] == 7
+    board.hear(2, worker(2, sent=5, final=True))
+    board.hear(2, worker(2, sent=6))
+    board.hear(3, worker(3, sent=1))
+    assert board.finals("worker", [2, 3]) == 1 and board.pushes([2, 3])["sent"] == 7
+    assert board.finals("worker", [3]) == 0
 
 
 def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
     board = Board()
-    for rank, word in enumerate([server(applied=9), server(applied=7), server(applied=0, shards=0)]):
-        board.hear(rank, word)
-    board.hear(3, worker(sent=9, waited=0.5))
-    board.hear(4, worker(sent=1, waited=0.25))
-    assert board.pushes() == {
-        "sent": 10, "acknowledged": 10, "applied": 7, "duplicates": 0, "refused": 0, "bytes": 1000,
+    for word in [server(0, of_3=9, of_4=1), server(1, of_3=7, of_4=1), server(2, shards=0)]:
+        board.hear(word["rank"], word)
+    board.hear(3, worker(3, sent=9, waited=0.5))
+    board.hear(4, worker(4, sent=1, waited=0.25))
+    assert board.pushes(range(5)) == {
+        "sent": 10, "acknowledged": 10, "applied": 8, "unacknowledged_of_dead": 0, "duplicates": 0, "refused": 0,
+        "bytes": 1000,
     }  # fmt: skip
     assert board.pulls() == {"count": 2, "bytes": 16} and board.clock_wait() == 0.75
+
+
+def test_the_pushes_of_the_dead_are_counted_though_another_head_heard_them():
+    board = Board()
+    board.go_on({"3": [5, 4], "4": [2, 2]})
+    board.hear(0, server(0, of_3=6, of_4=9))
+    # Of a server that is lost: what it had applied is not what the others have.
+    board.hear(1, server(1, of_3=1, of_4=1))
+    board.hear(4, worker(4, sent=9))
+    pushes = board.pushes([0, 4])
+    assert (pushes["sent"], pushes["acknowledged"], pushes["applied"]) == (14, 13, 15)
+    assert pushes["unacknowledged_of_dead"] == 2
 
 
 def test_figures_count_only_the_phase_they_are_of():
@@ -50,12 +65,12 @@ def test_figures_count_only_the_phase_they_are_of():
 
 def test_histograms_of_all_servers_are_one():
     board = Board()
-    board.hear(0, server(leads={"0": 3, "10": 1}))
-    board.hear(1, server(leads={"0": 1, "2": 1}))
+    board.hear(0, server(0, leads={"0": 3, "10": 1}))
+    board.hear(1, server(1, leads={"0": 1, "2": 1}))
     assert board.distribution("leads") == {"max": 10, "mean": 2.0, "histogram": {"0": 4, "2": 1, "10": 1}}
 
 
 def test_a_board_that_has_heard_nothing_has_figures_too():
     board = Board()
-    assert board.figures(Phase(0, "train", 1), 0.0)["loss"] == 0 and board.pushes()["applied"] == 0
+    assert board.figures(Phase(0, "train", 1), 0.0)["loss"] == 0 and board.pushes([])["applied"] == 0
     assert board.distribution("leads") == {"max": 0, "mean": 0.0, "histogram": {}}

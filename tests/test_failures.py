@@ -11,6 +11,8 @@ from launch import available, given, spread
 # Would train for hours.
 ENDLESS = given("data.images=1000", "train.epochs=1000000", "observe.interval=0.2")
 SECONDS = 5.0
+# Where the MPI could go on without a dead rank, it is not asked to.
+MORTAL = {"ADAM_MPI_SURVIVE": "no"}
 PLACES = {
     0: r"rank 0, data on \S+",
     1: r"rank 1, server on \S+",
@@ -46,7 +48,7 @@ def training(job):
 @pytest.mark.parametrize("rank", PLACES)
 def test_a_killed_rank_is_named(rank, launch):
     fault = f'inject.faults=["kill rank={rank} at={POINTS[rank]} step=30"]'
-    job = launch(4, "train", *ENDLESS, *given(fault))
+    job = launch(4, "train", *ENDLESS, *given(fault), environment=MORTAL)
     check_end(job, struck(job), rf"{PLACES[rank]} died; the job ends")
     assert "Traceback" not in job.stderr
 
@@ -65,12 +67,13 @@ def test_a_rank_that_raises_is_named_with_its_traceback(rank, launch):
 @pytest.mark.full
 def test_a_fault_at_any_point_ends_the_job(point, launch):
     role = "server" if point == "store" else "worker"
-    job = launch(3, "train", *ENDLESS, *given(f'inject.faults=["kill role={role} at={point}"]'))
+    fault = given(f'inject.faults=["kill role={role} at={point}"]')
+    job = launch(3, "train", *ENDLESS, *fault, environment=MORTAL)
     check_end(job, struck(job), rf"rank \d, {role} .*died; the job ends")
 
 
 def test_a_rank_killed_from_outside_is_named(start_job):
-    job = training(start_job(4, "train", *ENDLESS))
+    job = training(start_job(4, "train", *ENDLESS, environment=MORTAL))
     job.rank(3).kill()
     since = time.time()
     check_end(job.wait(30), since, rf"{PLACES[3]} died; the job ends")
@@ -80,7 +83,7 @@ def test_a_rank_killed_from_outside_is_named(start_job):
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_without_survival_too_a_dead_rank_ends_the_job(rank, start_job):
-    job = training(start_job(4, "train", *ENDLESS, environment={"ADAM_MPI_SURVIVE": "no"}))
+    job = training(start_job(4, "train", *ENDLESS, environment=MORTAL))
     job.rank(rank).kill()
     since = time.time()
     check_end(job.wait(30), since, rf"{PLACES[rank]} died; the job ends")
@@ -88,7 +91,7 @@ def test_without_survival_too_a_dead_rank_ends_the_job(rank, start_job):
 
 @pytest.mark.parametrize(("rank", "mpi"), spread([3, 0]), indirect=["mpi"])
 def test_a_stopped_rank_is_ended_and_so_is_the_job(rank, start_job):
-    job = training(start_job(4, "train", *ENDLESS, *given("cluster.stopped=1")))
+    job = training(start_job(4, "train", *ENDLESS, *given("cluster.stopped=1"), environment=MORTAL))
     job.rank(rank).suspend()
     since = time.time()
     check_end(job.wait(30), since, rf"{PLACES[rank]} was stopped for 1 s and is ended; the job ends")

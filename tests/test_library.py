@@ -11,6 +11,7 @@ from adam_mpi.library import significant
 pytestmark = pytest.mark.mpi
 COMM = MPI.COMM_WORLD
 CLIENTS = max(1, COMM.size - 1)
+CLIENTS_COMM = COMM.Split(int(COMM.rank < CLIENTS), COMM.rank)
 
 
 def served(work, **settings):
@@ -20,7 +21,7 @@ def served(work, **settings):
     if not server.serve():
         work(server)
         server.world.wait(lambda: server.step() and server.idle, "own pushes", 60)
-        meet = server.world.roles["worker"].Ibarrier()
+        meet = CLIENTS_COMM.Ibarrier()
         server.world.wait(lambda: server.step() and meet.Test(), "the other clients", 60)
         result = server.wait(server.pull())
     server.close()

@@ -83,7 +83,7 @@ class Floor:
             self.taken.append((batch.number, batch.ids.copy(), batch.pixels.copy()))
             self.client.release(slot)
             if report:
-                self.client.report(batch.source, batch.phase, batch.number, batch.ids.size, 1.0, 1)
+                self.client.report(batch.epoch, batch.number, batch.ids.size, 1.0, 1)
         return self.client is None or self.client.drained or len(self.taken) >= most
 
     def all_done(self):
@@ -198,7 +198,7 @@ def test_a_report_without_images_may_come_after_the_end_of_its_phase(path):
     for number in (0, 1):
         floor.begin(Phase(number, "train", number + 1))
         if number and floor.client:
-            floor.client.report(floor.world.layout.head, 0, 0, 0, 0.0, 0)
+            floor.client.report(1, 0, 0, 0.0, 0)
         floor.run(floor.all_done)
     assert sum(word["finished"] for word in floor.tallies()) == COUNT
 

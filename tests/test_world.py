@@ -23,14 +23,6 @@ def test_all_ranks_have_the_same_layout(world):
     assert len(world.layout.places) == len(world.hosts) == MPI.COMM_WORLD.size
 
 
-def test_every_role_has_a_communicator_of_its_members_in_rank_order(world):
-    for role, comm in world.roles.items():
-        members = world.layout.having(role)
-        assert (comm is not None) == (world.rank in members)
-        if comm is not None:
-            assert tuple(comm.allgather(world.rank)) == members
-
-
 @pytest.mark.parametrize("partitions", [1, 2, 3])
 def test_every_replica_has_a_communicator_of_its_strips(partitions):
     if partitions > MPI.COMM_WORLD.size:

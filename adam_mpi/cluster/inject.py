@@ -17,7 +17,10 @@ import numpy as np
 from adam_mpi.cluster.layout import Place
 from adam_mpi.errors import UserError
 
-POINTS = ("start", "batch", "compute", "push", "pull", "apply", "evaluate", "store", "write")
+POINTS = (
+    "start", "batch", "compute", "push", "pull", "apply", "applied", "prepare", "rebuild", "evaluate", "store", "write",
+    "rename", "recover",
+)  # fmt: skip
 KEYS: dict[str, dict[str, type]] = {
     "slow": {"factor": float},
     "delay": {"at": str, "seconds": float},

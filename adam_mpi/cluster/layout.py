@@ -18,10 +18,16 @@ class Place:
     roles: tuple[str, ...]
     replica: int | None = None
     strip: int | None = None
+    born: int | None = None
+    """Its number for life, where that is not its rank: ranks are counted anew when others are lost."""
+
+    @property
+    def member(self) -> int:
+        return self.rank if self.born is None else self.born
 
     def __str__(self) -> str:
         detail = "" if self.replica is None else f" (replica {self.replica}, strip {self.strip})"
-        return f"rank {self.rank}, {'+'.join(self.roles) or 'standby'}{detail} on {self.host}"
+        return f"rank {self.member}, {'+'.join(self.roles) or 'standby'}{detail} on {self.host}"
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,9 @@ class Layout:
         workers = [self.places[rank] for rank in self.workers]
         return tuple(place.rank for place in sorted(workers, key=lambda place: (place.replica or 0, place.strip or 0)))
 
-    @property
-    def survives(self) -> int:
-        """How many servers may be lost without stopping: each shard has one copy."""
-        return 0
+    def survives(self, copies: int) -> int:
+        """How many servers may be lost at once without a stop, with so many copies of each shard wanted."""
+        return min(copies, len(self.servers)) - 1
 
     def on_host(self, host: str, role: str) -> int:
         return sum(place.host == host and role in place.roles for place in self.places)

@@ -100,8 +100,11 @@ def _note(path: Path, text: str, status: str, exit_code: int = 1) -> None:
 class Wire:
     """A rank's connection to its sentinel."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str | None, name: str) -> None:
+        """Nobody watches over a rank without a path: one that came later."""
         self.socket = socket.socket(socket.AF_UNIX)
+        if path is None:
+            return
         self.socket.connect(path)
         self.socket.sendall(json.dumps([name, os.getpid()]).encode() + b"\n")
 
@@ -182,6 +185,9 @@ class Watch:
             self.deaths.append(f"{rank.name} died; the job ends")
         elif last and last != BYE:
             report(self.failure_file, last.decode(), "interrupted")
+        elif last and self.survivable:
+            # Who ends in order has gone on, or has told why he does not.
+            self.deaths.clear()
         self._tell_death()
 
     def _look(self, now: float) -> None:

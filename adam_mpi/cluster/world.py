@@ -3,8 +3,11 @@
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -12,6 +15,7 @@ from mpi4py import MPI
 
 from adam_mpi.cluster import layout
 from adam_mpi.cluster.inject import Injector, parse
+from adam_mpi.cluster.succession import NEW, go_on
 from adam_mpi.config import Config
 from adam_mpi.errors import RankFailure
 
@@ -25,25 +29,40 @@ class Interrupted(Exception):
 
 
 class World:
-    generation = 0
-
     def __init__(
-        self, comm: MPI.Comm, config: Config, arrange: Callable[..., layout.Layout] = layout.arrange
-    ) -> None:
-        """Collective over `comm`: the one place, with `finish`, where ranks wait for each other in MPI itself."""
+        self, comm: MPI.Comm, config: Config, arrange: Callable[..., layout.Layout] = layout.arrange,
+        before: "World | None" = None, born: layout.Place | None = None,
+    ) -> None:  # fmt: skip
+        """Collective over `comm`: the one place, with `finish`, where ranks wait for each other in MPI itself.
+
+        `before` is the world of the generation that has ended, or `born` what a rank that joins is known by.
+        Everything is made out of `comm` alone, so that a rank that finds another one dead in here reaches all the
+        others by revoking it.
+        """
         self.config = config
-        self.comm = self._quiet(comm.Dup())
+        known = before.place if before else born
+        self.generation: int = before.generation if before else -1
+        self.comm = self._quiet(comm if known else comm.Dup())
         self.node = self._quiet(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
-        self.hosts = self._hosts()
-        self.layout = arrange(self.hosts, config.layout)
-        self.place = self.layout.places[self.comm.rank]
         # One communicator per purpose, so that control, data and parameters never meet in a queue.
         self.control, self.traffic = self._quiet(self.comm.Dup()), self._quiet(self.comm.Dup())
-        self.roles = {role: self._members(role in self.place.roles) for role in ("data", "worker", "server")}
+        self.hosts, kept = self._meet(known)
+        self.layout = go_on(self.hosts, kept, config.layout) if kept else arrange(self.hosts, config.layout)
+        self.place: layout.Place = self.layout.places[self.comm.rank]
         self.replica = self._members(self.place.replica is not None, self.place.replica or 0)
-        self.injector = Injector(parse(config.inject.faults), self.place, config.run.seed)
-        self.signal: int | None = None
-        self.asked = 0
+        faults = parse(config.inject.faults)
+        self.injector: Injector = before.injector if before else Injector(faults, self.place, config.run.seed)
+        self.gone: tuple[layout.Place, ...] = ()
+        """Who was lost since the last generation in which everybody began to work."""
+        self.begun = False
+        self.broken = self.generation > 0
+        """Whether a rank was lost: MPI cannot be ended in order any more."""
+        self.evicted: list[int] = []
+        """Processes on this host that were taken for dead."""
+        self.highest: int = max([before.highest if before else 0, *(place.member for place in self.layout.places)])
+        """Numbers for life that were given so far."""
+        self.signal: int | None = before.signal if before else None
+        self.asked: int = before.asked if before else 0
         """How often somebody has asked for a snapshot."""
 
     @property
@@ -58,12 +77,18 @@ class World:
         comm = self.comm.Split(color if belongs else MPI.UNDEFINED, self.comm.rank)
         return None if comm == MPI.COMM_NULL else self._quiet(comm)
 
-    def _hosts(self) -> list[str]:
-        """A name per rank, different for every shared-memory node even where two nodes give the same name."""
-        leader = self.node.bcast(self.comm.rank)
-        nodes = self.comm.allgather((MPI.Get_processor_name(), leader))
-        leaders = {name: sorted({lead for other, lead in nodes if other == name}) for name, _ in nodes}
-        return [name if len(leaders[name]) == 1 else f"{name}-{leaders[name].index(lead)}" for name, lead in nodes]
+    def _meet(self, known: layout.Place | None) -> tuple[list[str], list[layout.Place]]:
+        """The hosts of all ranks, and what they did in the generation before if there was one.
+
+        Hosts have a name each, different for every shared-memory node even where two nodes give the same name.
+        """
+        nodes = MPI.Group.Translate_ranks(self.node.Get_group(), None, self.comm.Get_group())
+        told = self.comm.allgather((MPI.Get_processor_name(), min(nodes), self.generation, os.getpid(), known))
+        self.generation = 1 + max(word[2] for word in told)
+        self.pids = [word[3] for word in told]
+        leaders = {name: sorted({lead for other, lead, *_ in told if other == name}) for name, *_ in told}
+        hosts = [name if len(leaders[name]) == 1 else f"{name}-{leaders[name].index(lead)}" for name, lead, *_ in told]
+        return hosts, [place for *_, place in told if place is not None]
 
     def catch_signals(self) -> None:
         """Note Ctrl-C and TERM: the next check ends this rank in order. USR1 asks for a snapshot: the head hears it."""
@@ -82,7 +107,75 @@ class World:
     @property
     def survivable(self) -> bool:
         """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm."""
-        return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+        return self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+
+    def recover(self, ranks: int = 0, job: Any = None) -> "World":
+        """Leave this generation with all who are still there; the world of the next one, with so many ranks more.
+
+        A loop: whoever is lost while the next world is made is left behind by the one after it.
+        """
+        comm = self.comm
+        while True:
+            comm.Revoke()
+            comm = self._quiet(comm.Shrink())
+            self.injector.at("recover")
+            try:
+                comm = self._grow(comm, ranks, job)
+                world = World(comm, self.config, before=self)
+                world.agree()
+            except (MPI.Exception, RankFailure) as error:
+                log.warning("another rank was lost meanwhile: %s", error)
+                continue
+            members = {place.member for place in world.layout.places}
+            lost = [place for place in self.layout.places if place.member not in members]
+            world.gone = *(() if self.begun else self.gone), *lost
+            world.evicted = [*self.evicted, *(self.pids[p.rank] for p in lost if p.host == self.place.host)]
+            world.catch_signals()
+            return world
+
+    def _grow(self, comm: MPI.Intracomm, ranks: int, job: Any) -> MPI.Intracomm:
+        """Collective: with as many ranks more as somebody wants, if the launcher has places for them."""
+        told = comm.allgather((ranks, 1 + max([self.highest, *(place.member for place in self.layout.places)])))
+        ranks, first = max(told)[0], max(number for _, number in told)
+        if not ranks:
+            return comm
+        try:
+            # They share the cores like the others do, whatever the launcher's own habit.
+            info = MPI.Info.Create({"bind_to": "none"})
+            spawned = comm.Spawn(sys.executable, ["-m", "adam_mpi", "join"], ranks, info)
+        except MPI.Exception as error:
+            log.warning("no place for %d more ranks: %s", ranks, error.Get_error_string())
+            return comm
+        # A later failure is handled well on the duplicate of a merged communicator only.
+        grown = self._quiet(spawned.Merge(high=False)).Dup()
+        self._quiet(grown).bcast((job, first, comm.size))
+        return grown
+
+    @staticmethod
+    def accept(comm: MPI.Intracomm) -> tuple[Any, layout.Place]:
+        """Of a rank that was started by `_grow`: the job, and what it will be known by."""
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        job, first, before = comm.bcast(None)
+        return job, layout.Place(NEW, "", (), born=first + comm.rank - before)
+
+    def end_evicted(self) -> None:
+        """Those on this host who were taken for dead, and are only stopped, would keep the launcher waiting."""
+        for pid in self.evicted:
+            with suppress(OSError, ValueError):
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                if parent == os.getppid():
+                    os.kill(pid, signal.SIGKILL)
+
+    def agree(self) -> None:
+        """Collective, after a failure: everybody is here, or everybody raises. Windows with a dead member crash."""
+        if self.generation == 0:
+            return
+        try:
+            self.comm.Agree(1)
+        except MPI.Exception as error:
+            raise RankFailure(self.describe(error)) from None
+        if self.comm.Is_revoked():
+            raise RankFailure("somebody has left this generation")
 
     def check(self) -> None:
         """Drive MPI's progress, and raise when a member is dead or the job is asked to end."""

@@ -185,6 +185,8 @@ class Server:
     """Memory of one server's mailboxes, for all pushers together."""
     threads: int = limited(1, low=1)
     """Threads of a server that apply pushes, each to shards of its own."""
+    copies: int = limited(3, low=1)
+    """Servers that hold each shard, as far as there are so many; all but one of them may be lost at once."""
     torn_seconds: float = limited(5.0, low=0.1)
     """How long a message may be there in part before it is reported and sent again."""
     on_nan: str = limited("refuse", choices=("refuse", "stop"))
@@ -242,6 +244,16 @@ class Watchdog:
 
 
 @dataclass
+class Recover:
+    """What happens when a rank is lost and the MPI can go on without it (`mpirun --with-ft ulfm`)."""
+
+    seconds: float = limited(30.0, low=1.0)
+    """How long the others may take to go on; after that the job ends, to be restarted from what it has stored."""
+    respawn: bool = False
+    """Whether a new rank is started for each that is lost, where the launcher has a free slot."""
+
+
+@dataclass
 class Observe:
     interval: float = limited(2.0, low=0.1)
     """Seconds between two lines of progress and of `metrics.jsonl`."""
@@ -276,6 +288,7 @@ class Config:
     worker: Worker = field(default_factory=Worker)
     cluster: Cluster = field(default_factory=Cluster)
     watchdog: Watchdog = field(default_factory=Watchdog)
+    recover: Recover = field(default_factory=Recover)
     observe: Observe = field(default_factory=Observe)
     inject: Inject = field(default_factory=Inject)
 

@@ -30,8 +30,6 @@ class Batch:
     phase: int
     epoch: int
     number: int
-    source: int
-    """The data rank it came from, which hears when it is done."""
     ids: np.ndarray
     labels: np.ndarray
     pixels: np.ndarray
@@ -48,10 +46,10 @@ def pack(header: list[int], ids: np.ndarray, labels: np.ndarray, pixels: np.ndar
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
-def unpack(message: np.ndarray, source: int, shape: Shape, itemsize: int = 1) -> Batch:
+def unpack(message: np.ndarray, shape: Shape, itemsize: int = 1) -> Batch:
     """Views into the message; nothing is copied."""
     _, phase, _, epoch, number, count = message[: 8 * HEADER_WORDS].view(np.int64)[:6].tolist()
     body = message[8 * HEADER_WORDS : message_bytes(count, shape, itemsize)]
     ids, labels, pixels = body[: 8 * count], body[8 * count : 16 * count], body[16 * count :]
     values = pixels.view(np.uint8 if itemsize == 1 else np.float32).reshape(count, *shape)
-    return Batch(phase, epoch, number, source, ids.view(np.int64), labels.view(np.int64), values)
+    return Batch(phase, epoch, number, ids.view(np.int64), labels.view(np.int64), values)

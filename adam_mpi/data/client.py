@@ -51,7 +51,8 @@ class DataClient:
         self.shape = (*shape[:2], self.columns[1] - self.columns[0])
         self.follows = bool(world.place.strip)
         self.itemsize = self.asks = 0
-        self.free = [Slot() for _ in range(self.config.data.prefetch)]
+        self.slots = [Slot() for _ in range(self.config.data.prefetch)]
+        self.free = list(self.slots)
         self.asking: deque[Slot] = deque()
         self.arrived: deque[tuple[Slot, Batch]] = deque()
         self.phase_slot = Slot()
@@ -60,6 +61,8 @@ class DataClient:
         self.sources = deque(world.layout.data)
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
         self.next_share = self.shares = 0
+        self.unreported: list[tuple[int, int, int, float, int]] = []
+        """Training batches that were done before this generation had a phase."""
         self.left: dict[int, int] = {}
         """Batches that each data rank had left when it last answered."""
 
@@ -96,13 +99,18 @@ class DataClient:
         return self.arrived.popleft() if self.arrived else None
 
     def release(self, slot: Slot) -> None:
-        """The batch in this slot's memory is no longer needed."""
-        self.free.append(slot)
+        """The batch in this slot's memory is no longer needed; slots of an earlier generation are not used again."""
+        if slot in self.slots:
+            self.free.append(slot)
 
-    def report(self, source: int, phase: int, number: int, images: int, loss: float, correct: int) -> None:
-        """Tell the data rank that handed a batch out that it is done."""
-        message = np.array([phase, images, loss, correct, number], np.float64)
-        self.sending.append((self.world.traffic.Isend(message, source, batch.REPORT), message))
+    def report(self, epoch: int, number: int, images: int, loss: float, correct: int) -> None:
+        """Tell the data rank whose batch it is that it is done; after a failure, once we know the phase again."""
+        if self.phase.number < 0:
+            self.unreported.append((epoch, number, images, loss, correct))
+            return
+        sources = self.world.layout.data
+        message = np.array([self.phase.number, images, loss, correct, number], np.float64)
+        self.sending.append((self.world.traffic.Isend(message, sources[number % len(sources)], batch.REPORT), message))
 
     def awaits(self) -> Iterator[Wait]:
         """Asks that are not answered; which data rank will answer a strip that does not ask is not known to it."""
@@ -126,6 +134,10 @@ class DataClient:
             self.next_share, self.shares = first, -(-count // self.config.train.batch)
             self.left = dict.fromkeys(self.sources, -(-self.shares // len(self.sources)))
             self._allocate(itemsize)
+            for report in self.unreported if self.phase.training else ():
+                if report[0] == epoch:
+                    self.report(*report)
+            self.unreported.clear()
         return True
 
     def _withdraw(self) -> None:
@@ -209,7 +221,7 @@ class DataClient:
             self._end(slot)
         elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
             self.left[slot.source] = int(slot.memory[48:56].view(np.int64)[0])
-            self.arrived.append((slot, batch.unpack(slot.memory, slot.source, self.shape, self.itemsize)))
+            self.arrived.append((slot, batch.unpack(slot.memory, self.shape, self.itemsize)))
             return
         elif kind == batch.EXHAUSTED and phase == self.phase.number:
             self.exhausted.add(slot.source)

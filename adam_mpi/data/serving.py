@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,6 +20,7 @@ from adam_mpi.data.sets import DataSet
 from adam_mpi.data.tally import Tally
 from adam_mpi.durable.position import Position
 from adam_mpi.observe import trace
+from adam_mpi.settlement import Word
 
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 
@@ -26,25 +28,43 @@ NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
 class DataServer:
     """Serves its share of a phase: the batches whose number leaves its place among the data ranks as remainder."""
 
-    def __init__(self, world: World, data: DataSet, post: Post, position: Position | None = None) -> None:
-        """`position`: where an earlier job has got to; its batches are not handed out again."""
-        self.world, self.data, self.config, self.post = world, data, world.config, post
-        self.replicas = world.layout.replicas
+    def __init__(
+        self, world: World, data: DataSet, post: Post, position: Position | None = None, drawn: int | None = None
+    ) -> None:
+        """`position`: where an earlier job has got to; its batches are not handed out again.
+
+        `drawn`: how many replicas the job began with, which uneven shares are drawn for.
+        """
+        self.data, self.config = data, world.config
+        self.drawn = drawn or world.layout.replicas
         self.preparation = Preparation(data, self.config.run.seed)
         self.preparation.warm()
         self.owners = self._owners()
-        self.phase: Phase | None = Phase(-1, "", 0)
         self.served = self.bytes = 0
         self.busy = 0.0
+        self.enter(world, post, position or Position(0))
+
+    def enter(
+        self, world: World, post: Post, position: Position, out: Collection[int] = (), mean: Sequence[float] = (0, 0)
+    ) -> None:
+        """Begin a generation: nothing is handed out before the head names the phase.
+
+        `position` has the batches that are not to be handed out; of those, workers have the ones that are `out` and
+        will report them. `mean`: loss and correctness per image, as far as this epoch has got.
+        """
+        self.world, self.post, self.resumed, self.out, self.mean = world, post, position, frozenset(out), mean
+        self.replicas = world.layout.replicas
+        self.phase: Phase | None = Phase(-1, "", 0)
         self.news = False
         """Whether somebody's share is complete and the head does not know it."""
         self.asks: deque[tuple[int, np.ndarray]] = deque()
+        self.early: list[np.ndarray] = []
+        """Reports of a phase that this rank has not entered yet."""
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
         self.lines: list[Line] = []
         self.joint = self.static = False
         """Whether all replicas compute each batch together, each its share; or each replica has batches of its own."""
         self.tally: Tally | None = None
-        self.resumed = position or Position(0)
         self.stopping = False
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -65,13 +85,25 @@ class DataServer:
         self.static = phase.training and self.config.asynchronous and self.config.static
         owners, count = self.owners if phase.training else None, self.count(phase.part)
         self.order = Order(phase, count, self.config.train.batch, self.config.run.seed, owners, self.joint)
+        if owners is not None:
+            # The batches stay as they were drawn; those of a replica that is lost go to another.
+            self.order.owners = owners % self.replicas
         own = range(self.world.layout.data.index(self.world.rank), len(self.order), len(self.world.layout.data))
         done = None if done is None else done[: len(self.order)]
+        out = self.out if phase.training and phase.epoch == self.resumed.epoch else frozenset()
+        if done is not None:
+            done = done.copy()
+            done[list(out)] = False
         shares = self.replicas if self.static else 1
         self.tally = Tally(self.order, own, self._owner, shares, done, self.world.layout.partitions)
-        numbers = [number for number in own if not self.tally.done[number]]
+        if self.world.generation and done is not None:
+            self.tally.go_on(sum(self.order[number].size for number in own if done[number]), self.mean)
+        numbers = [number for number in own if not self.tally.done[number] and number not in out]
         self._line_up(phase, numbers)
         self.news = self.tally.complete
+        early, self.early = self.early, []
+        for report in early:
+            self._count(report)
 
     def close(self) -> None:
         """Enough replicas are done: hand out nothing more, and wait only for what is handed out."""
@@ -126,6 +158,10 @@ class DataServer:
             self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
         return any([line.fill() for line in self.lines]) or worked
 
+    def tell(self, word: Word) -> None:
+        if self.tally is not None and self.phase is not None and self.phase.training:
+            word.tally = self.phase.epoch, self.tally.finished, self.tally.loss, self.tally.correct
+
     def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
         return ()
@@ -134,7 +170,7 @@ class DataServer:
         tally = self.tally
         return {
             "role": "data",
-            "rank": self.world.rank,
+            "rank": self.world.place.member,
             "cpu": time.process_time(),
             "phase": -1 if self.phase is None else self.phase.number,
             "finished": tally.finished if tally else 0,
@@ -156,11 +192,11 @@ class DataServer:
         wanted = self.config.data.skew
         if wanted == "none":
             return None
-        return skew.owners(wanted, self.data.labels("train"), self.replicas, self.config.run.seed)
+        return skew.owners(wanted, self.data.labels("train"), self.drawn, self.config.run.seed)
 
     def _owner(self, number: int) -> int:
         """The place of a batch's replica in the tally."""
-        return self.order.owner(number, self.replicas) if self.static else 0
+        return self.order.owner(number, self.replicas) % self.replicas if self.static else 0
 
     def _line_up(self, phase: Phase, numbers: list[int]) -> None:
         """One line for everybody, or one for each replica."""
@@ -194,6 +230,9 @@ class DataServer:
         phase, images, loss, correct, number = report.tolist()
         # A share without images, all of them left out, keeps no phase waiting: its report may come after the end.
         if not images:
+            return
+        if self.phase is not None and phase > self.phase.number:
+            self.early.append(report)
             return
         assert self.phase is not None and phase == self.phase.number and self.tally, "a report of another phase"
         self.news |= self.tally.report(int(number), int(images), loss, correct)

@@ -3,7 +3,7 @@
 Every strip of a replica reports what it has done, so each image is counted `strips` times.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class Tally:
     def finished(self) -> int:
         """Images that are done."""
         return self.reported // self.strips
+
+    def go_on(self, images: int, mean: Sequence[float]) -> None:
+        """So many images were done before, with these means of loss and correctness."""
+        self.reported, self.loss, self.correct = images * self.strips, images * mean[0], images * mean[1]
 
     @property
     def complete(self) -> bool:

@@ -24,11 +24,12 @@ class Conductor:
     def __init__(
         self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
         describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
+        renaming: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too."""
         self.members = [("server", rank) for rank in servers] + [("worker", rank) for rank in pushers]
         self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
-        self.tensors, self.describe, self.strips = tensors, describe, strips
+        self.tensors, self.describe, self.strips, self.renaming = tensors, describe, strips, renaming
         """What the manifest says besides the position, as it is when the snapshot is ordered."""
         self.number = 0
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
@@ -128,6 +129,7 @@ class Conductor:
         if path.exists():
             # Of a run that went another way after it, or the same again.
             path.rename(self.folder / f".old-{self.number}")
+        self.renaming()
         self.part.rename(path)
         sync(self.folder)
         self._clear(lambda other: other.name.startswith(".old-"))

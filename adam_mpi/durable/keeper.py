@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ class Keeper:
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
         pushers = shelves.pushers if CODECS[self.config.push.codec].feedback else ()
         folder = directory / "snapshots"
+        renaming = partial(world.injector.at, "rename")
         self.snapshots = Conductor(
-            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers
+            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers, renaming
         )
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
@@ -86,7 +88,8 @@ class Keeper:
 
     def forget_old_stores(self, board: Board) -> None:
         """When every server's store of this job is whole, those of earlier ones are no longer needed."""
-        words = [word["store"] for word in board.of("server") if word["shards"]]
+        now = [word for word in board.of("server") if word["generation"] == self.world.generation]
+        words = [word["store"] for word in now if word["shards"]]
         if self.old_stores and len(words) == len(self.snapshots.servers) and all(w and w["whole"] for w in words):
             self.old_stores = False
             for server in self.snapshots.servers:

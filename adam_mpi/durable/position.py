@@ -26,10 +26,23 @@ class Position:
         if not ids.size:
             return
         epoch = int(ids[0]) // EPOCH
+        if epoch < self.epoch:
+            return
         if epoch > self.epoch:
             self.epoch = epoch
             self.batches[:] = False
         self.batches[ids % EPOCH] = True
+
+    def has(self, ids: np.ndarray) -> bool:
+        """Whether the batches of a push are in it."""
+        return all(bid // EPOCH == self.epoch and self.batches[bid % EPOCH] for bid in ids.tolist())
+
+    def after(self, ids: np.ndarray, images: int) -> "Position":
+        """Where training stands when one more clock is applied."""
+        position = Position(self.batches.size, self.epoch, self.images + images, self.clock + 1)
+        position.batches[:] = self.batches
+        position.add(ids)
+        return position
 
     @property
     def count(self) -> int:

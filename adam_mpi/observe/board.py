@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from adam_mpi.cluster.layout import Layout
@@ -12,10 +13,21 @@ from adam_mpi.observe import status
 class Board:
     def __init__(self) -> None:
         self.words: dict[tuple[str, int], dict[str, Any]] = {}
-        """(role, rank) -> what it told last."""
+        """(role, number for life of a rank) -> what it told last."""
         self.timed: dict[tuple[str, int], dict[str, Any]] = {}
         self.pulses: dict[tuple[str, int], dict[str, Any]] = {}
-        """(role, rank) -> what it did between the last two words that it told in its turn."""
+        """The same -> what it did between the last two words that it told in its turn."""
+        self.earlier: dict[int, list[int]] = {}
+        """Pusher -> its pushes sent and acknowledged, as an earlier head heard them."""
+
+    def go_on(self, pushes: dict[str, list[int]]) -> None:
+        """What an earlier head knew of the pushers; most of them will tell more."""
+        self.earlier |= {int(pusher): told for pusher, told in pushes.items()}
+
+    def of_pushers(self) -> dict[str, list[int]]:
+        """Pusher -> its pushes sent and acknowledged, as far as it has told."""
+        told = {word["rank"]: [word["pushes"][key] for key in ("sent", "acknowledged")] for word in self.of("worker")}
+        return {str(pusher): pair for pusher, pair in (self.earlier | told).items()}
 
     def hear(self, rank: int, word: dict[str, Any]) -> None:
         key = word["role"], rank
@@ -45,9 +57,9 @@ class Board:
         """Images that could not be used; each data rank knows those that it came across."""
         return len({image for word in self.of("data") for image in word["bad"]})
 
-    def finals(self, role: str) -> int:
-        """How many ranks of a role have told their last word."""
-        return sum(word["final"] for word in self.of(role))
+    def finals(self, role: str, members: Collection[int]) -> int:
+        """How many of these ranks have told their last word in a role."""
+        return sum(word["final"] for word in self.of(role) if word["rank"] in members)
 
     def figures(self, phase: Phase, seconds: float) -> dict[str, float]:
         shares = self.shares(phase)
@@ -68,7 +80,7 @@ class Board:
         return {
             "rate": max((word["rate"] for word in servers), default=0.0),
             "bytes": {
-                "pushed": self.pushes()["bytes"],
+                "pushed": sum(word["pushes"]["bytes"] for word in self.of("worker")),
                 "pulled": self.pulls()["bytes"],
                 "served": sum(word["bytes"] for word in self.of("data")),
             },
@@ -96,18 +108,27 @@ class Board:
             total.update({int(value): count for value, count in word[name].items()})
         return total
 
-    def pushes(self) -> dict[str, int]:
-        workers, servers = self.of("worker"), self.of("server")
-        holding = [word["applied"] for word in servers if word["shards"]]
+    def pushes(self, members: Collection[int]) -> dict[str, int]:
+        """Of the whole job; `members` are the ranks that are left."""
+        workers, servers, told = self.of("worker"), self.of("server"), self.of_pushers()
+        applied = self._applied(members)
+        gone = [pusher for pusher in told if int(pusher) not in members]
         return {
-            "sent": sum(word["pushes"]["sent"] for word in workers),
-            "acknowledged": sum(word["pushes"]["acknowledged"] for word in workers),
-            # Every server that holds shards applies its part of every push.
-            "applied": min(holding, default=0),
+            "sent": sum(sent for sent, _ in told.values()),
+            "acknowledged": sum(acknowledged for _, acknowledged in told.values()),
+            "applied": sum(applied.values()),
+            # In the weights, and whoever pushed them was lost before he could say that he knew.
+            "unacknowledged_of_dead": sum(max(0, applied.get(pusher, 0) - told[pusher][1]) for pusher in gone),
             "duplicates": sum(word["duplicates"] for word in servers),
             "refused": sum(word["refused"] for word in servers),
             "bytes": sum(word["pushes"]["bytes"] for word in workers),
         }
+
+    def _applied(self, members: Collection[int]) -> dict[str, int]:
+        """Pusher -> the last of its pushes that every shard has: all servers that hold shards have a part of each."""
+        tables = [word["tables"] for word in self.of("server") if word["shards"] and word["rank"] in members]
+        pushers = set[str]().union(*tables)
+        return {pusher: min(table.get(pusher, 0) for table in tables) for pusher in pushers}
 
     def pulls(self) -> dict[str, int]:
         workers = self.of("worker")

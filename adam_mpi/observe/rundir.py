@@ -8,6 +8,9 @@ from typing import Any
 from adam_mpi.config import Config
 from adam_mpi.errors import UserError
 
+COMPARE, GROW = "COMPARE", "GROW"
+"""Files that ask something of a running job: to compare the copies of all shards, to take in so many more ranks."""
+
 
 def where(config: Config, given: str | None) -> Path:
     """What it is called; a run without a name has the time of its start."""
@@ -27,6 +30,35 @@ def choose(config: Config, given: str | None, resume: bool) -> Path:
     except OSError as error:
         raise UserError(f"run directory {path}: {error.strerror}; give another with --run DIR") from None
     return path
+
+
+def compare_copies(path: Path, seconds: float) -> tuple[str, bool]:
+    """Ask the job that runs there whether all copies of its shards are the same; what it says, and whether they are."""
+    if not (path / "config.toml").exists():
+        raise UserError(f"{path}: not a run directory")
+    answer, limit = path / "copies.json", time.monotonic() + seconds
+    answer.unlink(missing_ok=True)
+    (path / COMPARE).touch()
+    while not answer.exists():
+        if time.monotonic() > limit:
+            (path / COMPARE).unlink(missing_ok=True)
+            raise UserError(f"{path}: no answer in {seconds:g} s; only a job that runs can compare its copies")
+        time.sleep(0.05)
+    told = json.loads(answer.read_text())
+    text = f"{told['copies']} copies compared with what is served, {told['different']} different"
+    return f"{text} (generation {told['generation']})", not told["different"]
+
+
+def grow(path: Path, ranks: int) -> str:
+    """Ask the job that runs there to take in so many ranks more."""
+    if not (path / "config.toml").exists():
+        raise UserError(f"{path}: not a run directory")
+    if ranks < 1:
+        raise UserError(f"grow {ranks}: at least one rank")
+    part = path / f".{GROW}"
+    part.write_text(f"{ranks}\n")
+    part.replace(path / GROW)
+    return f"asked for {ranks} more; they join where mpirun has free slots, in a job started with --with-ft ulfm"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

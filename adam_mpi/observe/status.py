@@ -44,11 +44,12 @@ def ranks(
 ) -> list[dict[str, Any]]:
     """A row for each role of each rank."""
     slow, behind, rows = _slow(pulses), _behind(words), []
+    places = {place.member: place for place in layout.places}
     for (role, rank), word in sorted(words.items()):
-        # Somebody who had this rank before others were lost may have told it.
-        if rank not in layout.having(role):
+        # Words are of ranks by their number for life; some may be of those that are gone.
+        if rank not in places or role not in places[rank].roles:
             continue
-        place, seen = layout.places[rank], pulses.get((role, rank), {})
+        place, seen = places[rank], pulses.get((role, rank), {})
         row = {"rank": rank, "role": role, "host": place.host, "replica": place.replica, "strip": place.strip}
         busy = round(seen.get("busy", 0.0), 3)
         waits = seen.get("waits", {}) if role == "worker" else {_lacks(word): round(1 - busy, 3)}

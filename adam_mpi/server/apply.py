@@ -47,6 +47,15 @@ def _fold(total, mail, starts, scales, first, size):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True)
+def fold(total: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray) -> None:
+    """What the messages come to together."""
+    for first in range(0, total.size, BLOCK):
+        size = min(BLOCK, total.size - first)
+        total[first : first + size] = 0
+        _fold(total[first : first + size], mail, starts, scales, first, size)
+
+
+@njit(nogil=True, cache=True)
 def step(
     rule: int, weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
     rate: float, keep: float, decay: float,
@@ -57,12 +66,13 @@ def step(
         size = min(BLOCK, weights.size - first)
         block, past = weights[first : first + size], state[first : first + size]
         prefetch(weights, first + BLOCK)
-        prefetch(state, first + BLOCK)
         if rule == ADDITIVE or rule == DESCENT:
             if rule == DESCENT and decay != 0:
                 _shrink(block, np.float32(1) - rate * decay)
             _fold(block, mail, starts, steps, first, size)
             continue
+        # Not above: to look for pages that no step has touched yet takes time.
+        prefetch(state, first + BLOCK)
         total[:size] = 0
         _fold(total, mail, starts, scales, first, size)
         if rule == MOMENTUM:

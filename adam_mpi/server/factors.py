@@ -73,8 +73,9 @@ class FactorPlan:
         return self._number_words(images) + self.biases
 
     def images(self, words: int) -> int:
-        """How many images fit so many words."""
-        return (words - self.biases) * (2 if self.half else 1) // (self.matrix.inputs + self.rows)
+        """How many images go into so many words: the same for all servers, so that a push is always cut alike."""
+        matrix = self.matrix
+        return (words - matrix.outputs) * (2 if self.half else 1) // (matrix.inputs + matrix.outputs)
 
     def write(
         self, body: np.ndarray, activations: np.ndarray, errors: np.ndarray, gradient: np.ndarray | None

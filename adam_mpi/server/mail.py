@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +47,12 @@ class Mail:
     finite: int
     part: int
     parts: int
+    targets: Sequence[int] = ()
+    """Shards that it is for and that do not have it yet."""
+    known: Sequence[int] = ()
+    """Those that have it: it was sent again."""
     shards: int = 1
-    """Shards that have still to be stepped on by it."""
+    """How many of them have still to be stepped on by it."""
     factors: np.ndarray | None = None
     """The body of a factor push as float32, and the buffer it was unpacked into if it was."""
     buffer: np.ndarray | None = None
@@ -56,6 +61,33 @@ class Mail:
     def number(self) -> int:
         """Grows with every message of a pusher to a shard."""
         return self.sequence * MOST_PARTS + self.part
+
+
+def near(world: World, ranks: Sequence[int]) -> list[bool]:
+    """Which of these ranks write into our memory themselves."""
+    host, shared = world.place.host, world.config.cluster.transport == "shared"
+    return [shared and world.layout.places[rank].host == host for rank in ranks]
+
+
+class Torn:
+    """Asks for messages again that have been there in part for too long."""
+
+    def __init__(self, published: Published, first: int, seconds: float) -> None:
+        """`first`: the line of the first ring."""
+        self.torn, self.asked, self.seconds = published.torn[first:], published.asked[first:], seconds
+        self.since: dict[int, float] = {}
+
+    def watch(self, ring: int, position: int, torn: bool) -> bool:
+        """Whether a message that was expected there has just been asked for again."""
+        if not torn:
+            self.since.pop(ring, None)
+            return False
+        if time.monotonic() - self.since.setdefault(ring, time.monotonic()) <= self.seconds:
+            return False
+        self.since[ring] = time.monotonic()
+        self.torn[ring] = position
+        self.asked[ring] += 1
+        return True
 
 
 class Inbox:
@@ -69,15 +101,14 @@ class Inbox:
         self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
         """How factors of a layer are multiplied into the shards held here."""
         self.held = {shard.index: shard for shard in shelves.held[world.rank]}
-        host, shared = world.place.host, world.config.cluster.transport == "shared"
-        self.near = [shared and world.layout.places[rank].host == host for rank in shelves.pushers]
-        """Whether a ring's pusher writes into this memory itself."""
+        self.near = near(world, shelves.pushers)
         self.collected = np.zeros(rings, np.int64)
+        self.members = [world.layout.places[rank].member for rank in shelves.pushers]
         self.sequences: dict[tuple[int, int], int] = {}
         """(shard, ring) -> the highest number taken."""
         self.freed: dict[int, set[int]] = defaultdict(set)
         """Ring -> positions that are dealt with and not yet published as such."""
-        self.torn_since: dict[int, float] = {}
+        self.torn = Torn(published, 0, world.config.server.torn_seconds)
         self.counts: Counter[str] = Counter()
 
     def collect(self) -> list[Mail]:
@@ -92,7 +123,7 @@ class Inbox:
                 if state != mailbox.WHOLE:
                     self._watch_torn(ring, position, state == mailbox.TORN)
                     break
-                self.torn_since.pop(ring, None)
+                self.torn.watch(ring, position, False)
                 self.collected[ring] = position
                 mail = self._read(ring, slot)
                 if mail is not None:
@@ -120,16 +151,8 @@ class Inbox:
         return str(self.world.layout.places[self.shelves.pushers[ring]])
 
     def _watch_torn(self, ring: int, position: int, torn: bool) -> None:
-        """Ask for a message again that has been there in part for too long."""
-        if not torn:
-            self.torn_since.pop(ring, None)
-            return
-        since = self.torn_since.setdefault(ring, time.monotonic())
-        if time.monotonic() - since > self.world.config.server.torn_seconds:
-            self.torn_since[ring] = time.monotonic()
+        if self.torn.watch(ring, position, torn):
             self.counts["torn"] += 1
-            self.published.torn[ring] = position
-            self.published.asked[ring] += 1
             log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
 
     def _read(self, ring: int, slot: int) -> Mail | None:
@@ -141,8 +164,16 @@ class Inbox:
             self.settle(mail)
             return None
         self.counts["bytes"] += 4 * mail.words
-        self.sequences[mail.shard, ring] = mail.number
-        if not mail.finite:
+        shards = [mail.shard]
+        if mail.kind == mailbox.FACTOR:
+            shards = [shard.index for shard in self.factors[self.held[mail.shard].layer].shards]
+        # One that is sent again, in another generation, may be cut in another way: some of its shards may have it.
+        mail.targets = [shard for shard in shards if mail.number > self.sequences.get((shard, ring), 0)]
+        mail.known = [shard for shard in shards if shard not in mail.targets]
+        self.sequences.update({(shard, ring): mail.number for shard in mail.targets})
+        if not mail.targets:
+            self._refuse(mail, SENT_AGAIN)
+        elif not mail.finite:
             self.refuse_values(mail)
         return mail
 
@@ -160,8 +191,6 @@ class Inbox:
         indices, limit = self._indices(mail, size)
         if indices.size and indices.max() >= limit:
             return f"an index beyond the {limit} parameters of shard {mail.shard}"
-        if mail.number <= self.sequences.get((mail.shard, mail.ring), 0):
-            return SENT_AGAIN
         return ""
 
     def batches(self, mail: Mail) -> np.ndarray:

@@ -5,7 +5,7 @@ sends the folded gradient whichever way it came, and does not tell the two apart
 costs it time that a delta does not; time on the wire and time of the multiplication are added up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from adam_mpi.config import Config
@@ -34,8 +34,13 @@ class Choice:
         return "delta" if self.factors is None else "factor"
 
 
-def choose(shelves: Shelves, config: Config, images: int, hosts: int) -> dict[str, Choice]:
-    """What each layer pushes, for pushes of so many images in a job on so many hosts."""
+def choose(
+    shelves: Shelves, config: Config, images: int, hosts: int, kept: Collection[str] | None = None
+) -> dict[str, Choice]:
+    """What each layer pushes, for pushes of so many images in a job on so many hosts.
+
+    `kept`: the layers that push factors in a job that is under way; networks are compiled for them.
+    """
     dense = matrices(shelves.tensors)
     codec, wanted = CODECS[config.push.codec], config.push.protocol
     half = config.push.factor_codec == "float16"
@@ -56,6 +61,7 @@ def choose(shelves: Shelves, config: Config, images: int, hosts: int) -> dict[st
         speed = WIRE if hosts > 1 else MEMORY
         better = bytes_ is not None and bytes_ / speed + operations / MULTIPLY < delta / speed
         use = wanted == "factor" or (wanted == "auto" and better and config.push.codec == "none")
+        use = use if kept is None else layer in kept
         choices[layer] = Choice(layer, delta, bytes_, planned if use else None)
     return choices
 

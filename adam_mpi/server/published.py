@@ -1,9 +1,10 @@
 """The memory a server lets others read: its clock and rate, a line per pusher, versions and weights of its shards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from adam_mpi.server.holding import Holding
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import LINE, WIDTHS, Shelves
 
@@ -15,8 +16,9 @@ class Published:
         self.memory = memory
         lines = self.memory[: shelves.version_offset].view(np.int64).reshape(-1, LINE // 8)
         self.clock, self.rate = lines[0, :1], lines[0, 1:2].view(np.float64)
-        self.applied, self.torn, self.asked = lines[1:, 0], lines[1:, 1], lines[1:, 2]
-        """Per ring: the last position dealt with; the one that stayed torn; how often we have asked for such a one."""
+        self.applied, self.torn, self.asked, self.different = (lines[1:, column] for column in range(4))
+        """Per ring: the last position dealt with; the one that stayed torn; how often we have asked for such a one;
+        and of a peer, how many of our copies were not like its own."""
         start, shards = shelves.version_offset, shelves.held[server]
         self.versions = self.memory[start : start + 8 * len(shards)].view(np.int64)
         self.regions: dict[str, dict[int, np.ndarray]] = {}
@@ -33,6 +35,15 @@ class Published:
         first, size = self.weights[shards[0].index], 4 * sum(shard.size for shard in shards)
         offset = first.ctypes.data - self.memory.ctypes.data
         return self.memory[offset : offset + size].view(np.float32)
+
+    def take_over(self, served: Iterable[Shard], kept: Mapping[int, Holding]) -> dict[int, Holding]:
+        """Shards that are served from here: those we have had a copy of, or new ones, moved to where they are read."""
+        averages, taken = self.regions.get("average", {}), {}
+        for shard in served:
+            holding = kept.get(shard.index) or Holding.empty(shard, bool(averages))
+            holding.move(self.weights[shard.index], averages.get(shard.index, holding.average))
+            taken[shard.index] = holding
+        return taken
 
     @property
     def weights(self) -> dict[int, np.ndarray]:

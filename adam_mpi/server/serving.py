@@ -3,8 +3,11 @@
 import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,16 @@ from adam_mpi.durable.position import Position
 from adam_mpi.observe import trace
 from adam_mpi.server import mailbox, schedule
 from adam_mpi.server.appliers import Appliers
-from adam_mpi.server.mail import Inbox, Mail
+from adam_mpi.server.fold import Fold
+from adam_mpi.server.holding import Holding
+from adam_mpi.server.mail import MOST_PARTS, Inbox, Mail
 from adam_mpi.server.published import Published
-from adam_mpi.server.shelves import Shelves
+from adam_mpi.server.replicate import Record, Replicator, notes
+from adam_mpi.server.shelves import MOST_BATCHES, RECORD_BATCHES, Shelves
 from adam_mpi.server.stepper import Stepper
+from adam_mpi.settlement import Word
 
+MOST_FOLDED = RECORD_BATCHES // MOST_BATCHES
 COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")
 NEVER = 1 << 62
 log = logging.getLogger(__name__)
@@ -33,33 +41,93 @@ log = logging.getLogger(__name__)
 class Server:
     def __init__(
         self, world: World, shelves: Shelves, published: Published, mail: Window,
-        window: Window, post: Post, epoch_images: int, position: Position | None = None,
+        window: Window, post: Post, epoch_images: int, position: Position | None = None, mirror: Window | None = None,
     ) -> None:  # fmt: skip
-        self.world, self.config, self.shelves, self.post = world, world.config, shelves, post
-        self.published, self.window, self.mail = published, window, mail
-        self.shards = shelves.held[world.rank]
-        self.place = {shard.index: place for place, shard in enumerate(self.shards)}
-        self.inbox = Inbox(world, shelves, mail.memory, published)
-        self.stepper = Stepper(self.config, self.shards, published, mail.memory, self.inbox.factors)
+        """`mirror`: rings of records between the servers, where there are several copies of each shard."""
+        self.config = world.config
         cores = numa.threads_cores(self.config.server.threads)
         self.appliers = Appliers(self.config.server.threads, cores)
         # A rank with other roles makes more threads, which would be bound with it.
         if world.place.roles == ("server",):
             numa.bind(cores[0])
-        self.feeding = shelves.feeding(world.rank)
-        # Strips that push nothing to us are never waited for.
-        self.clocks = [0 if ring in self.feeding else NEVER for ring in range(len(shelves.pushers))]
-        self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.position = position or Position(0)
         """Where training stands here; images applied so far and those of the whole training set the learning rate."""
         self.total = self.config.train.epochs * epoch_images
         self.first_clock = self.position.clock
-        self.cut = Cut(len(shelves.pushers))
+        self.synchronous = self.config.consistency.staleness == 0
+        self.positions = {0: self.position}
+        """In synchronous training by clock: before and after the one under way."""
+        self.settled: Position | None = None
+        """Where training stood when this generation began: pushes of its batches have been counted."""
+        self.holdings: dict[int, Holding] = {}
+        self.inbox: Any = None
         self.store: WriteBehind | None = None
         self.counts: Counter[str] = Counter()
         self.busy = 0.0
         self.leads: Counter[int] = Counter()
         self.delays: Counter[int] = Counter()
+        self.enter(world, shelves, published, mail, window, post, mirror)
+
+    def enter(
+        self, world: World, shelves: Shelves, published: Published, mail: Window, window: Window, post: Post,
+        mirror: Window | None, clocks: Mapping[int, int] = MappingProxyType({}),
+        lacking: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        """Begin a generation with the copies that we have; `clocks`: how far pushers are; `lacking`: see Replicator."""
+        self.world, self.shelves, self.post = world, shelves, post
+        self.published, self.window, self.mail = published, window, mail
+        self.shards = shelves.held[world.rank]
+        self.place = {shard.index: place for place, shard in enumerate(self.shards)}
+        self._hold()
+        self.counts += self.inbox.counts if self.inbox else Counter()
+        self.inbox = Inbox(world, shelves, mail.memory, published)
+        for (index, _), (ring, pusher) in product(self.place.items(), enumerate(self.inbox.members)):
+            self.inbox.sequences[index, ring] = self.holdings[index].table.get(pusher, 0)
+        factors = self.inbox.factors
+        self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings)
+        self.replicator: Replicator | None = None
+        if mirror is not None and shelves.peers.count:
+            arguments = world, shelves, published, mirror, window, self.stepper, self.appliers
+            mine = [(server, shard) for server, shard in lacking if shard in self.place]
+            self.replicator = Replicator(*arguments, mine, self._taken)
+        self.stepper.remembers = self.synchronous and world.survivable
+        for shard in self.shards:
+            self.stepper.derive(shard.index)
+        self.feeding = shelves.feeding(world.rank)
+        known = [clocks.get(pusher, 0) for pusher in self.inbox.members]
+        # Strips that push nothing to us are never waited for.
+        self.clocks = [clock if ring in self.feeding else NEVER for ring, clock in enumerate(known)]
+        published.rate[0], published.clock[0] = self.rate, min(self.clocks, default=0)
+        self.staged: dict[int, list[Mail]] = defaultdict(list)
+        self.cut = Cut(len(shelves.pushers))
+        self.cut.begun = known
+        self.comparing: int | None = None
+        """How many copies on other servers are to be compared, when somebody has asked for it."""
+        self.went_on: dict[int, float] = {}
+        """Ring -> when something of it was first applied in this generation, in seconds since 1970."""
+
+    def go_back(self, position: Position, version: int | None, clock: int) -> None:
+        """To where all servers stand when a generation begins, the fastest pusher at this clock.
+
+        In synchronous training what has gone beyond a version is taken back.
+        """
+        self.first_clock = position.clock - clock
+        self.position, self.settled = position, Position.unpack(position.pack())
+        self.positions = {version or 0: position}
+        for holding in self.holdings.values():
+            if version is not None and holding.whole and holding.version > version:
+                holding.take_back()
+
+    def _hold(self) -> None:
+        """Our copies in this generation: what is served here goes to where others read it, the rest away from there."""
+        copied = self.shelves.copied[self.world.rank]
+        averages = "average" in self.shelves.regions
+        kept = {shard.index: self.holdings.get(shard.index) or Holding.empty(shard, averages) for shard in copied}
+        for holding in kept.values():
+            holding.move(np.empty_like(holding.weights), np.empty_like(holding.average))
+        self.holdings = self.published.take_over(self.shards, self.holdings) | kept
+        for shard, place in self.place.items():
+            self.published.versions[place] = self.holdings[shard].version
 
     @property
     def rate(self) -> float:
@@ -67,11 +135,14 @@ class Server:
 
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
-        self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in self.shards)
+        shards = [holding.shard for holding in self.holdings.values()]
+        self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in shards)
         self.published.rate[0] = self.rate
 
     def write_behind(self, path: Path) -> None:
-        """Keep a store there from now on."""
+        """Keep a store there from now on; one of an earlier generation gets no more."""
+        if self.store is not None:
+            self.store.orders.put(None)
         room = Position.packed_bytes(self.position.batches.size)
         touched = partial(self.world.injector.at, "write")
         parts = list(self.stepper.state())
@@ -100,12 +171,42 @@ class Server:
         if ready:
             with trace.span("apply"):
                 self._apply(ready)
+        worked = self._replicate() or bool(arrived)
         if self.inbox.news:
             self._publish()
+        if self.comparing is not None:
+            self._tell_compared()
         if arrived:
             self.busy += time.perf_counter() - began
         self._keep()
-        return bool(arrived)
+        return worked
+
+    def _replicate(self) -> bool:
+        if self.replicator is None:
+            return False
+        return self.replicator.step()
+
+    def _taken(self, record: Mail, batches: np.ndarray) -> None:
+        """A copy here has taken a step."""
+        if self.synchronous and batches.size:
+            self._reach(record.sequence, batches, record.images)
+        else:
+            self.position.add(batches)
+
+    def _reach(self, version: int, batches: np.ndarray, images: int) -> None:
+        """The first step of a clock in synchronous training."""
+        if version not in self.positions:
+            self.position = self.positions[version - 1].after(batches, images)
+            self.positions = {version - 1: self.positions[version - 1], version: self.position}
+
+    def _tell_compared(self) -> None:
+        """The copies of all that is served here have been compared."""
+        done, different = 0, 0
+        if self.replicator is not None:
+            done, different = self.replicator.compared, self.replicator.found_different
+        if self.comparing is not None and done >= self.comparing:
+            self.post.send({"kind": "compared", "copies": done, "different": different}, self.world.layout.head)
+            self.comparing = None
 
     def _keep(self) -> None:
         """Go on with what is written: the store, and a snapshot that is under way."""
@@ -120,14 +221,16 @@ class Server:
 
     def _stage(self, mail: Mail) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
-        if mail.kind != mailbox.FACTOR:
-            self.staged[mail.shard].append(mail)
-            return
-        plan = self.inbox.factors[self.shelves.shards[mail.shard].layer]
-        self.stepper.unpack(mail, plan)
-        mail.shards = len(plan.shards)
-        for shard in plan.shards:
-            self.staged[shard.index].append(mail)
+        mail.shards = len(mail.targets) + len(mail.known)
+        if mail.targets and mail.kind == mailbox.FACTOR:
+            self.stepper.unpack(mail, self.inbox.factors[self.shelves.shards[mail.shard].layer])
+        for shard in mail.targets:
+            self.staged[shard].append(mail)
+        for shard in mail.known:
+            if self.replicator is None:
+                self._settle(mail)
+            else:
+                self.replicator.when_safe(shard, partial(self._settle, mail))
 
     def _take_ready(self, shard: int) -> list[Mail]:
         """What can be applied to a shard now: everything, or in synchronous training the parts of a whole clock."""
@@ -137,7 +240,10 @@ class Server:
             staged = [mail for mail in staged if self.cut.allows(mail.ring, mail.clock)]
             self.staged[shard] = held
         if self.config.consistency.staleness > 0 or not staged:
-            return staged
+            # A record has room for the batches of so many messages.
+            if len(staged) > MOST_FOLDED and self.replicator is not None:
+                self.staged[shard] = staged[MOST_FOLDED:] + held
+            return staged[:MOST_FOLDED] if self.replicator is not None else staged
         clock = min(mail.clock for mail in staged)
         parts = sorted((mail for mail in staged if mail.clock == clock), key=lambda mail: (mail.ring, mail.part))
         if sum(mail.part == mail.parts - 1 for mail in parts) < len(self.shelves.pushers) // self.shelves.strips:
@@ -151,29 +257,71 @@ class Server:
     def _apply(self, ready: dict[int, list[Mail]]) -> None:
         """One optimiser step per shard on the sum of its messages, on all apply threads; then the books."""
         self.world.injector.at("apply")
-        rate, jobs = self.rate, []
+        rate, jobs = self._rate(ready), []
+        folds: dict[int, Fold] = {}
         for band in self.stepper.bands(ready):
             first = band[0].index
-            mails, version = ready[first], int(self.published.versions[self.place[first]])
+            mails, version = ready[first], self.holdings[first].version
             delays = [version - mail.seen for mail in mails]
             self.delays.update(delays * len(band))
-            jobs.append((first // len(band), partial(self.stepper.step, band, mails, delays, rate)))
+            step: Callable[[], None] = partial(self.stepper.step, band, mails, delays, rate)
+            if self.replicator is not None:
+                folds |= dict.fromkeys((shard.index for shard in band), fold := Fold(band, mails, delays, rate))
+                step = partial(fold.step, self.stepper)
+            jobs.append((first // len(band), step))
         self.appliers.run(jobs)
         for shard, mails in ready.items():
-            self.published.versions[self.place[shard]] += 1
-            self.counts["steps"] += 1
-            self.counts["folded"] += len(mails)
-            for mail in mails:
-                self._settle(mail)
-            if self.store is not None:
-                self.store.touch(self.place[shard])
+            self._book(shard, mails)
+            self._pass_on(shard, mails, folds.get(shard), rate)
         if self.store is not None:
             self.store.touch(len(self.shards))
+        self.world.injector.at("applied")
+
+    def _rate(self, ready: dict[int, list[Mail]]) -> float:
+        """As it is now; in synchronous training as it was when the clock began."""
+        if not self.synchronous:
+            return self.rate
+        shard, mails = next(iter(ready.items()))
+        version = self.holdings[shard].version
+        self._reach(version + 1, self.inbox.batches(mails[0]), _images(mails))
+        return schedule.rate(self.config.optimiser, self.positions[version].images, self.total)
+
+    def _book(self, shard: int, mails: list[Mail]) -> None:
+        """A shard has taken a step."""
+        holding, place = self.holdings[shard], self.place[shard]
+        holding.version += 1
+        self.published.versions[place] = holding.version
+        self.counts["steps"] += 1
+        self.counts["folded"] += len(mails)
+        for mail in mails:
+            holding.note(mail.pusher, mail.number)
+            if mail.ring not in self.went_on:
+                self.went_on[mail.ring] = time.time()
+            self.cut.begun[mail.ring] = max(self.cut.begun[mail.ring], mail.clock + 1)
+        if self.store is not None:
+            self.store.touch(place)
+
+    def _pass_on(self, shard: int, mails: list[Mail], fold: Fold | None, rate: float) -> None:
+        """To the other copies, if there are any; the messages of a step are settled when all of them have taken it."""
+
+        def done() -> None:
+            for mail in mails:
+                self._settle(mail)
+            if fold is not None:
+                fold.release(self.stepper)
+
+        if self.replicator is None or fold is None:
+            done()
+            return
+        holding = self.holdings[shard]
+        numbers = {mail.pusher: holding.table[mail.pusher] for mail in mails}
+        words = notes(numbers, [self.inbox.batches(mail) for mail in mails])
+        values = fold.values(shard)
+        self.replicator.send(Record(holding.shard, holding.version, rate, values, words, done, _images(mails)))
 
     def _settle(self, mail: Mail) -> None:
-        self.cut.begun[mail.ring] = max(self.cut.begun[mail.ring], mail.clock + 1)
         mail.shards -= 1
-        if mail.shards:
+        if mail.shards > 0:
             return
         self.inbox.settle(mail)
         self.stepper.release(mail)
@@ -183,14 +331,19 @@ class Server:
             if lead > self.config.consistency.staleness:
                 self.counts["too_stale"] += 1
                 log.error("push %d of %s is %d clocks ahead", mail.sequence, self.inbox.pusher(mail.ring), lead)
-            self.clocks[mail.ring] = mail.clock + 1
-            # The strips of a replica push the same images: they count once.
-            if mail.ring % self.shelves.strips == self.feeding[0]:
-                self.position.images += mail.images
-            self.position.clock = self.first_clock + max(self.clocks[ring] for ring in self.feeding)
-            self.position.add(self.inbox.batches(mail))
+            self.clocks[mail.ring] = max(self.clocks[mail.ring], mail.clock + 1)
             self.counts["applied"] += 1
             trace.receives((mail.pusher, mail.sequence, self.world.rank))
+        if self.synchronous:
+            return
+        ids = self.inbox.batches(mail)
+        self.position.add(ids)
+        if mail.last:
+            self.position.clock = self.first_clock + max(self.clocks[ring] for ring in self.feeding)
+            counted = self.settled is not None and self.config.asynchronous and self.settled.has(ids)
+            # The strips of a replica push the same images: they count once.
+            if mail.ring % self.shelves.strips == self.feeding[0] and not counted:
+                self.position.images += mail.images
 
     def _publish(self) -> None:
         """Weights are in place: let it be seen that they are, acknowledge, and only then show the clock."""
@@ -211,6 +364,8 @@ class Server:
                 self.post.send({"kind": "held", "role": "server", "clocks": self.cut.hold()}, head)
             case "cut":
                 self.cut.at(message["clocks"], Path(message["folder"]))
+            case "compare":
+                self.comparing = self.replicator.compare() + self.replicator.compared if self.replicator else 0
             case "forget":
                 if self.store is not None:
                     stores.forget(self.store.path.parent)
@@ -219,22 +374,40 @@ class Server:
                     self.store.close()
                 self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
 
+    def tell(self, word: Word) -> None:
+        word.copies = {index: holding.version for index, holding in self.holdings.items() if holding.whole}
+        word.served, word.positions = frozenset(self.place), dict(self.positions)
+        if not self.synchronous:
+            word.positions = {0: self.position}
+
+    def tables(self) -> dict[str, int]:
+        """Pusher -> the last of its pushes that every shard served here has."""
+        tables = [self.holdings[shard.index].table for shard in self.shards]
+        pushers = set[int]().union(*tables)
+        return {str(p): min(table.get(p, 0) for table in tables) // MOST_PARTS for p in pushers}
+
     def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
         return ()
 
     def stats(self) -> dict[str, Any]:
         counts = self.counts + self.inbox.counts
+        whole = self.went_on and len(self.went_on) == len(self.feeding)
         return {
             "role": "server",
-            "rank": self.world.rank,
+            "generation": self.world.generation,
+            "tables": self.tables(),
+            "dropped": self.inbox.counts["duplicates"],
+            "went_on": [min(self.went_on.values(), default=None), max(self.went_on.values()) if whole else None],
+            "rebuilt": self.replicator.rebuilt if self.replicator else 0,
+            "rank": self.world.place.member,
             "cpu": time.process_time(),
             **{key: counts[key] for key in COUNTS},
             "busy": self.busy,
             "queue": sum(len(mails) for mails in self.staged.values()),
             "bytes": counts["bytes"],
             "rate": self.rate,
-            "clocks": dict(zip(self.shelves.pushers, self.clocks, strict=True)),
+            "clocks": dict(zip(self.inbox.members, self.clocks, strict=True)),
             "leads": dict(self.leads),
             "delays": dict(self.delays),
             "shards": len(self.shards),
@@ -247,3 +420,8 @@ class Server:
             return None
         behind, written = round(self.store.behind, 3), self.store.written
         return {"behind": behind, "bytes": written, "whole": self.store.whole}
+
+
+def _images(mails: Sequence[Mail]) -> int:
+    """Whose gradients are in these messages; those of a push that comes in parts are counted once."""
+    return sum(mail.images for mail in mails if mail.part == 0)

@@ -2,9 +2,10 @@
 
 Every rank makes the same plan from the same numbers, so a byte offset in another rank's window is never sent.
 
-A server publishes, for others to read: | clock | a line per pusher | a version per shard | weights | average | short |
+A server publishes, for others to read: | clock | a line per pusher and per peer | a version per shard | weights | ...
+(and behind them average and short, the weights in bfloat16, where the configuration asks for them);
 and has a mailbox, for others to write: | pusher 0: slot 0, slot 1, ... | pusher 1: ... |
-(average and short, the weights in bfloat16, only where the configuration asks for them).
+With several copies of each shard the servers are each other's peers, with rings of records in a window of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,31 @@ from adam_mpi.server.shards import Shard, cut, place
 LINE = 64  # a cache line: what one pusher reads is not disturbed by what others do
 MOST_SLOTS = 8
 LEAST_SHARD = 64
-# Batches in one push at the most; a message has room for their numbers.
+# Batches in one push at the most; a message has room for their numbers. A record has those of all that it folds.
 MOST_BATCHES = 64
+RECORD_BATCHES = 16 * MOST_BATCHES
 WIDTHS = {"weights": 4, "average": 4, "short": 2}
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Rings that others write into this server's memory, one each, and where it publishes what it has dealt with."""
+
+    count: int
+    slots: int
+    slot_bytes: int
+    first_line: int
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.count * self.ring_bytes
+
+    def line_offset(self, ring: int) -> int:
+        return LINE * (1 + self.first_line + ring)
 
 
 @dataclass(frozen=True)
@@ -42,18 +65,32 @@ class Shelves:
     owners: tuple[int, ...] = ()
     """Of each shard: the strip of a replica that pushes it."""
     strips: int = 1
+    peers: Rings = Rings(0, 0, 0, 0)
+    """The servers' rings of records in each other's memory; none where each shard has one copy."""
     held: dict[int, tuple[Shard, ...]] = field(init=False)
+    """What each server serves."""
+    copied: dict[int, tuple[Shard, ...]] = field(init=False)
+    """What it has copies of besides."""
 
     def __post_init__(self) -> None:
-        mine: dict[int, list[Shard]] = {server: [] for server in self.servers}
+        served: dict[int, list[Shard]] = {server: [] for server in self.servers}
+        copied: dict[int, list[Shard]] = {server: [] for server in self.servers}
         for shard in self.shards:
-            mine[self.holders[shard.index][0]].append(shard)
-        object.__setattr__(self, "held", {server: tuple(shards) for server, shards in mine.items()})
+            first, *others = self.holders[shard.index]
+            served[first].append(shard)
+            for server in others:
+                copied[server].append(shard)
+        for name, shards in (("held", served), ("copied", copied)):
+            object.__setattr__(self, name, {server: tuple(mine) for server, mine in shards.items()})
         object.__setattr__(self, "owners", self.owners or (0,) * len(self.shards))
 
     @property
+    def rings(self) -> Rings:
+        return Rings(len(self.pushers), self.slots, self.slot_bytes, 0)
+
+    @property
     def ring_bytes(self) -> int:
-        return self.slots * self.slot_bytes
+        return self.rings.ring_bytes
 
     @property
     def body_words(self) -> int:
@@ -62,7 +99,7 @@ class Shelves:
 
     @property
     def mailbox_bytes(self) -> int:
-        return len(self.pushers) * self.ring_bytes
+        return self.rings.bytes
 
     @property
     def parameters(self) -> int:
@@ -74,11 +111,11 @@ class Shelves:
         return tuple(ring for ring in range(len(self.pushers)) if ring % self.strips in strips)
 
     def line_offset(self, ring: int) -> int:
-        return LINE * (1 + ring)
+        return self.rings.line_offset(ring)
 
     @property
     def version_offset(self) -> int:
-        return self.line_offset(len(self.pushers))
+        return self.line_offset(len(self.pushers) + self.peers.count)
 
     def size(self, server: int) -> int:
         return sum(shard.size for shard in self.held[server])
@@ -110,31 +147,47 @@ class Shelves:
 
 def plan(
     tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequence[int], config: Config,
-    partition: Partition | None = None,
+    partition: Partition | None = None, shards: Sequence[Shard] = (), holders: Sequence[tuple[int, ...]] = (),
 ) -> Shelves:  # fmt: skip
-    """Shards as configured, smaller where the mailboxes have no room for two of them per pusher.
-
-    In a partition every shard belongs to one strip, so that a replica pushes it once.
-    """
-    shard, room = config.server.shard, config.server.mailbox_bytes
-    while 2 * len(pushers) * _slot_bytes(shard, config) > room:
-        if shard == LEAST_SHARD:
-            least = 2 * len(pushers) * _slot_bytes(shard, config)
-            raise UserError(f"server.mailbox_bytes = {room}: too small for {len(pushers)} pushers; at least {least}")
-        shard = max(LEAST_SHARD, shard // 2)
-    shards = cut(tensors, shard, partition.edges if partition else ())
+    """Shards as configured, placed by hashing; later generations keep their `shards`, and say who holds them."""
+    room = config.server.mailbox_bytes
+    shards = shards or cut_for(tensors, len(pushers), config, partition)
     owners = tuple(partition.owner(piece.start) for piece in shards) if partition else ()
-    slot = _slot_bytes(max(piece.size for piece in shards), config)
-    slots = min(MOST_SLOTS, room // (len(pushers) * slot))
+    largest = max(piece.size for piece in shards)
+    slot = _slot_bytes(largest, config)
+    holders = holders or place(shards, servers, config.server.copies)
+    copied = any(len(copies) > 1 for copies in holders)
+    # By way of other copies an acknowledgement takes twice as long: twice as much is under way.
+    slots = max(2, min(MOST_SLOTS * (2 if copied else 1), room // (max(1, len(pushers)) * slot)))
     regions = ["weights"]
     if config.optimiser.average:
         regions.append("average")
     if config.pull.codec == "bfloat16":
         regions.append("short")
+    peers = Rings(0, 0, 0, 0)
+    if copied:
+        record = _lined(4 * message_words(largest, 1 + 2 * len(pushers) + RECORD_BATCHES))
+        peers = Rings(len(servers), max(2, min(MOST_SLOTS, room // (len(servers) * record))), record, len(pushers))
     return Shelves(
-        shards, place(shards, servers), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors),
-        owners, len(partition) if partition else 1,
+        tuple(shards), tuple(holders), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors),
+        owners, len(partition) if partition else 1, peers,
     )  # fmt: skip
+
+
+def cut_for(
+    tensors: Sequence[Tensor], pushers: int, config: Config, partition: Partition | None = None
+) -> tuple[Shard, ...]:
+    """Smaller shards than configured where the mailboxes have no room for two of them per pusher.
+
+    In a partition every shard belongs to one strip, so that a replica pushes it once.
+    """
+    shard, room = config.server.shard, config.server.mailbox_bytes
+    while 2 * pushers * _slot_bytes(shard, config) > room:
+        if shard == LEAST_SHARD:
+            least = 2 * pushers * _slot_bytes(shard, config)
+            raise UserError(f"server.mailbox_bytes = {room}: too small for {pushers} pushers; at least {least}")
+        shard = max(LEAST_SHARD, shard // 2)
+    return cut(tensors, shard, partition.edges if partition else ())
 
 
 def _slot_bytes(parameters: int, config: Config) -> int:

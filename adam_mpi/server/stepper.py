@@ -10,6 +10,7 @@ from adam_mpi.config import Config
 from adam_mpi.server import apply, mailbox
 from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
 from adam_mpi.server.factors import FactorPlan
+from adam_mpi.server.holding import Holding
 from adam_mpi.server.mail import Mail
 from adam_mpi.server.pool import Pool
 from adam_mpi.server.published import Published
@@ -18,38 +19,42 @@ from adam_mpi.server.shards import Shard
 # Parameters that factors are multiplied for at a time: enough rows for BLAS to be quick. A product that is not added to
 # the weights at once has to be in the cache still when it is applied.
 BAND, CACHED_BAND = 1 << 21, 1 << 19
+FIRST, UNSCALED = np.zeros(1, np.int64), np.ones(1, np.float32)
 
 
 class Stepper:
     def __init__(
         self, config: Config, shards: Sequence[Shard], published: Published, memory: np.ndarray,
-        factors: Mapping[str, FactorPlan],
+        factors: Mapping[str, FactorPlan], holdings: dict[int, Holding] | None = None,
     ) -> None:  # fmt: skip
+        """`shards` are those that are served here, `holdings` all that there is a copy of; else only those."""
         self.factors = factors
+        self.holdings = published.take_over(shards, {}) if holdings is None else holdings
         self.config, self.shards, self.published = config, shards, published
         self.words, self.floats = memory.view(np.uint32), memory.view(np.float32)
         self.kind = _kind(config)
-        self.states = {shard.index: np.zeros(shard.size, np.float32) for shard in shards}
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
         self.keep, self.decay = np.float32(config.optimiser.momentum), np.float32(config.optimiser.decay)
         self.pool, self.band = Pool(), BAND if self.kind == "descent" else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
+        self.remembers = False
+        """Whether each step can be taken back."""
 
     def start(self, shard: Shard, state: dict[str, np.ndarray]) -> None:
         """Take over weights, and what else there is of `state` and `average`, from flat vectors."""
-        part = slice(shard.start, shard.stop)
-        self.published.weights[shard.index][:] = state["weights"][part]
+        part, holding = slice(shard.start, shard.stop), self.holdings[shard.index]
+        holding.weights[:], holding.whole = state["weights"][part], True
         if "state" in state:
-            self.states[shard.index][:] = state["state"][part]
-        if "average" in self.published.regions:
-            self.published.regions["average"][shard.index][:] = state.get("average", state["weights"])[part]
-        self._derive(shard.index)
+            holding.state[:] = state["state"][part]
+        if holding.average.size:
+            holding.average[:] = state.get("average", state["weights"])[part]
+        self.derive(shard.index)
 
     def state(self) -> dict[str, dict[int, np.ndarray]]:
         """What a snapshot keeps, by name and shard."""
         kept = {"weights": self.published.weights}
         if self.kind not in ("additive", "descent"):
-            kept["state"] = self.states
+            kept["state"] = {shard.index: self.holdings[shard.index].state for shard in self.shards}
         if "average" in self.published.regions:
             kept["average"] = self.published.regions["average"]
         return kept
@@ -80,9 +85,11 @@ class Stepper:
 
     def step(self, band: Sequence[Shard], mails: Sequence[Mail], delays: Sequence[int], rate: float) -> None:
         """One step on these messages; called by the thread that owns these shards."""
+        if self.remembers:
+            for shard in band:
+                self.holdings[shard.index].remember()
         runs: dict[tuple[int, int], list[tuple[Mail, float]]] = defaultdict(list)
-        for mail, delay in zip(mails, delays, strict=True):
-            scale = self.unit / (1 + max(0, delay) if self.config.optimiser.staleness_scale == "inverse" else 1)
+        for mail, scale in zip(mails, self._scales(delays), strict=True):
             if mail.finite and mail.kind == mailbox.SPARSE:
                 self._sparse(band[0].index, mail, rate, scale)
             elif mail.finite and mail.kind == mailbox.FACTOR:
@@ -94,11 +101,42 @@ class Stepper:
                 self._descend(band, scaled, rate)
             else:
                 self._dense(band, slice(first, first + values), scaled, rate)
-        for index in (shard.index for shard in band):
-            if "average" in self.published.regions:
-                share = np.float32(self.config.optimiser.average)
-                apply.average(self.published.regions["average"][index], self.published.weights[index], share)
-            self._derive(index)
+        for shard in band:
+            self._follow(shard.index)
+
+    def fold(self, band: Sequence[Shard], mails: Sequence[Mail], delays: Sequence[int]) -> np.ndarray | None:
+        """What these messages come to for a band, in a buffer of the pool; None if no message has numbers to add."""
+        scaled = [(mail, scale) for mail, scale in zip(mails, self._scales(delays), strict=True) if mail.finite]
+        if not scaled:
+            return None
+        buffer, size = self.pool.take(_size(band)), _size(band)
+        plain = [(m.start, scale) for m, scale in scaled if m.kind == mailbox.DELTA and m.codec == NUMBERS["none"]]
+        if len(plain) == len(scaled):
+            apply.fold(buffer[:size], self.floats, *_numbers(plain))
+        else:
+            self._sum(band, scaled, buffer[:size])
+        return buffer
+
+    def take(self, index: int, values: np.ndarray, rate: float) -> None:
+        """One step of a shard on what was folded for it: bit by bit the same on every server that has a copy."""
+        holding, rule = self.holdings[index], apply.RULES.index(self.kind)
+        if self.remembers:
+            holding.remember()
+        if values.size:
+            arguments = values, FIRST, UNSCALED, np.float32(rate), self.keep, self.decay
+            apply.step(rule, holding.weights, holding.state, *arguments)
+        self._follow(index)
+
+    def _scales(self, delays: Sequence[int]) -> list[float]:
+        inverse = self.config.optimiser.staleness_scale == "inverse"
+        return [self.unit / (1 + max(0, delay) if inverse else 1) for delay in delays]
+
+    def _follow(self, index: int) -> None:
+        """What changes with the weights."""
+        holding = self.holdings[index]
+        if holding.average.size:
+            apply.average(holding.average, holding.weights, np.float32(self.config.optimiser.average))
+        self.derive(index)
 
     def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
         """Plain messages are folded where they lie; others are worked out in a buffer first, several summed up."""
@@ -144,8 +182,8 @@ class Stepper:
             BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], values)
 
     def _kernel(self, shard: int, part: slice, mail: np.ndarray, plain: list[tuple[int, float]], rate: float) -> None:
-        starts, scales = np.array([start for start, _ in plain], np.int64), np.array([s for _, s in plain], np.float32)
-        weights, state = self.published.weights[shard][part], self.states[shard][part]
+        starts, scales = _numbers(plain)
+        weights, state = self.holdings[shard].weights[part], self.holdings[shard].state[part]
         rule = apply.RULES.index(self.kind)
         apply.step(rule, weights, state, mail, starts, scales, np.float32(rate), self.keep, self.decay)
 
@@ -154,13 +192,17 @@ class Stepper:
         indices = self.words[mail.start : mail.start + mail.values].astype(np.int64)
         values = self.floats[mail.start + mail.values : mail.start + 2 * mail.values] * np.float32(scale)
         kernel = apply.SPARSE_KERNELS[self.kind]
-        kernel(self.published.weights[shard], self.states[shard], indices, values, np.float32(rate))
+        kernel(self.holdings[shard].weights, self.holdings[shard].state, indices, values, np.float32(rate))
 
-    def _derive(self, shard: int) -> None:
+    def derive(self, shard: int) -> None:
         """What is published beside the weights and follows from them."""
-        if "short" in self.published.regions:
+        if shard in self.published.regions.get("short", ()):
             weights = self.published.weights[shard]
             bfloat16.shorten(weights.view(np.uint32), self.published.regions["short"][shard])
+
+
+def _numbers(plain: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([start for start, _ in plain], np.int64), np.array([scale for _, scale in plain], np.float32)
 
 
 def _size(band: Sequence[Shard]) -> int:

@@ -13,9 +13,8 @@ from adam_mpi.server.factors import Matrix
 
 @dataclass(frozen=True)
 class Done:
-    """A batch (or a share of one) that has been computed, for the data rank it came from."""
+    """A batch (or a share of one) that has been computed, for the data rank that counts it."""
 
-    source: int
     phase: int
     number: int
     images: int
@@ -37,6 +36,8 @@ class Contribution:
     clock: int = 0
     pending: int = 0
     """Messages of this push that are not acknowledged yet."""
+    counted: bool = True
+    """Whether its batches are reported when it is acknowledged: not those of a clock that is computed again."""
 
     @property
     def images(self) -> int:
@@ -56,6 +57,12 @@ class Factors:
         part = slice(self.count, self.count + len(activations))
         self.activations[part], self.errors[part] = activations, errors
         self.count = part.stop
+
+
+def contributions(threads: int, copied: bool) -> int:
+    """How many a worker has: some for its threads, some under way; twice as many where there are copies of shards,
+    because an acknowledgement then takes twice as long."""
+    return (2 * threads + 2) * (2 if copied else 1)
 
 
 class Pool:
@@ -84,6 +91,7 @@ class Pool:
     def give(self, contribution: Contribution) -> None:
         contribution.values[:] = 0
         contribution.done.clear()
+        contribution.counted = True
         for factors in contribution.factors.values():
             factors.count = 0
         self.free.put(contribution)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from adam_mpi.cluster.windows import Window
 from adam_mpi.observe import trace
 from adam_mpi.server import mailbox
-from adam_mpi.server.shelves import LINE, Shelves
+from adam_mpi.server.shelves import LINE, Rings
 
 
 class Letter(Protocol):
@@ -31,20 +31,20 @@ L = TypeVar("L", bound=Letter)
 
 class Lane(Generic[L]):
     def __init__(
-        self, shelves: Shelves, server: int, ring: int, mail: Window, published: Window
+        self, rings: Rings, server: int, ring: int, mail: Window, published: Window
     ) -> None:
         self.server, self.mailbox, self.published = server, mail, published
-        self.line_offset, self.ring_offset = shelves.line_offset(ring), ring * shelves.ring_bytes
-        self.slots, self.slot_bytes = shelves.slots, shelves.slot_bytes
+        self.line_offset, self.ring_offset = rings.line_offset(ring), ring * rings.ring_bytes
+        self.slots, self.slot_bytes = rings.slots, rings.slot_bytes
         self.waiting: deque[L] = deque()
         self.held: deque[L] = deque()
         """What must wait until a snapshot has been taken."""
         self.sent: deque[L] = deque()
         self.position = self.applied = self.asked = 0
-        near = mail.direct(server, self.ring_offset, shelves.ring_bytes)
+        near = mail.direct(server, self.ring_offset, rings.ring_bytes)
         self.near = near is not None
         """Whether messages are written where the server reads them, and nothing needs to be put."""
-        memory = np.zeros(shelves.ring_bytes, np.uint8) if near is None else near
+        memory = np.zeros(rings.ring_bytes, np.uint8) if near is None else near
         self.buffers = memory.view(np.uint32).reshape(self.slots, -1)
         self.lengths = [0] * self.slots
         self.requests: list[MPI.Request | None] = [None] * self.slots
@@ -53,14 +53,22 @@ class Lane(Generic[L]):
         self.bytes = self.resent = 0
 
     def step(self) -> bool:
+        if self.near:
+            # What the server has published is at hand.
+            self._look()
         worked = self._acknowledge()
         while self.waiting and self.position - self.applied < self.slots and self._free():
             with trace.span("push"):
                 self._put(self.waiting.popleft())
             worked = True
+        if not self.near:
+            self._look()
+        return worked
+
+    def _look(self) -> None:
+        """Begin to read what the server has published, if anything of ours is under way."""
         if self.reading is None and self.position > self.applied:
             self.reading = self.published.get(self.line, self.server, self.line_offset)
-        return worked
 
     def missing(self, applied: int) -> Iterator[L]:
         """What is pushed and not in weights read when the server had applied so much of our ring."""

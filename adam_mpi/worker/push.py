@@ -45,7 +45,11 @@ class ShardLetter:
         client, contribution = self.client, self.contribution
         header = client.header(contribution, self.shard)
         values = contribution.values[self.part]
-        if client.codec is CODECS["none"]:
+        again = client.encoded.pop((contribution.sequence, self.shard.index), None)
+        if again is not None:
+            header["words"], header["finite"] = again.size, 1
+            body[: again.size] = again
+        elif client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
         elif mailbox.finite(values.view(np.uint32)):
             header["words"], header["finite"] = client.codec.encode(values, client.residual.values[self.part], body), 1
@@ -117,34 +121,73 @@ class PushClient:
         holding: Holding | None = None, carried: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """`carried`: what an earlier job's codec had left out, over the whole flat vector."""
-        self.choices, self.holding = choices, holding or Holding(shelves)
-        self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
-        self.ring = shelves.pushers.index(world.rank)
-        self.pusher = self.ring
-        """Unique for the life of the job; in the first generation the same as the ring."""
-        self.lanes: list[Lane[ShardLetter | FactorLetter]] = [
-            Lane(shelves, server, self.ring, mail, published)
-            for server in shelves.servers
-            if self.holding.pushed[server]
-        ]
+        self.holding = holding or Holding(shelves)
+        self.lanes: list[Lane[ShardLetter | FactorLetter]] = []
         self.seen = np.zeros(len(shelves.shards), np.int64)
         """Versions of the shards that the last pull brought."""
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
         self.codec = CODECS[world.config.push.codec]
-        self.residual = Residual(self.holding, self.ring, self.lanes, self.codec.feedback, carried)
-        self.sent = self.settled = 0
+        self.residual = Residual(self.holding, self.codec.feedback, carried)
+        self.encoded: dict[tuple[int, int], np.ndarray] = {}
+        """(push, shard) -> the body as it was sent in an earlier generation; what it left out is in the residual."""
+        self.sent = self.settled = self.clock = self.resent = 0
+        self.bytes_before = 0
         self.traffic: Counter[str] = Counter()
         """Bytes pushed, by layer and protocol: "conv1 delta"."""
         self.trouble: Trouble | None = None
         """The first gradient that was not finite."""
+        self.enter(world, shelves, choices, mail, published)
+
+    def enter(
+        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window
+    ) -> None:
+        """Begin a generation: what is not acknowledged is cut anew and sent again, with its old numbers."""
+        self.bytes_before = self.bytes
+        if self.codec.feedback:
+            self._keep_encoded()
+        self.choices = choices
+        self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
+        self.holding = replace(self.holding, shelves=shelves)
+        self.ring, self.pusher = shelves.pushers.index(world.rank), world.place.member
+        self.lanes = [
+            Lane(shelves.rings, server, self.ring, mail, published)
+            for server in shelves.servers
+            if self.holding.pushed[server]
+        ]
+        self.residual.enter(self.holding, self.ring, self.lanes)
+        self.resent += len(self.unacknowledged)
+        for contribution in self.unacknowledged:
+            self._send(contribution)
+
+    def _keep_encoded(self) -> None:
+        for lane in self.lanes:
+            for position, letter in enumerate(lane.sent, lane.applied):
+                if isinstance(letter, ShardLetter):
+                    message = lane.buffers[position % lane.slots]
+                    words = int(np.ndarray((), mailbox.HEADER, message)["words"])
+                    key = letter.contribution.sequence, letter.shard.index
+                    self.encoded[key] = mailbox.body(message)[:words].copy()
+
+    def forget(self, clock: int) -> list[Contribution]:
+        """Take back what is under way, but for what has reached all servers: that of earlier clocks."""
+        forgotten, self.unacknowledged = list(self.unacknowledged), deque()
+        for contribution in forgotten:
+            self.settled += contribution.clock < clock
+            self.sent -= contribution.clock >= clock
+        self.clock = clock
+        return forgotten
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
-        contribution.clock = self.sent
-        self.sent += 1
-        contribution.sequence, contribution.pending = self.sent, 0
+        contribution.clock = self.clock
+        self.sent, self.clock = self.sent + 1, self.clock + 1
+        contribution.sequence = self.sent
         self.unacknowledged.append(contribution)
+        self._send(contribution)
+
+    def _send(self, contribution: Contribution) -> None:
+        contribution.pending = 0
         for lane in self.lanes:
             letters = self._letters(contribution, lane.server)
             letters[-1] = replace(letters[-1], last=True)
@@ -194,7 +237,7 @@ class PushClient:
         self.mailbox.sync()
         self.published.sync()
         worked = [lane.step() for lane in self.lanes]
-        self.residual.step(self.sent)
+        self.residual.step(self.clock)
         return any(worked)
 
     def awaits(self) -> Iterator[Wait]:
@@ -219,7 +262,7 @@ class PushClient:
 
     @property
     def bytes(self) -> int:
-        return sum(lane.bytes for lane in self.lanes)
+        return self.bytes_before + sum(lane.bytes for lane in self.lanes)
 
 
 def _batches(contribution: Contribution) -> np.ndarray:

@@ -18,17 +18,22 @@ from adam_mpi.worker.lane import Lane
 
 
 class Residual:
-    def __init__(
-        self, holding: Holding, ring: int, lanes: Sequence[Lane[Any]], feedback: bool, carried: np.ndarray | None = None
-    ) -> None:
-        self.ring, self.lanes, self.rings = ring, lanes, len(holding.shelves.pushers)
-        self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]
+    def __init__(self, holding: Holding, feedback: bool, carried: np.ndarray | None = None) -> None:
         self.values = np.zeros(holding.size if feedback else 0, np.float32)
-        self.parts = {shard.index: self.values[holding.part(shard)] for shard in self.shards}
+        self._share_out(holding)
         if carried is not None:
             for shard in self.shards:
                 self.parts[shard.index][:] = carried[shard.start : shard.stop]
+
+    def enter(self, holding: Holding, ring: int, lanes: Sequence[Lane[Any]]) -> None:
+        """Begin a generation; a snapshot that was under way in the last one is not made."""
+        self.ring, self.lanes, self.rings = ring, lanes, len(holding.shelves.pushers)
+        self._share_out(holding)
         self.cut = Cut(1)
+
+    def _share_out(self, holding: Holding) -> None:
+        self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]
+        self.parts = {shard.index: self.values[holding.part(shard)] for shard in self.shards}
 
     def hold(self, begun: int) -> list[int]:
         """Returns how far we are, as a clock per pusher."""

@@ -44,6 +44,8 @@ class Trainer(threading.Thread):
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.waiting = 0
         """Tasks given and not handed back; counted by the main thread."""
+        self.unwanted = 0
+        """How many of them are of a generation that has ended."""
         self.busy = 0.0
 
     @property
@@ -148,4 +150,4 @@ def _compute(
 
 
 def _done(batch: Batch, loss: float, correct: int) -> Done:
-    return Done(batch.source, batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
+    return Done(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)

@@ -1,7 +1,7 @@
 """The worker role: takes batches to the trainer threads, their gradients to the servers, and weights back."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +16,7 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
+from adam_mpi.durable.position import batch_id
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
@@ -24,8 +25,9 @@ from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
+from adam_mpi.settlement import Word
 from adam_mpi.worker import trainer
-from adam_mpi.worker.contribution import Contribution, Done, Pool, renew
+from adam_mpi.worker.contribution import Contribution, Done, Pool, contributions, renew
 from adam_mpi.worker.copy import Copy
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
@@ -41,13 +43,12 @@ class Worker:
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
         published: Window, post: Post, threads: int, carried: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        self.world, self.config, self.post = world, world.config, post
+        self.config, self.shape = world.config, network.shapes[0].input
         self.local = np.zeros(shelves.parameters, np.float32)
-        self.data = DataClient(world, network.shapes[0].input)
         self.pushes = PushClient(world, shelves, choices, mail, published, carried=carried)
-        self.pulls = PullClient(world, shelves, published)
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
-        self.pool = Pool(2 * threads + 2, shelves.parameters, dense, largest_push(self.config))
+        count = contributions(threads, bool(shelves.peers.count))
+        self.pool = Pool(count, shelves.parameters, dense, largest_push(self.config))
         self.results: SimpleQueue[Result] = SimpleQueue()
         alone = threads == 1 or self.config.push.images <= self.config.train.batch
         copies = [Copy(network, self.local, index, alone) for index in range(threads)]
@@ -58,18 +59,60 @@ class Worker:
             thread.start()
         self.factor = 0.0
         """Learning rate per image: the step that a gradient is predicted to lead to."""
-        self.fresh = self.flushed = False
-        self.since_pull = 0
-        self.clocked: deque[Result] = deque()
-        self.slot: Slot | None = None
-        self.share: Contribution | None = None
-        """Where the gradients of the clock under way go."""
         self.ended = False
-        self.images = 0
+        self.images = self.since_pull = 0
         self.waits = Waits()
         # One worker's look at the model is enough.
         first = world.rank == world.layout.workers[0]
         self.probe = Probe(network.shapes, self.config.observe.interval) if first else None
+        self.share: Contribution | None = None
+        """Where the gradients of the clock under way go."""
+        self.held: set[int] = set()
+        """Training batches (by id) that the threads have had and that are not reported."""
+        self.pulled: Counter[str] = Counter()
+        self.pull_traffic: Counter[str] = Counter()
+        """In earlier generations."""
+        self._begin(world, shelves, published, post)
+
+    def enter(
+        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
+        post: Post, clock: int | None,
+    ) -> None:  # fmt: skip
+        """Begin a generation with what the threads have in hand, and ask where the job stands.
+
+        With clocks all replicas go on from the same `clock`; in synchronous training what was begun is thrown away.
+        """
+        self.pulled, self.pull_traffic = self._pulled(), self.pull_traffic + self.pulls.traffic
+        if clock is not None:
+            self._take_back()
+            self.pushes.clock = clock
+            forgotten = self.pushes.forget(clock) if self.config.consistency.staleness == 0 else ()
+            for contribution in forgotten:
+                self.pool.give(contribution)
+        self.pushes.enter(world, shelves, choices, mail, published)
+        self._begin(world, shelves, published, post)
+        if self.ended:
+            self._say_last()
+        else:
+            self.data.next_phase()
+
+    def _begin(self, world: World, shelves: Shelves, published: Window, post: Post) -> None:
+        self.world, self.post = world, post
+        self.data, self.pulls = DataClient(world, self.shape), PullClient(world, shelves, published)
+        self.fresh = self.flushed = False
+        self.clocked: deque[Result] = deque()
+        self.slot: Slot | None = None
+
+    def _take_back(self) -> None:
+        """What the threads compute of a clock is not used; what they have pushed is counted by nobody."""
+        for thread in self.trainers:
+            thread.unwanted = thread.waiting
+        if self.share is not None:
+            self.pool.give(self.share)
+            self.share = None
+        for contribution in self.pushes.unacknowledged:
+            contribution.counted = False
+        self.held.clear()
 
     def step(self) -> bool:
         worked = self.data.step()
@@ -105,6 +148,7 @@ class Worker:
             while thread.waiting < TASKS_AHEAD and (taken := self.data.take()) is not None:
                 slot, batch = taken
                 if self.data.phase.training:
+                    self.held.add(batch_id(batch.epoch, batch.number))
                     thread.give(trainer.train(batch, slot, self.factor, self.unit, self.config.push.images))
                 else:
                     thread.give(trainer.evaluate(batch, slot))
@@ -119,6 +163,7 @@ class Worker:
         if (contribution := self.pool.take()) is None or (taken := self.data.take()) is None:
             return False
         (self.slot, batch), self.share = taken, contribution
+        self.held.add(batch_id(batch.epoch, batch.number))
         for thread, part in zip(self.trainers, _cut(batch, len(self.trainers)), strict=True):
             thread.give(trainer.compute(part))
         return True
@@ -128,9 +173,13 @@ class Worker:
         worked = False
         while (result := self._result()) is not None:
             worked = True
-            self.trainers[result.thread].waiting -= 1
+            thread = self.trainers[result.thread]
+            thread.waiting -= 1
             if result.error is not None:
                 raise result.error
+            if thread.unwanted:
+                thread.unwanted -= 1
+                continue
             if self.data.shared:
                 self._collect_share(result)
                 continue
@@ -140,7 +189,7 @@ class Worker:
                 self._push(result.contribution)
             if result.done is not None and self.data.phase.training:
                 self.since_pull += result.done.images
-            elif result.done is not None:
+            elif result.done is not None and result.done.phase == self.data.phase.number:
                 self._report(result.done)
         return worked
 
@@ -179,14 +228,15 @@ class Worker:
         worked = bool(self.pushes.acknowledged)
         while self.pushes.acknowledged:
             contribution = self.pushes.acknowledged.popleft()
-            for done in contribution.done:
+            for done in contribution.done if contribution.counted else ():
+                self.images += done.images
+                self.held.discard(batch_id(done.epoch, done.number))
                 self._report(done)
             self.pool.give(contribution)
         return worked
 
     def _report(self, done: Done) -> None:
-        self.images += done.images if self.data.phase.training else 0
-        self.data.report(done.source, done.phase, done.number, done.images, done.loss, done.correct)
+        self.data.report(done.epoch, done.number, done.images, done.loss, done.correct)
 
     def _pull(self) -> bool:
         """Start a pull when one is due; put the weights in place when they have arrived."""
@@ -209,7 +259,7 @@ class Worker:
         """The clock all servers must have reached before we may compute our next one."""
         if not self.data.shared:
             return None
-        return max(0, self.pushes.sent - int(self.config.consistency.staleness))
+        return max(0, self.pushes.clock - int(self.config.consistency.staleness))
 
     def _renew(self) -> None:
         """local = pulled + own updates that are not in it yet."""
@@ -245,14 +295,17 @@ class Worker:
     def _stop(self) -> None:
         for thread in self.trainers:
             thread.tasks.put(None)
-        self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
         self.ended = True
+        self._say_last()
+
+    def _say_last(self) -> None:
+        self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
 
     def hear(self, message: dict[str, Any]) -> None:
         """An order of the head: the residual of our pushes belongs to a snapshot."""
         residual = self.pushes.residual
         if message["order"] == "hold":
-            clocks = residual.hold(self.pushes.sent)
+            clocks = residual.hold(self.pushes.clock)
             self.post.send({"kind": "held", "role": "worker", "clocks": clocks}, self.world.layout.head)
         else:
             residual.at(message["clocks"], Path(message["folder"]))
@@ -262,25 +315,35 @@ class Worker:
         while not written.empty():
             self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
 
+    def _pulled(self) -> Counter[str]:
+        now = {"count": self.pulls.count, "bytes": self.pulls.bytes, "waited": self.pulls.waited}
+        return Counter({key: value + self.pulled[key] for key, value in now.items()})
+
+    def tell(self, word: Word) -> None:
+        pushes = self.pushes
+        word.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
+        word.batches, word.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
+
     def awaits(self) -> Iterator[Wait]:
         yield from self.data.awaits()
         yield from self.pushes.awaits()
         yield from self.pulls.awaits()
 
     def stats(self) -> dict[str, Any]:
+        pulled = self._pulled()
         return {
             "role": "worker",
-            "rank": self.world.rank,
+            "rank": self.world.place.member,
             "cpu": time.process_time(),
             "images": self.images,
             "busy": (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers),
             "starved": self.waits.seconds["data"],
-            "clock_wait": self.pulls.waited,
+            "clock_wait": pulled["waited"],
             "queue": len(self.data.arrived),
             "unacknowledged": len(self.pushes.unacknowledged),
             "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled, "bytes": self.pushes.bytes},
-            "pulls": {"count": self.pulls.count, "bytes": self.pulls.bytes},
-            "traffic": dict(self.pushes.traffic) | dict(self.pulls.traffic),
+            "pulls": {"count": pulled["count"], "bytes": pulled["bytes"]},
+            "traffic": dict(self.pushes.traffic) | dict(self.pull_traffic + self.pulls.traffic),
             "layers": self.probe.layers if self.probe else {},
             "trouble": self._trouble(),
             **self.waits.stats(),

@@ -110,7 +110,7 @@ def _server(settings: list[str]) -> Contender:
                 slot, batch = taken
                 images += batch.ids.size
                 client.release(slot)
-                client.report(batch.source, batch.phase, batch.number, batch.ids.size, 0.0, 0)
+                client.report(batch.epoch, batch.number, batch.ids.size, 0.0, 0)
             clients += time.thread_time() - began
             idle.back_off(worked)
         while not server.tally.complete:

@@ -1,0 +1,275 @@
+"""Copies of shards on several servers: what the one that serves a shard sends to the others, and what they do with it.
+
+A record is what a shard's next step was taken on: the folded gradient, the rate, and whose messages are in it. It goes
+into a ring of each server with a copy, which takes the same step with the same kernel, and so has the same bits, and
+publishes how far it has got. When all have taken it, the pushers are acknowledged: what is acknowledged is on every
+copy. A server without a whole copy is sent one in the background, shard by shard, in the same ring, and counts from
+then on. A record that has been taken is never taken back.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.world import World
+from adam_mpi.server import mailbox
+from adam_mpi.server.appliers import Appliers
+from adam_mpi.server.holding import Holding
+from adam_mpi.server.mail import Mail, Torn, near
+from adam_mpi.server.published import Published
+from adam_mpi.server.shards import Shard
+from adam_mpi.server.shelves import Shelves
+from adam_mpi.server.stepper import Stepper
+from adam_mpi.worker.lane import Lane
+
+# Kinds of bodies between servers: a step to take, a part of a whole copy, and what a copy must come to.
+RECORD, PART, CHECK = 4, 5, 6
+NOTHING = np.empty(0, np.float32)
+
+
+@dataclass(eq=False)
+class Record:
+    shard: Shard
+    version: int
+    rate: float
+    values: np.ndarray
+    """The folded gradient; empty when nothing in it could be used."""
+    notes: np.ndarray
+    """How many pushers, (pusher, number) of each, then the batches."""
+    done: Callable[[], None]
+    images: int = 0
+    pending: int = 0
+    """Servers that have not taken it yet."""
+
+
+@dataclass(frozen=True)
+class RecordLetter:
+    record: Record
+    header: np.ndarray
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        record, header = self.record, self.header.copy()
+        body[: record.values.size] = record.values.view(np.uint32)
+        header["kind"], header["sequence"], header["shard"] = RECORD, record.version, record.shard.index
+        header["seen"] = np.float64(record.rate).view(np.int64)
+        header["words"] = header["values"] = record.values.size
+        header["images"] = record.images
+        return header
+
+    def batches(self) -> np.ndarray:
+        return self.record.notes
+
+    def settled(self) -> None:
+        self.record.pending -= 1
+        if not self.record.pending:
+            self.record.done()
+
+
+@dataclass(frozen=True)
+class PartLetter:
+    """One of the arrays of a copy; the last one brings version and table, and makes it whole."""
+
+    holding: Holding
+    values: np.ndarray
+    part: int
+    parts: int
+    version: int
+    notes: np.ndarray
+    header: np.ndarray
+    done: Callable[[], None]
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        header = self.header.copy()
+        body[: self.values.size] = self.values.view(np.uint32)
+        header["kind"], header["sequence"], header["shard"] = PART, self.version, self.holding.shard.index
+        header["words"] = header["values"] = self.values.size
+        header["part"], header["parts"] = self.part, self.parts
+        return header
+
+    def batches(self) -> np.ndarray:
+        return self.notes
+
+    def settled(self) -> None:
+        if self.part == self.parts - 1:
+            self.done()
+
+
+@dataclass(frozen=True)
+class CheckLetter:
+    """The checksum of a shard, between the records before and after it: the copy must have the same."""
+
+    shard: int
+    checksum: int
+    header: np.ndarray
+    done: Callable[[], None]
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        header = self.header.copy()
+        header["kind"], header["shard"], header["seen"] = CHECK, self.shard, self.checksum
+        return header
+
+    def batches(self) -> np.ndarray:
+        return np.empty(0, np.int64)
+
+    def settled(self) -> None:
+        self.done()
+
+
+def notes(numbers: dict[int, int], batches: Sequence[np.ndarray] = ()) -> np.ndarray:
+    """Whose messages are in a step, or in a copy, and of which batches."""
+    pairs = np.array([len(numbers), *(word for pair in numbers.items() for word in pair)], np.int64)
+    return np.concatenate([pairs, np.unique(np.concatenate([np.empty(0, np.int64), *batches]))])
+
+
+class Replicator:
+    def __init__(
+        self, world: World, shelves: Shelves, published: Published, mirror: Window, window: Window, stepper: Stepper,
+        appliers: Appliers, lacking: Sequence[tuple[int, int]], taken: Callable[[Mail, np.ndarray], None],
+    ) -> None:  # fmt: skip
+        """`mirror` has the rings of records; `lacking`: servers without a whole copy of shards that are served here.
+
+        `taken` is called with every record that was taken, and its batches.
+        """
+        self.taken = taken
+        self.world, self.shelves, self.published, self.mirror = world, shelves, published, mirror
+        self.stepper, self.appliers = stepper, appliers
+        rings, me = shelves.peers, shelves.servers.index(world.rank)
+        self.lanes: dict[int, Lane[RecordLetter | PartLetter | CheckLetter]] = {
+            server: Lane(rings, server, me, mirror, window) for server in shelves.servers if server != world.rank
+        }
+        self.words, self.slot_words = mirror.memory.view(np.uint32), rings.slot_bytes // 4
+        self.floats = mirror.memory.view(np.float32)
+        self.headers = np.ndarray(rings.count * rings.slots, mailbox.HEADER, mirror.memory, strides=(rings.slot_bytes,))
+        self.near = near(world, shelves.servers)
+        self.torn = Torn(published, len(shelves.pushers), world.config.server.torn_seconds)
+        self.collected = np.zeros(rings.count, np.int64)
+        self.applied = published.applied[len(shelves.pushers) :]
+        self.lacking: dict[int, deque[int]] = defaultdict(deque)
+        for server, shard in lacking:
+            self.lacking[server].append(shard)
+        self.arriving: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shelves.copied[world.rank]}
+        self.alone: dict[int, list[Callable[[], None]]] = defaultdict(list)
+        """Shards that nobody else has a whole copy of, though somebody should -> what is to be done when one has."""
+        self.header = np.zeros((), mailbox.HEADER)
+        self.header["generation"], self.header["pusher"], self.header["parts"] = world.generation, me, 1
+        self.rebuilt = self.compared = 0
+        """Copies that were sent and have become whole; that were compared."""
+        self.different = published.different[len(shelves.pushers) :]
+
+    def send(self, record: Record) -> None:
+        """To every server that has a copy, whole or on its way before it in the same ring."""
+        ready = self._ready(record.shard.index)
+        record.pending = len(ready)
+        for server in ready:
+            self.lanes[server].waiting.append(RecordLetter(record, self.header))
+        if not ready:
+            self.when_safe(record.shard.index, record.done)
+
+    def when_safe(self, shard: int, done: Callable[[], None]) -> None:
+        """At once, or where the only copy is ours when a second one is whole: what is told then is not lost with us."""
+        if shard in self.alone or (not self._ready(shard) and len(self.shelves.holders[shard]) > 1):
+            self.alone[shard].append(done)
+        else:
+            done()
+
+    def _ready(self, shard: int) -> list[int]:
+        return [server for server in self.shelves.holders[shard][1:] if shard not in self.lacking.get(server, ())]
+
+    def step(self) -> bool:
+        for server, shards in self.lacking.items():
+            if shards and not self.lanes[server].waiting:
+                urgent = next((shard for shard in shards if shard in self.alone), shards[0])
+                shards.remove(urgent)
+                self._send_copy(server, urgent)
+        worked = [lane.step() for lane in self.lanes.values()]
+        if any(lane.sent for lane in self.lanes.values()):
+            self.world.injector.at("prepare")
+        return self._collect() or any(worked)
+
+    def _send_copy(self, server: int, shard: int) -> None:
+        """All arrays of a shard as they are now: what changes later is in the records that follow."""
+        self.world.injector.at("rebuild")
+        holding = self.stepper.holdings[shard]
+        copied = [part.copy() for part in holding.parts]
+        for part, values in enumerate(copied):
+            table = notes(holding.table if part == len(copied) - 1 else {})
+            done = partial(self._count_rebuilt, shard)
+            letter = PartLetter(holding, values, part, len(copied), holding.version, table, self.header, done)
+            self.lanes[server].waiting.append(letter)
+
+    def compare(self) -> int:
+        """Have every copy of what is served here compared; returns how many there are."""
+        copies = [(server, shard.index) for shard in self.stepper.shards for server in self._ready(shard.index)]
+        for server, shard in copies:
+            sum_ = self.stepper.holdings[shard].checksum()
+            self.lanes[server].waiting.append(CheckLetter(shard, sum_, self.header, self._count_compared))
+        return len(copies)
+
+    @property
+    def found_different(self) -> int:
+        """Copies, of those that were compared, that were not the same."""
+        return sum(int(lane.line[3]) for lane in self.lanes.values())
+
+    def _count_rebuilt(self, shard: int) -> None:
+        self.rebuilt += 1
+        for done in self.alone.pop(shard, ()):
+            done()
+
+    def _count_compared(self) -> None:
+        self.compared += 1
+
+    def _collect(self) -> bool:
+        """Take what has arrived, each shard's in order and by one thread; then show that it is taken."""
+        slots, arrived = self.shelves.peers.slots, []
+        self.mirror.sync()
+        for ring in mailbox.ringing(self.words, slots, self.slot_words, self.collected).tolist():
+            while True:
+                position = int(self.collected[ring]) + 1
+                slot = ring * slots + (position - 1) % slots
+                start = slot * self.slot_words
+                state = mailbox.state(self.words, start, self.slot_words, position, self.near[ring])
+                self.torn.watch(ring, position, state == mailbox.TORN)
+                if state != mailbox.WHOLE:
+                    break
+                self.collected[ring] = position
+                arrived.append(Mail(ring, start + mailbox.HEADER_WORDS, *self.headers[slot].item()))
+        if not arrived:
+            return False
+        # Between seeing that they are there and reading them.
+        self.mirror.sync()
+        current = [mail for mail in arrived if mail.generation == self.world.generation]
+        self.appliers.run((mail.shard, partial(self._take, mail)) for mail in current)
+        for mail in current:
+            if mail.kind != CHECK:
+                self.taken(mail, self._note(mail))
+        self.mirror.sync()
+        self.applied[:] = self.collected
+        return True
+
+    def _take(self, mail: Mail) -> None:
+        holding, values = self.stepper.holdings[mail.shard], self.floats[mail.start : mail.start + mail.words]
+        if mail.kind == PART:
+            self.arriving[mail.shard].append(values.copy())
+            if mail.part == mail.parts - 1:
+                # Until now the old copy, if there was one, was as good as ever.
+                holding.become(self.arriving[mail.shard], mail.sequence)
+                self.arriving[mail.shard] = []
+        elif mail.kind == CHECK:
+            self.different[mail.ring] += holding.checksum() != mail.seen
+        elif holding.whole:
+            assert mail.sequence == holding.version + 1, f"shard {mail.shard}: {mail.sequence} after {holding.version}"
+            self.stepper.take(mail.shard, values, float(np.int64(mail.seen).view(np.float64)))
+            holding.version = mail.sequence
+
+    def _note(self, mail: Mail) -> np.ndarray:
+        """Take note of whose messages are in it; returns the batches."""
+        start = mail.start + mail.words + mail.words % 2
+        words = self.words[start : start + 2 * mail.batches].view(np.int64)
+        pairs = words[1 : 1 + 2 * words[0]].tolist()
+        for pusher, number in zip(pairs[::2], pairs[1::2], strict=True):
+            self.stepper.holdings[mail.shard].note(pusher, number)
+        return words[1 + 2 * words[0] :].copy()

@@ -1,0 +1,74 @@
+"""Who does what in the next generation."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_mpi.cluster.layout import Place, arrange
+from adam_mpi.cluster.succession import NEW, go_on
+from adam_mpi.config import Layout
+from adam_mpi.errors import LostState
+
+
+def left(wanted, size, lost):
+    """What the others did when these are lost."""
+    return [place for place in arrange(["h"] * size, wanted).places if place.rank not in lost]
+
+
+def next_layout(wanted, size, lost):
+    kept = left(wanted, size, lost)
+    return go_on(["h"] * len(kept), kept, wanted)
+
+
+@given(st.integers(2, 40), st.integers(1, 4), st.data())
+def test_who_is_left_keeps_his_roles_and_none_is_missing(size, partitions, data):
+    if partitions > size:
+        return
+    wanted = Layout(partitions=partitions)
+    lost = data.draw(st.sets(st.integers(0, size - 1), max_size=size - partitions))
+    kept = left(wanted, size, lost)
+    layout = go_on(["h"] * len(kept), kept, wanted)
+    assert [place.member for place in layout.places] == [place.member for place in kept]
+    for now, before in zip(layout.places, kept, strict=True):
+        assert {role for role in before.roles if role != "worker"} <= set(now.roles)
+    assert layout.data and layout.replicas >= 1
+    strips = sorted((place.replica, place.strip) for place in layout.places if place.replica is not None)
+    assert strips == [(r, s) for r in range(layout.replicas) for s in range(partitions)]
+
+
+def test_a_replica_that_cannot_be_filled_becomes_standbys_and_they_fill_the_next():
+    wanted = Layout(data=1, servers=1, partitions=2)
+    first = next_layout(wanted, 8, {2})
+    assert first.replicas == 2 and [place.member for place in first.places if not place.roles] == [3]
+    kept = [place for place in first.places if place.member != 4]
+    second = go_on(["h"] * len(kept), kept, wanted)
+    assert second.replicas == 2 and all(place.roles for place in second.places)
+    # The one whose strip is whole stays where it is; the standby takes that of the dead.
+    assert next(place for place in second.places if place.member == 5).strip == 1
+    assert next(place for place in second.places if place.member == 3).strip == 0
+
+
+def test_the_last_data_rank_is_followed_by_whoever_does_least():
+    layout = next_layout(Layout(data=1, servers=2), 5, {0})
+    assert [place.roles for place in layout.places] == [("server",), ("server",), ("data", "worker"), ("worker",)]
+    assert layout.places[layout.head].member == 3
+
+
+def test_without_any_worker_the_others_train_too():
+    layout = next_layout(Layout(data=1, servers=2), 4, {3})
+    assert layout.replicas == 1 and layout.servers == (1, 2)
+
+
+def test_a_new_rank_fills_the_role_that_is_short():
+    wanted = Layout(data=1, servers=3)
+    newcomer = Place(NEW, "", (), born=9)
+    kept = [*left(wanted, 7, {2}), newcomer]
+    layout = go_on(["h"] * 7, kept, wanted)
+    assert layout.places[-1].roles == ("server",) and layout.places[-1].member == 9
+    kept = [*left(wanted, 7, {6}), newcomer]
+    assert go_on(["h"] * 7, kept, wanted).places[-1].roles == ("worker",)
+
+
+def test_too_few_for_a_replica_is_named():
+    with pytest.raises(LostState, match="2 ranks are left, a replica needs 3"):
+        next_layout(Layout(partitions=3), 3, {1})
