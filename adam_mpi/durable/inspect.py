@@ -48,7 +48,8 @@ def _snapshot(path: Path) -> Iterator[tuple[str, bool]]:
     try:
         told = snapshot.manifest(path)
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["time"]))
-        size = f"{sum(told['files'].values()) / 1e6:.1f} MB in {len(told['files'])} files"
+        files = told["files"] | told["residuals"]
+        size = f"{sum(files.values()) / 1e6:.1f} MB in {len(files)} files"
         yield f"snapshot {path}: format {told['format']}, taken {when}, {size}", True
         yield (
             f"  {told['epochs']} epochs and {told['batches']} batches, {told['images']} images, clock {told['clock']}, "

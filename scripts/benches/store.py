@@ -90,7 +90,7 @@ def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
     server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimiser="adagrad")
     world = server.world
     world.layout = Layout((Place(0, world.hosts[0], ("data", "worker", "server"), 0, 0),), 1)
-    told = {"epochs": 0, "config": "", "best": 0.0, "best_epoch": 0}
+    told = {"epochs": 0, "config": "", "inputs": "{}", "best": 0.0, "best_epoch": 0}
     conductor = Conductor(server.post, [0], folder / "snapshots", 1, False, server.shelves.tensors, lambda: told)
     seconds, plain = [], []
     for _ in range(3):
