@@ -1,23 +1,21 @@
 """The commands of `python -m adam_mpi`; each is one short function. `train` is meant where none is named."""
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from adam_mpi import config
 from adam_mpi.errors import UserError
-from adam_mpi.models import names
+from adam_mpi.options import parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or (given[0] not in COMMANDS and given[0] not in ("-h", "--help")):
         given.insert(0, "train")
-    options = _parser().parse_args(given)
+    options = parser({name: function.__doc__ or "" for name, function in COMMANDS.items()}).parse_args(given)
     try:
         code = COMMANDS[options.command](options)
         sys.stdout.flush()
@@ -212,103 +210,3 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": sweep,
     "simulate": simulate,
 }
-
-
-# A rank's number as launchers give it, before MPI is up.
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Under mpirun every rank has the same mistake to report; one does."""
-
-    def error(self, message: str) -> NoReturn:
-        rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
-        if rank != "0":
-            sys.exit(2)
-        super().error(message)
-
-
-class _KeysHelp(argparse.HelpFormatter):
-    """Help that ends with the configuration keys; they are put together only when it is asked for."""
-
-    def format_help(self) -> str:
-        return f"{super().format_help()}\n{_keys()}\n"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="adam_mpi", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    made = {
-        name: commands.add_parser(name, help=function.__doc__, description=function.__doc__)
-        for name, function in COMMANDS.items()
-    }
-    made["simulate"].add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
-    made["import"].add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
-    for name in ("train", "plan", "import", "simulate", "sweep"):
-        made[name].formatter_class = _KeysHelp
-        made[name].add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
-        made[name].add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
-    made["train"].add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
-    made["train"].add_argument("--resume", action="store_true", help="go on from what the run directory holds")
-    made["train"].add_argument(
-        "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after so long"
-    )
-    made["plan"].add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
-    made["plan"].add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
-    made["plan"].add_argument(
-        "--images", metavar="3x256x256:1000", help="plan for such images and classes instead of those of a data set"
-    )
-    made["eval"].add_argument("run", help="run directory")
-    made["fetch"].add_argument("name", help="mnist or fashion")
-    made["fetch"].add_argument("--from", dest="source", metavar="DIR|URL", help="take the files from here")
-    made["pack"].add_argument("source", help="name or path of a data set, as in data.set")
-    made["pack"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
-    made["pack"].add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
-    made["pack"].add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
-    made["inspect"].add_argument("--copies", action="store_true", help="compare all copies of a run's shards, live")
-    made["inspect"].add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
-    made["grow"].add_argument("ranks", type=int, help="how many")
-    made["grow"].add_argument("run", help="run directory")
-    made["inspect"].add_argument("--layers", action="store_true", help="shapes, statistics and histograms, by layer")
-    made["inspect"].add_argument("--image", type=Path, metavar="FILE", help="draw what each layer makes of this image")
-    made["inspect"].add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", default=Path("activations.png"), help="default: activations.png"
-    )
-    made["merge"].add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
-    made["merge"].add_argument("-o", dest="output", metavar="FILE", required=True, help="the HDF5 file to write")
-    made["report"].add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
-    made["report"].add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", default=Path("report.html"), help="default: report.html"
-    )
-    made["top"].add_argument("run", help="its run directory")
-    made["top"].add_argument("--once", action="store_true", help="show it once, and end")
-    for name in ("predict", "export"):
-        made[name].add_argument("path", help="a run directory, a snapshot or a file of weights")
-    made["predict"].add_argument("images", type=Path, nargs="+", help="images, folders of images, npz files")
-    made["predict"].add_argument("-o", dest="output", type=Path, metavar="FILE", help="npz file for all probabilities")
-    made["export"].add_argument("--format", choices=("onnx", "safetensors", "npz"), help="default: the file's ending")
-    for name in ("export", "import"):
-        made[name].add_argument("-o", dest="output", type=Path, metavar="FILE", required=True, help="the file to write")
-    made["models"].add_argument("name", nargs="?", choices=names(), metavar="NAME", help="print its TOML")
-    _add_sweep(made["sweep"])
-    return parser
-
-
-def _add_sweep(parser: argparse.ArgumentParser) -> None:
-    pairs = "SECTION.KEY=VALUE,VALUE"
-    parser.add_argument("--over", action="append", required=True, metavar=pairs, help="values to try; may be repeated")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each value (default: 1)")
-    parser.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
-    parser.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY)")
-    parser.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
-    parser.add_argument("--launch", metavar="COMMAND", help="what starts a job, e.g. 'mpirun --bind-to none -n 4'")
-    parser.add_argument("--table", action="store_true", help="train nothing, show the table of what is done")
-
-
-def _keys() -> str:
-    """The configuration keys with their defaults, for the help text."""
-    rows = []
-    for key, default, sentence in config.documentation():
-        shown = "(the paper's MNIST network)" if key == "model.layers" else default
-        rows.append(f"  {key} = {shown}\n      {sentence}")
-    return "configuration keys and their defaults:\n" + "\n".join(rows)

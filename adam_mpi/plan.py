@@ -65,13 +65,13 @@ def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
 
 def network(
     config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = (),
-    choices: dict | None = None,
+    choices: dict | None = None, strip: Strip | None = None,
 ) -> Network:  # fmt: skip
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
     return Network(
         shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices,
-        batches=copy.batches(config),
+        batches=copy.batches(config), strip=strip,
     )  # fmt: skip
 
 

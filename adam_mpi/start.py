@@ -29,7 +29,7 @@ from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.stores import Seen
-from adam_mpi.errors import LostState, UserError
+from adam_mpi.errors import LostState
 from adam_mpi.head import Head
 from adam_mpi.job import Job
 from adam_mpi.model import parameters
@@ -46,6 +46,7 @@ from adam_mpi.server.serving import Server
 from adam_mpi.server.shelves import Shelves, cut_for
 from adam_mpi.settlement import Settlement, settle
 from adam_mpi.worker.conservation import Conservation
+from adam_mpi.worker.strip import StripWorker
 from adam_mpi.worker.worker import Worker
 
 SWITCH_SECONDS = 0.0005
@@ -74,8 +75,6 @@ def prepare(
     partition(shapes, config.layout.partitions)
     if config.model.weights:
         _first_weights(config, shapes)
-    if config.layout.partitions > 1:
-        raise UserError(f"layout.partitions = {config.layout.partitions}: training in strips is not there yet; set 1")
     if config.observe.tensorboard:
         metrics.check()
     path = rundir.choose(config, directory, resume)
@@ -203,11 +202,13 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
 def _settle(world: World, job: Job, kept: Crew) -> Settlement:
     words = world.comm.allgather(kept.word(world.place.member))
     cut = partition(job.shapes, job.config.layout.partitions)
+    gone = "; ".join(f"{place} died" for place in world.gone)
+    if len(cut) > 1:
+        raise LostState(f"{gone}; replicas of several strips are not put together again; the job ends")
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
         return settle(words, world.layout, shards, job.config.server.copies, job.config.consistency.staleness)
     except LostState as loss:
-        gone = "; ".join(f"{place} died" for place in world.gone)
         raise LostState(f"{gone}; {loss}; the job ends") from None
 
 
@@ -221,7 +222,9 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     threads = _threads(world)
     net, new = None, [role for role in roles if kept is None or role not in kept.roles]
     if "worker" in new:
-        net = network(config, job.description, job.shapes, captured_layers(choices), job.kernels)
+        strip = cut.strips[world.place.strip or 0] if len(cut) > 1 else None
+        shapes = strip.shapes if strip else job.shapes
+        net = network(config, job.description, shapes, captured_layers(choices), job.kernels, strip)
     compiling.compile_once(world, net) if kept is None else compiling.compile_now(new, net)
     kind, serves = WINDOWS[config.cluster.transport], "server" in roles
     world.agree()
@@ -272,6 +275,9 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None) -> Worker:
     assert net is not None, "compiled above"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
     carried = _carried(world, ground.job) if settled is None else None
+    if net.strip is not None:
+        cut = partition(ground.job.shapes, ground.plan.strips)
+        return StripWorker(world, net, *where, ground.threads, carried, cut)
     worker = Worker(world, net, *where, ground.threads, carried)
     if settled is not None:
         worker.pushes.clock = settled.clocks[world.place.member]

@@ -5,6 +5,7 @@
 
 import argparse
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -62,7 +63,8 @@ def outcome(job: Job, struck: float | None) -> list[str]:
     summary = job.summary
     ended = f"{time.time() - struck:.1f}" if struck else ""
     if not (job.run / "DONE").exists():
-        cause = (summary.get("failure") or "no word").partition("\n")[0]
+        cause = (summary.get("failure") or "no word").partition("\n")[0].removesuffix("; the job ends")
+        cause = cause.replace(f" on {socket.gethostname()}", "")
         return [f"the job ends: {cause}", ended, "what is not in the store (1 s)"]
     recoveries = summary["recoveries"]
     if not recoveries:

@@ -60,7 +60,7 @@ def test_a_configuration_is_a_dict_or_an_object_as_well():
         load({"train": {"epoch": 1}})
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=3)
 @pytest.mark.timeout(110)
 def test_all_ranks_of_a_program_train_together(tmp_path_factory):
     from mpi4py import MPI

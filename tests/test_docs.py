@@ -13,8 +13,9 @@ from launch import ROOT, clean_environment
 from PIL import Image
 
 from adam_mpi import config
-from adam_mpi.cli import _parser
+from adam_mpi.cli import COMMANDS
 from adam_mpi.data import glyphs
+from adam_mpi.options import parser
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slurm/README.md", ROOT / "data/README.md"]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -71,7 +72,8 @@ def test_every_command_is_understood(name, tmp_path, monkeypatch):
             assert known and (not words[0].startswith("scripts/") or (ROOT / words[0]).exists()), words
             continue
         try:
-            options = _parser().parse_args([word for word in given if not word.startswith("@")])
+            known = parser(dict.fromkeys(COMMANDS, ""))
+            options = known.parse_args([word for word in given if not word.startswith("@")])
         except SystemExit:
             pytest.fail(f"{name}: not understood: {shlex.join(words)}")
         if hasattr(options, "set"):
@@ -90,7 +92,9 @@ def sandbox(tmp_path):
     images, labels = glyphs.draw(1, "test", np.arange(5))
     (tmp_path / "digits").mkdir()
     for index, image in enumerate(images):
-        Image.fromarray(image[0]).save(tmp_path / "digits" / f"{index}.png")
+        (tmp_path / "DIR" / f"class{index % 2}").mkdir(parents=True, exist_ok=True)
+        for file in (tmp_path / "digits" / f"{index}.png", tmp_path / "DIR" / f"class{index % 2}" / f"{index}.png"):
+            Image.fromarray(image[0]).save(file)
     Image.fromarray(images[0, 0]).save(tmp_path / "digit.png")
     np.savez(tmp_path / "test.npz", images=images, labels=labels)
     for name in ("examples", "scripts", "adam_mpi"):

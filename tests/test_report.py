@@ -5,11 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import CHROMIUM, render
 from launch import given
+
+from adam_mpi.errors import UserError
+from adam_mpi.observe.report import names
 
 REPORT = [sys.executable, "-m", "adam_mpi", "report"]
 SECTIONS = ("Runs", "Curves", "Throughput by role", "Staleness", "Traffic by layer and protocol",
@@ -73,6 +77,13 @@ def test_without_its_weights_the_rest_is_there(run, tmp_path):
     page = tmp_path / "report.html"
     assert run_report(run, "-o", page).returncode == 0
     assert "Not shown: " in page.read_text() and "no weights" in page.read_text()
+
+
+def test_names_of_runs_differ():
+    assert names([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
+    assert names([Path("x/run"), Path("y/run")]) == ["x/run", "y/run"]
+    with pytest.raises(UserError, match="given twice"):
+        names([Path("runs/a"), Path("runs/a")])
 
 
 def test_of_nothing(tmp_path):

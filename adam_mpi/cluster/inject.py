@@ -19,7 +19,7 @@ from adam_mpi.errors import UserError
 
 POINTS = (
     "start", "batch", "compute", "push", "pull", "apply", "applied", "prepare", "rebuild", "evaluate", "store", "write",
-    "rename", "recover",
+    "rename", "recover", "exchange",
 )  # fmt: skip
 KEYS: dict[str, dict[str, type]] = {
     "slow": {"factor": float},
@@ -109,6 +109,10 @@ class Injector:
                 time.sleep(fault.seconds)
             elif fault.at == point and fault.kind != "slow" and visit == step:
                 self._strike(fault.kind, point, visit)
+
+    def latency(self, point: str) -> float:
+        """Seconds that delays at a point add to what travels there, without stopping anybody."""
+        return sum(fault.seconds for fault, _ in self.faults if fault.kind == "delay" and fault.at == point)
 
     def slow(self, seconds: float) -> None:
         """Make work that took so many seconds take `factor` times as long."""

@@ -10,6 +10,8 @@ from adam_mpi.model.context import Context
 from adam_mpi.model.engine import cpu, library, program
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, Pool, infer
+from adam_mpi.model.partition import Strip
+from adam_mpi.model.strip import StripContext
 
 ENGINES = ("generated", "reference")
 
@@ -33,11 +35,13 @@ class Network:
         captured: Sequence[str] = (),
         choices: dict | None = None,
         batches: int = 1,
+        strip: Strip | None = None,
     ) -> None:
+        self.strip = strip
         self.captured = tuple(captured)
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
         self.program = None
-        if engine == "generated" and self.dtype == np.float32:
+        if engine == "generated" and self.dtype == np.float32 and strip is None:
             self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices, captured, batches)
 
     @property
@@ -79,6 +83,11 @@ class Network:
                 self.shapes, self.images, self.seed, self.program, library.run(text, lanes), shared, settle
             )
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
+
+    def strip_context(self) -> StripContext:
+        """The same for a strip of a model."""
+        assert self.strip is not None
+        return StripContext(self.strip, self.images, self.seed, self.dtype)
 
 
 def working_set(

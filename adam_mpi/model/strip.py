@@ -41,7 +41,7 @@ class StripContext(Context):
 
     def __init__(self, strip: Strip, images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()) -> None:
         super().__init__(strip.stack, images, seed, dtype, captured)
-        self.stack, self.result = strip.stack, (0.0, 0)
+        self.stack, self.room, self.result = strip.stack, images, (0.0, 0)
         self.views: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
         self.labels = self.arrays["labels"][:0]

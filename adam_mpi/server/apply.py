@@ -66,12 +66,13 @@ def step(
         size = min(BLOCK, weights.size - first)
         block, past = weights[first : first + size], state[first : first + size]
         prefetch(weights, first + BLOCK)
-        prefetch(state, first + BLOCK)
         if rule == ADDITIVE or rule == DESCENT:
             if rule == DESCENT and decay != 0:
                 _shrink(block, np.float32(1) - rate * decay)
             _fold(block, mail, starts, steps, first, size)
             continue
+        # Not above: to look for pages that no step has touched yet takes time.
+        prefetch(state, first + BLOCK)
         total[:size] = 0
         _fold(total, mail, starts, scales, first, size)
         if rule == MOMENTUM:

@@ -2,7 +2,7 @@
 
 What a CPU fetches ahead by itself ends with a page, and memory that ranks share comes in pages of 4 KB. One line of the
 next page, asked for in time, has its address translated and the rest of it fetched as before. An index beyond the end
-of the array does no harm.
+of the array does no harm, now and then: to find out that there is nothing takes time.
 """
 
 from typing import Any

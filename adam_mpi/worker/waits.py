@@ -18,11 +18,10 @@ class Waits:
         self.last = time.perf_counter()
 
     def count(self, worker: "Worker") -> None:
-        now, threads = time.perf_counter(), worker.trainers
-        idle = sum(thread.waiting == 0 for thread in threads)
+        now, idle = time.perf_counter(), worker.idle_share
         if idle:
             missing, self.whom[missing] = reason(worker)
-            self.seconds[missing] += (now - self.last) * idle / len(threads)
+            self.seconds[missing] += (now - self.last) * idle
         self.last = now
 
     def stats(self) -> dict[str, Any]:
@@ -33,6 +32,8 @@ def reason(worker: "Worker") -> tuple[str, list[int]]:
     """What a thread without a task waits for, and who has it."""
     data, pulls, pushes = worker.data, worker.pulls, worker.pushes
     unapplied = [lane.server for lane in pushes.lanes if lane.sent or lane.waiting]
+    if worker.parked:
+        return "strips", [rank for rank in worker.world.layout.strips(worker.world.rank) if rank != worker.world.rank]
     if data.drained:
         return ("pushes", unapplied) if unapplied else ("others", [])
     if worker.slot is not None or (worker.fresh and data.arrived):

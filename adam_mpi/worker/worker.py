@@ -30,6 +30,7 @@ from adam_mpi.worker import trainer
 from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.contribution import Contribution, Done, Pool, contributions, renew
 from adam_mpi.worker.copy import Copy
+from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
@@ -42,24 +43,19 @@ TASKS_AHEAD = 2
 class Worker:
     def __init__(
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int, carried: np.ndarray | None = None,
+        published: Window, post: Post, threads: int, carried: np.ndarray | None = None, holding: Holding | None = None,
     ) -> None:  # fmt: skip
         self.config, self.shape = world.config, network.shapes[0].input
-        self.local = np.zeros(shelves.parameters, np.float32)
-        self.pushes = PushClient(world, shelves, choices, mail, published, carried=carried)
+        holding = holding or Holding(shelves)
+        self.local = np.zeros(holding.size, np.float32)
+        self.pushes = PushClient(world, shelves, choices, mail, published, holding, carried)
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
         count = contributions(threads, bool(shelves.peers.count))
-        self.pool = Pool(count, shelves.parameters, dense, largest_push(self.config))
+        self.pool = Pool(count, holding.size, dense, largest_push(self.config))
         self.conservation: Conservation | None = None
         """In a run whose every push adds 1 to every parameter."""
         self.results: SimpleQueue[Result] = SimpleQueue()
-        alone = threads == 1 or self.config.push.images <= self.config.train.batch
-        copies = [Copy(network, self.local, index, alone) for index in range(threads)]
-        self.trainers = [
-            Trainer(index, network, copy, self.pool, self.results, world.injector) for index, copy in enumerate(copies)
-        ]
-        for thread in self.trainers:
-            thread.start()
+        self._start(world, network, threads)
         self.factor = 0.0
         """Learning rate per image: the step that a gradient is predicted to lead to."""
         self.ended = False
@@ -101,7 +97,7 @@ class Worker:
 
     def _begin(self, world: World, shelves: Shelves, published: Window, post: Post) -> None:
         self.world, self.post = world, post
-        self.data, self.pulls = DataClient(world, self.shape), PullClient(world, shelves, published)
+        self.data, self.pulls = self._client(world), PullClient(world, shelves, published, self.pushes.holding)
         self.fresh = self.flushed = False
         self.clocked: deque[Result] = deque()
         self.slot: Slot | None = None
@@ -116,6 +112,19 @@ class Worker:
         for contribution in self.pushes.unacknowledged:
             contribution.counted = False
         self.held.clear()
+
+    def _client(self, world: World) -> DataClient:
+        return DataClient(world, self.shape)
+
+    def _start(self, world: World, network: Network, threads: int) -> None:
+        """The trainer threads."""
+        alone = threads == 1 or self.config.push.images <= self.config.train.batch
+        copies = [Copy(network, self.local, index, alone) for index in range(threads)]
+        self.trainers = [
+            Trainer(index, network, copy, self.pool, self.results, world.injector) for index, copy in enumerate(copies)
+        ]
+        for thread in self.trainers:
+            thread.start()
 
     def step(self) -> bool:
         worked = self.data.step()
@@ -167,7 +176,7 @@ class Worker:
             return False
         (self.slot, batch), self.share = taken, contribution
         self.held.add(batch_id(batch.epoch, batch.number))
-        for thread, part in zip(self.trainers, _cut(batch, len(self.trainers)), strict=True):
+        for thread, part in zip(self.trainers, cut_batch(batch, len(self.trainers)), strict=True):
             thread.give(trainer.compute(part))
         return True
 
@@ -283,12 +292,11 @@ class Worker:
 
     def _drain(self) -> bool:
         """The phase has no more batches for us: push what is left, then ask for the next phase."""
-        if any(thread.waiting for thread in self.trainers) or self.slot is not None or self.ended:
+        if self._working or self.ended:
             return False
         if self.data.phase.training and not self.data.shared and not self.flushed:
             self.flushed = True
-            for thread in self.trainers:
-                thread.give(trainer.hand_over(self.factor, self.unit))
+            self._flush()
             return True
         if not self.pushes.idle or self.pulls.active or not self.results.empty():
             return False
@@ -299,9 +307,22 @@ class Worker:
         self.data.next_phase()
         return False
 
-    def _stop(self) -> None:
+    @property
+    def _working(self) -> bool:
+        """Whether batches are under way."""
+        return any(thread.waiting for thread in self.trainers) or self.slot is not None
+
+    def _flush(self) -> None:
+        """Hand over what has been summed up, for the last push of an epoch."""
+        for thread in self.trainers:
+            thread.give(trainer.hand_over(self.factor, self.unit))
+
+    def _end_threads(self) -> None:
         for thread in self.trainers:
             thread.tasks.put(None)
+
+    def _stop(self) -> None:
+        self._end_threads()
         self.ended = True
         self._say_last()
 
@@ -336,6 +357,21 @@ class Worker:
         yield from self.pushes.awaits()
         yield from self.pulls.awaits()
 
+    @property
+    def parked(self) -> bool:
+        """Whether threads have nothing to do because batches wait for other strips."""
+        return False
+
+    @property
+    def idle_share(self) -> float:
+        """Of the threads: those that have nothing to do."""
+        return sum(thread.waiting == 0 for thread in self.trainers) / len(self.trainers)
+
+    @property
+    def busy(self) -> float:
+        """Seconds that a thread has computed, on average."""
+        return (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers)
+
     def stats(self) -> dict[str, Any]:
         pulled = self._pulled()
         return {
@@ -343,7 +379,7 @@ class Worker:
             "rank": self.world.place.member,
             "cpu": time.process_time(),
             "images": self.images,
-            "busy": (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers),
+            "busy": self.busy,
             "starved": self.waits.seconds["data"],
             "clock_wait": pulled["waited"],
             "queue": len(self.data.arrived),
@@ -363,7 +399,7 @@ class Worker:
         return None if first is None else first.stats()
 
 
-def _cut(batch: Batch, parts: int) -> list[Batch]:
+def cut_batch(batch: Batch, parts: int) -> list[Batch]:
     """The images of a batch, cut into consecutive parts of nearly equal size."""
     edges = [part * batch.labels.size // parts for part in range(parts + 1)]
     return [

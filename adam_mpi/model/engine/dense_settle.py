@@ -14,7 +14,7 @@ products where two threads share a memory bus.
 """
 
 from adam_mpi.model.engine import tiles, wide
-from adam_mpi.model.engine.dense_weights import turned_row
+from adam_mpi.model.engine.dense_weights import each_error, turned_row
 from adam_mpi.model.engine.source import BROADCAST, Source
 
 
@@ -31,7 +31,9 @@ def emit(source: Source, name: str, units: int, features: int, bias: int, lanes:
                     source(f"{source.make('prefetches', True, *places)}({array}, to)")
                 _sum(source, units, lanes, chosen.width, run.width)
                 _step(source, places, run, lanes)
-        _bias(source, units, bias, lanes)
+        with each_error(source, units, lanes):
+            source(f"contribution[{bias} + unit] += unit_value * error")
+            source(f"weights[{bias} + unit] -= factor * error")
 
 
 def _pack(source: Source, features: int, lanes: int, vectors: int) -> None:
@@ -61,13 +63,3 @@ def _step(source: Source, places: list[int], run: tiles.Run, lanes: int) -> None
             part = run.pattern if number % run.width == run.width - 1 else lanes
             source(f"old = load_part({array}, to + {place}, {part})")
             source(f"store_part({array}, to + {place}, fma(splat({factor}), sums[{number}], old), {part})")
-
-
-def _bias(source: Source, units: int, bias: int, lanes: int) -> None:
-    with source.inside(f"for unit in range({units}):"):
-        source("sum0 = zero()")
-        with source.inside("for block in range(blocks):"):
-            source(f"sum0 = add(sum0, load(memory, errors + (block * {units} + unit) * {lanes}))")
-        source("error = total(sum0)")
-        source(f"contribution[{bias} + unit] += unit_value * error")
-        source(f"weights[{bias} + unit] -= factor * error")

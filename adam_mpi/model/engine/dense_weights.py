@@ -9,6 +9,9 @@
     for each unit: the bias's gradient is the sum of its errors
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from adam_mpi.model.engine import cpu, tiles, wide
 from adam_mpi.model.engine.memory import ALIGNMENT
 from adam_mpi.model.engine.source import BROADCAST, Source
@@ -67,11 +70,19 @@ def emit(
                         _add(source, features, lanes, chosen.width, run)
         if bias is None:
             return
-        with source.inside(f"for unit in range({units}):"):
-            source("sum0 = zero()")
-            with source.inside("for block in range(blocks):"):
-                source(f"sum0 = add(sum0, load(memory, errors + (block * {units} + unit) * {lanes}))")
-            source(f"gradient[{bias} + unit] += total(sum0)")
+        with each_error(source, units, lanes):
+            source(f"gradient[{bias} + unit] += error")
+
+
+@contextmanager
+def each_error(source: Source, units: int, lanes: int) -> Iterator[None]:
+    """Emit a loop over the units, with `error` the sum of a unit's errors."""
+    with source.inside(f"for unit in range({units}):"):
+        source("sum0 = zero()")
+        with source.inside("for block in range(blocks):"):
+            source(f"sum0 = add(sum0, load(memory, errors + (block * {units} + unit) * {lanes}))")
+        source("error = total(sum0)")
+        yield
 
 
 def _tile(source: Source, units: int, row: int, lanes: int, chosen: int, vectors: int) -> None:

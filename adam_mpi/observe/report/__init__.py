@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from adam_mpi.errors import UserError
 from adam_mpi.observe.report import page, sections
 from adam_mpi.observe.report.run import Run, read
 
 
 def report(paths: Sequence[Path], output: Path) -> str:
     """Write the page; returns a line about it."""
-    runs = [read(path) for path in paths]
+    runs = [read(path, name) for path, name in zip(paths, names(paths), strict=True)]
     parts = [
         ("Runs", sections.figures(runs) + sections.differences(runs)),
         ("Curves", sections.curves(runs)),
@@ -24,6 +25,14 @@ def report(paths: Sequence[Path], output: Path) -> str:
     title = "adam_mpi: " + ", ".join(run.name for run in runs)
     output.write_text(page.page(title, parts))
     return f"{output}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, {output.stat().st_size / 1e6:.1f} MB"
+
+
+def names(paths: Sequence[Path]) -> list[str]:
+    """What the runs are called: as their folders, or by the whole path where two have the same name."""
+    short = [path.resolve().name for path in paths]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"report {' '.join(map(str, paths))}: a run is given twice")
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
 def _of(runs: Sequence[Run], run: Run) -> str:

@@ -29,10 +29,10 @@ class Run:
         return {str(row["rank"]): f"{row['replica']}.{row['strip']}" for row in rows if row["role"] == "worker"}
 
 
-def read(path: Path) -> Run:
+def read(path: Path, name: str) -> Run:
     summary, metrics = path / "summary.json", path / "metrics.jsonl"
     for file in (path / "config.toml", summary, metrics):
         if not file.exists():
             raise UserError(f"{path}: no {file.name}; give the directory of a run that has finished an epoch")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return Run(path.resolve().name, path, load(path / "config.toml"), json.loads(summary.read_text()), lines)
+    return Run(name, path, load(path / "config.toml"), json.loads(summary.read_text()), lines)

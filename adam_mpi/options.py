@@ -1,0 +1,193 @@
+"""The options of each command; `cli.py` has what they do."""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from adam_mpi import config
+from adam_mpi.models import names
+
+# A rank's number as launchers give it, before MPI is up.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Under mpirun every rank has the same mistake to report; one does."""
+
+    def error(self, message: str) -> NoReturn:
+        rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+        if rank != "0":
+            sys.exit(2)
+        super().error(message)
+
+
+class _KeysHelp(argparse.HelpFormatter):
+    """Help that ends with the configuration keys; they are put together only when it is asked for."""
+
+    def format_help(self) -> str:
+        return f"{super().format_help()}\n{_keys()}\n"
+
+
+def parser(commands: Mapping[str, str]) -> argparse.ArgumentParser:
+    """For these commands, each with a sentence about it."""
+    made = _Parser(prog="adam_mpi", description="The commands; `train` is meant where none is named.")
+    choice = made.add_subparsers(dest="command", required=True)
+    for name, sentence in commands.items():
+        OPTIONS[name](choice.add_parser(name, help=sentence, description=sentence))
+    return made
+
+
+def _config(command: argparse.ArgumentParser) -> None:
+    command.formatter_class = _KeysHelp
+    command.add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
+    command.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
+
+
+def _output(command: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Where there is no default, it has to be given."""
+    told = f"default: {default}" if default else "the file to write"
+    given = Path(default) if default else None
+    command.add_argument("-o", dest="output", type=Path, metavar="FILE", required=not default, default=given, help=told)
+
+
+def _weights(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", help="a run directory, a snapshot or a file of weights")
+
+
+def _train(command: argparse.ArgumentParser) -> None:
+    _config(command)
+    command.add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
+    command.add_argument("--resume", action="store_true", help="go on from what the run directory holds")
+    command.add_argument(
+        "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after so long"
+    )
+
+
+def _evaluate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="run directory")
+
+
+def _plan(command: argparse.ArgumentParser) -> None:
+    _config(command)
+    command.add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
+    command.add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
+    command.add_argument(
+        "--images", metavar="3x256x256:1000", help="plan for such images and classes instead of those of a data set"
+    )
+
+
+def _simulate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("cluster", help="TOML file: hosts, links, stragglers, costs")
+    _config(command)
+
+
+def _fetch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", help="mnist or fashion")
+    command.add_argument("--from", dest="source", metavar="DIR|URL", help="take the files from here")
+
+
+def _pack(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", help="name or path of a data set, as in data.set")
+    command.add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
+    command.add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
+    _output(command)
+
+
+def _inspect(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", help="a run directory, a snapshot, a store or a file of weights")
+    command.add_argument("--copies", action="store_true", help="compare all copies of a run's shards, live")
+    command.add_argument("--layers", action="store_true", help="shapes, statistics and histograms, by layer")
+    command.add_argument("--image", type=Path, metavar="FILE", help="draw what each layer makes of this image")
+    _output(command, "activations.png")
+
+
+def _grow(command: argparse.ArgumentParser) -> None:
+    command.add_argument("ranks", type=int, help="how many")
+    command.add_argument("run", help="run directory")
+
+
+def _join(command: argparse.ArgumentParser) -> None:
+    """It has none: whoever starts it says everything through MPI."""
+
+
+def _merge(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
+    _output(command)
+
+
+def _report(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    _output(command, "report.html")
+
+
+def _top(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="its run directory")
+    command.add_argument("--once", action="store_true", help="show it once, and end")
+
+
+def _predict(command: argparse.ArgumentParser) -> None:
+    _weights(command)
+    command.add_argument("images", type=Path, nargs="+", help="images, folders of images, npz files")
+    command.add_argument("-o", dest="output", type=Path, metavar="FILE", help="npz file for all probabilities")
+
+
+def _export(command: argparse.ArgumentParser) -> None:
+    _weights(command)
+    command.add_argument("--format", choices=("onnx", "safetensors", "npz"), help="default: the file's ending")
+    _output(command)
+
+
+def _import(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", type=Path, help="a .safetensors, .npz, .pt or .pth file")
+    _config(command)
+    _output(command)
+
+
+def _models(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="?", choices=names(), metavar="NAME", help="print its TOML")
+
+
+def _sweep(command: argparse.ArgumentParser) -> None:
+    _config(command)
+    pairs = "SECTION.KEY=VALUE,VALUE"
+    command.add_argument("--over", action="append", required=True, metavar=pairs, help="values to try; may be repeated")
+    command.add_argument("--seeds", type=int, default=1, help="runs of each value (default: 1)")
+    command.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
+    command.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY)")
+    command.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
+    command.add_argument("--launch", metavar="COMMAND", help="what starts a job, e.g. 'mpirun --bind-to none -n 4'")
+    command.add_argument("--table", action="store_true", help="train nothing, show the table of what is done")
+
+
+OPTIONS = {
+    "train": _train,
+    "eval": _evaluate,
+    "plan": _plan,
+    "simulate": _simulate,
+    "fetch": _fetch,
+    "pack": _pack,
+    "inspect": _inspect,
+    "merge": _merge,
+    "grow": _grow,
+    "join": _join,
+    "report": _report,
+    "top": _top,
+    "predict": _predict,
+    "export": _export,
+    "import": _import,
+    "models": _models,
+    "sweep": _sweep,
+}
+
+
+def _keys() -> str:
+    """The configuration keys with their defaults, for the help text."""
+    rows = []
+    for key, default, sentence in config.documentation():
+        shown = "(the paper's MNIST network)" if key == "model.layers" else default
+        rows.append(f"  {key} = {shown}\n      {sentence}")
+    return "configuration keys and their defaults:\n" + "\n".join(rows)

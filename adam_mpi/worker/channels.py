@@ -1,0 +1,74 @@
+"""The channels between the strips of a replica: one for each context, exchange and direction, and some for sums. Pure.
+
+Every strip lays out its memory the same way, so that the others know where to read:
+| a number per channel: what is in it | a number per context, and one for sums: what is done | pieces to others |
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from adam_mpi.model.partition import Partition
+from adam_mpi.model.passage import BACK, FORWARD
+
+LINE = 64
+SUMS = 2
+"""Sums of gradients that may be under way."""
+Key = tuple[int, int, int]
+"""Context, exchange, direction; a sum has a number behind those of the contexts."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    keys: tuple[Key, ...]
+    floats: tuple[tuple[tuple[int, ...], ...], ...]
+    """Of each channel: what each strip sends to each other."""
+    contexts: int
+
+    def index(self, key: Key) -> int:
+        return self.keys.index(key)
+
+    @property
+    def numbers(self) -> int:
+        return len(self.keys) + self.contexts + 1
+
+    def pieces(self, strip: int) -> Iterator[tuple[int, int, int, int]]:
+        """(channel, target, offset in bytes, floats) of what a strip sends."""
+        offset = _lined(8 * self.numbers)
+        for channel, table in enumerate(self.floats):
+            for target, floats in enumerate(table[strip]):
+                if floats:
+                    yield channel, target, offset, floats
+                    offset += _lined(4 * floats)
+
+    def bytes(self, strip: int) -> int:
+        ends = [offset + 4 * floats for _, _, offset, floats in self.pieces(strip)]
+        return _lined(max(ends, default=8 * self.numbers))
+
+
+def plan(cut: Partition, contexts: int, images: int) -> Channels:
+    """For so many contexts, each with room for so many images."""
+    strips = range(len(cut))
+    found: dict[Key, tuple[tuple[int, ...], ...]] = {}
+    for context in range(contexts):
+        for number, exchange in enumerate(cut.exchanges.values()):
+            forward = [[exchange.lines * images * _size(exchange.piece(s, t)) for t in strips] for s in strips]
+            found[context, number, FORWARD] = _others(forward)
+            if exchange.summed:
+                found[context, number, BACK] = _others([list(column) for column in zip(*forward, strict=True)])
+    for number in range(SUMS):
+        common = [sum(_size(spans[target]) for spans in cut.common) for target in strips]
+        found[contexts + number, 0, FORWARD] = _others([common for _ in strips])
+    return Channels(tuple(found), tuple(found.values()), contexts)
+
+
+def _others(floats: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    """Without what strips would send themselves."""
+    return tuple(tuple(count * (s != t) for t, count in enumerate(row)) for s, row in enumerate(floats))
+
+
+def _size(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def _lined(size: int) -> int:
+    return -(-size // LINE) * LINE

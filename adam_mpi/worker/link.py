@@ -1,0 +1,122 @@
+"""The link between the strips of a replica in one generation: what one has packed, the others get. It never waits.
+
+Inside a node a strip reads where its neighbour has packed, in shared memory; a number beside it says what is there. To
+other nodes the same memory is sent. It is packed again when every strip of the node has said that it is done with the
+batch, and all that was sent is gone.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from adam_mpi.cluster.windows import SharedWindow, Window
+from adam_mpi.cluster.world import World
+from adam_mpi.worker.channels import Channels
+
+TAGS = 1 << 14
+
+
+class Link:
+    """Collective over the replica. `out` and `into` are the pieces of each channel, by strip."""
+
+    def __init__(self, world: World, channels: Channels) -> None:
+        assert world.replica is not None, "a worker has a replica"
+        self.channels, self.comm = channels, world.replica.Dup()
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.strip, self.latency = self.comm.rank, world.injector.latency("exchange")
+        together = self.strip if world.config.cluster.transport != "shared" else 0
+        shared: Any = self.comm.Split_type(MPI.COMM_TYPE_SHARED).Split(together)
+        self.window: Window = SharedWindow(shared, shared, channels.bytes(self.strip))
+        strips = MPI.Group.Translate_ranks(shared.Get_group(), None, self.comm.Get_group())
+        memory = {strip: self.window.direct(place, 0, channels.bytes(strip)) for place, strip in enumerate(strips)}
+        self.near = {strip: view for strip, view in memory.items() if view is not None}
+        self.numbers = {strip: view[: 8 * channels.numbers].view(np.int64) for strip, view in self.near.items()}
+        self.out: list[dict[int, np.ndarray]] = [{} for _ in channels.keys]
+        self.into: list[dict[int, np.ndarray]] = [{} for _ in channels.keys]
+        for strip in range(self.comm.size):
+            self._place(strip)
+        self.sends: list[list[MPI.Request]] = [[] for _ in channels.keys]
+        self.receives: list[list[MPI.Request]] = [[] for _ in channels.keys]
+        self.held: deque[tuple[float, int, int]] = deque()
+        self.bytes = 0
+
+    def _place(self, strip: int) -> None:
+        for channel, target, offset, floats in self.channels.pieces(strip):
+            if strip == self.strip:
+                self.out[channel][target] = self.near[strip][offset : offset + 4 * floats].view(np.float32)
+            elif target == self.strip and strip in self.near:
+                self.into[channel][strip] = self.near[strip][offset : offset + 4 * floats].view(np.float32)
+            elif target == self.strip:
+                self.into[channel][strip] = np.zeros(floats, np.float32)
+
+    def post(self, channel: int, number: int) -> None:
+        """What is packed for the others is theirs now; `number` grows from one use of a channel to the next."""
+        if self.latency:
+            self.held.append((time.perf_counter() + self.latency, channel, number))
+        else:
+            self._post(channel, number)
+        tag = self._tag(channel, number)
+        self.receives[channel] = [
+            self.comm.Irecv(values, source, tag)
+            for source, values in self.into[channel].items()
+            if source not in self.near
+        ]
+
+    def step(self) -> None:
+        """Let go of what an injected delay has held back."""
+        while self.held and self.held[0][0] <= time.perf_counter():
+            _, channel, number = self.held.popleft()
+            self._post(channel, number)
+
+    def _post(self, channel: int, number: int) -> None:
+        self.window.sync()
+        self.numbers[self.strip][channel] = number
+        self.bytes += sum(values.nbytes for values in self.out[channel].values())
+        self.sends[channel] = [
+            self.comm.Isend(values, target, self._tag(channel, number))
+            for target, values in self.out[channel].items()
+            if target not in self.near
+        ]
+
+    def arrived(self, channel: int, number: int) -> bool:
+        """Whether what the others have packed for this use of the channel is here."""
+        for source in self.into[channel]:
+            if source in self.near and self.numbers[source][channel] != number:
+                return False
+        if not MPI.Request.Testall(self.receives[channel]):
+            return False
+        self.window.sync()
+        return True
+
+    def clear(self, channel: int) -> bool:
+        """Whether all that was sent is out of our memory."""
+        return not self.held and MPI.Request.Testall(self.sends[channel])
+
+    def finish(self, user: int, number: int) -> None:
+        """We have read all of this use of a context's channels, or of those for sums, whose number is behind them."""
+        self.window.sync()
+        self.numbers[self.strip][len(self.channels.keys) + user] = number
+
+    def finished(self, user: int, number: int) -> bool:
+        """Whether everybody has."""
+        place = len(self.channels.keys) + user
+        return all(int(numbers[place]) >= number for numbers in self.numbers.values())
+
+    def _tag(self, channel: int, number: int) -> int:
+        """Of context, layer, direction, and the batch's number."""
+        count = len(self.channels.keys)
+        return channel + count * (number % max(1, TAGS // count))
+
+    def free(self) -> None:
+        """Collective, at the end of a job that went well."""
+        self.window.free()
+        self.comm.Free()
+
+
+def shaped(pieces: Mapping[int, np.ndarray], shapes: Mapping[int, tuple[int, ...]]) -> dict[int, np.ndarray]:
+    """The pieces of a channel as the arrays that a passage packs and unpacks."""
+    return {strip: pieces[strip].reshape(shape) for strip, shape in shapes.items()}

@@ -1,0 +1,182 @@
+"""The worker role of one strip: a replica of several ranks goes through its batches together.
+
+The first strip asks for batches and all get their columns, so every strip sees the same batches in the same order:
+batch number n is in context n mod `worker.in_flight` everywhere. Gradients are added up in that order; those of
+convolutions, which every strip has a part of, are summed over the replica before each strip pushes what is its own.
+Weights change by pulls only.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.world import World
+from adam_mpi.data.batch import Batch
+from adam_mpi.data.client import DataClient
+from adam_mpi.model.engine.update import descend
+from adam_mpi.model.network import Network
+from adam_mpi.model.partition import Partition
+from adam_mpi.server.protocol import Choice
+from adam_mpi.server.shelves import Shelves
+from adam_mpi.worker import channels
+from adam_mpi.worker.contribution import Contribution, Done
+from adam_mpi.worker.flow import Flight, Flow
+from adam_mpi.worker.holding import Holding
+from adam_mpi.worker.link import Link
+from adam_mpi.worker.sums import Sums
+from adam_mpi.worker.worker import Worker, cut_batch
+
+LEAST_IMAGES = 16
+"""Of a part of a share: fewer would leave vectors empty."""
+
+
+class StripWorker(Worker):
+    def __init__(
+        self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
+        published: Window, post: Post, threads: int, carried: np.ndarray | None, cut: Partition,
+    ) -> None:  # fmt: skip
+        self.cut, self.strip = cut, cut.strips[world.place.strip or 0]
+        holding = Holding(shelves, cut, self.strip.number)
+        super().__init__(world, network, shelves, choices, mail, published, post, threads, carried, holding)
+        self.number = self.next = 0
+        """Of the batch that begins next, and of the one whose gradient is added next."""
+        self.landed: dict[int, Flight] = {}
+        self.waiting: deque[Batch] = deque()
+        """Parts of the share under way that have not begun."""
+        self.parts = 0
+        """Those that are not added yet."""
+        self.complete: deque[Contribution] = deque()
+
+    def _client(self, world: World) -> DataClient:
+        columns = [strip.columns for strip in self.cut.strips]
+        return DataClient(world, self.cut.shapes[0].input, self.strip.columns, columns)
+
+    def _start(self, world: World, network: Network, threads: int) -> None:
+        count, self.trainers = self.config.worker.in_flight, []
+        contexts = [network.strip_context() for _ in range(count)]
+        gradients = [np.zeros_like(self.local) for _ in range(count)]
+        self.flow = Flow(contexts, gradients, world.injector)
+        self.link = Link(world, channels.plan(self.cut, count, contexts[0].room))
+        self.flow.attach(self.link)
+        self.sums = Sums(self.link, self.cut)
+        self.flow.start(threads)
+
+    def _feed(self) -> bool:
+        if not self.fresh:
+            return False
+        if self.data.shared:
+            return self._feed_share()
+        worked = False
+        while self.flow.takes(self.number) and (taken := self.data.take()) is not None:
+            slot, batch = taken
+            self._send_off(batch, slot)
+            worked = True
+        return worked
+
+    def _feed_share(self) -> bool:
+        """Cut our share of the next clock's batch over the contexts."""
+        if self.slot is None and self.data.arrived:
+            if not self._has_room() or (taken := self.data.take()) is None:
+                return False
+            self.slot, batch = taken
+            count = max(1, min(self.config.worker.in_flight, batch.labels.size // LEAST_IMAGES))
+            self.waiting = deque(cut_batch(batch, count))
+            self.parts = len(self.waiting)
+        worked = False
+        while self.slot is not None and self.waiting and self.flow.takes(self.number):
+            self._send_off(self.waiting.popleft(), None)
+            worked = True
+        return worked
+
+    def _has_room(self) -> bool:
+        """For one more gradient; all contributions are under way while servers are slow, or other replicas behind."""
+        self.share = self.share or self.pool.take()
+        return self.share is not None
+
+    def _send_off(self, batch: Batch, token: Any) -> None:
+        self.flow.begin(self.number, batch, token, self.local, self.data.phase.training)
+        self.number += 1
+
+    def _collect(self) -> bool:
+        """Take back what has gone through all segments, in the order of the batches; then what is summed up."""
+        worked = self.flow.step()
+        while self.flow.landed:
+            flight = self.flow.landed.popleft()
+            self.landed[flight.number] = flight
+        while self.next in self.landed and (not self.data.phase.training or self._has_room()):
+            self._land(self.landed.pop(self.next))
+            self.next += 1
+            worked = True
+        while self.complete and self.sums.begin(self.complete[0]):
+            self.complete.popleft()
+            worked = True
+        while (summed := self.sums.step()) is not None:
+            self._push(summed)
+            worked = True
+        return worked
+
+    def _land(self, flight: Flight) -> None:
+        batch, (loss, correct) = flight.batch, self.flow.contexts[flight.context].result
+        done = Done(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
+        training = self.data.phase.training
+        if training:
+            assert self.share is not None, "there was room"
+            descend(self.share.values, self.flow.gradients[flight.context], np.float32(-self.unit))
+            self.share.done.append(done)
+        self.flow.release(flight)
+        if flight.token is not None:
+            self.data.release(flight.token)
+        if not training:
+            self._report(done)
+        elif self.data.shared:
+            self.parts -= 1
+            self._complete(self.parts == 0)
+        else:
+            self.since_pull += done.images
+            assert self.share is not None
+            self._complete(self.share.images >= self.config.push.images)
+
+    def _complete(self, full: bool) -> None:
+        if full and self.share is not None and self.share.done:
+            self.complete.append(self.share)
+            self.share = None
+
+    def _push(self, contribution: Contribution) -> None:
+        super()._push(contribution)
+        if self.data.shared:
+            assert self.slot is not None
+            self.data.release(self.slot)
+            self.slot, self.fresh = None, False
+
+    def _renew(self) -> None:
+        self.pulls.seen(self.pushes.seen)
+        self.factor = self.pulls.rate / self.config.train.batch
+        self.local[:] = self.pulls.arrived
+        self.fresh = True
+
+    @property
+    def _working(self) -> bool:
+        """Whether batches or sums are under way."""
+        return self.next < self.number or self.slot is not None or bool(self.complete) or self.sums.busy
+
+    def _flush(self) -> None:
+        self._complete(True)
+
+    def _end_threads(self) -> None:
+        self.flow.stop()
+
+    @property
+    def parked(self) -> bool:
+        return self.flow.idle
+
+    @property
+    def idle_share(self) -> float:
+        return max(0.0, 1 - self.flow.computing / len(self.flow.threads))
+
+    @property
+    def busy(self) -> float:
+        return self.flow.busy / len(self.flow.threads)
