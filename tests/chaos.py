@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -197,6 +198,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="seed of the first")
     parser.add_argument("--points", type=int, default=5, help="conservation runs per named point")
     options = parser.parse_args()
+    # Whoever ends us from outside wants the jobs and hosts to end too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seeds, kinds = range(options.first, options.first + options.runs), list(KINDS)
     runs = [draw(seed, kinds[seed % len(kinds)]) for seed in seeds]
     runs += [point(name, seed) for name in POINTS for seed in range(options.points)]

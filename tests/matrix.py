@@ -5,6 +5,7 @@
 
 import argparse
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -102,6 +103,8 @@ def main() -> int:
     parser.add_argument("--mpi", choices=[mpi.name for mpi in available()], help="only this one")
     parser.add_argument("--kind", choices=KINDS, nargs="*", default=list(KINDS), help="only these failures")
     options = parser.parse_args()
+    # Whoever ends us from outside wants the jobs and hosts to end too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for cells in rows([mpi for mpi in available() if options.mpi in (None, mpi.name)], options.kind):
         print(" | ".join(cells), flush=True)
         write([cells])
