@@ -92,7 +92,9 @@ def sandbox(tmp_path):
     images, labels = glyphs.draw(1, "test", np.arange(5))
     (tmp_path / "digits").mkdir()
     for index, image in enumerate(images):
-        Image.fromarray(image[0]).save(tmp_path / "digits" / f"{index}.png")
+        (tmp_path / "DIR" / f"class{index % 2}").mkdir(parents=True, exist_ok=True)
+        for file in (tmp_path / "digits" / f"{index}.png", tmp_path / "DIR" / f"class{index % 2}" / f"{index}.png"):
+            Image.fromarray(image[0]).save(file)
     Image.fromarray(images[0, 0]).save(tmp_path / "digit.png")
     np.savez(tmp_path / "test.npz", images=images, labels=labels)
     for name in ("examples", "scripts", "adam_mpi"):

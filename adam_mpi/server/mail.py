@@ -18,6 +18,7 @@ from adam_mpi.server.shelves import Shelves
 
 MOST_PARTS = 1 << 12
 SENT_AGAIN = "it has come before"
+NO_BATCHES = np.empty(0, np.int64)
 log = logging.getLogger(__name__)
 
 
@@ -115,8 +116,8 @@ class Inbox:
         """Everything that has arrived whole, ring by ring, in order."""
         arrived: list[Mail] = []
         for ring in mailbox.ringing(self.words, self.shelves.slots, self.slot_words, self.collected).tolist():
-            while self.collected[ring] - self.published.applied[ring] < self.shelves.slots:
-                position = int(self.collected[ring]) + 1
+            first, end = int(self.collected[ring]) + 1, int(self.published.applied[ring]) + self.shelves.slots + 1
+            for position in range(first, end):
                 slot = ring * self.shelves.slots + (position - 1) % self.shelves.slots
                 start = slot * self.slot_words
                 state = mailbox.state(self.words, start, self.slot_words, position, self.near[ring])
@@ -188,13 +189,16 @@ class Inbox:
         inside = mail.kind == mailbox.FACTOR or (mail.values >= 1 and 0 <= mail.first <= size - mail.values)
         if not inside or mail.words != self._words(mail):
             return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
-        indices, limit = self._indices(mail, size)
-        if indices.size and indices.max() >= limit:
-            return f"an index beyond the {limit} parameters of shard {mail.shard}"
+        if mail.kind == mailbox.SPARSE or mail.codec == NUMBERS["topk"]:
+            indices, limit = self._indices(mail, size)
+            if indices.size and indices.max() >= limit:
+                return f"an index beyond the {limit} parameters of shard {mail.shard}"
         return ""
 
     def batches(self, mail: Mail) -> np.ndarray:
         """The batches whose gradients are in a message that is not acknowledged yet."""
+        if not mail.batches:
+            return NO_BATCHES
         start = mail.start + mail.words + mail.words % 2
         return self.words[start : start + 2 * mail.batches].view(np.int64)
 
@@ -213,8 +217,7 @@ class Inbox:
         """The indices that a body names, and what they must stay below."""
         if mail.kind == mailbox.SPARSE:
             return self.words[mail.start : mail.start + mail.values], size
-        count = mail.words // 2 if mail.codec == NUMBERS["topk"] else 0
-        return self.words[mail.start : mail.start + count], mail.values
+        return self.words[mail.start : mail.start + mail.words // 2], mail.values
 
     def refuse_values(self, mail: Mail) -> None:
         """A NaN or an infinity: counted as refused, named with its sender; the weights stay as they are."""

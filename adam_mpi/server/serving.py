@@ -263,7 +263,8 @@ class Server:
             first = band[0].index
             mails, version = ready[first], self.holdings[first].version
             delays = [version - mail.seen for mail in mails]
-            self.delays.update(delays * len(band))
+            for delay in delays:
+                self.delays[delay] += len(band)
             step: Callable[[], None] = partial(self.stepper.step, band, mails, delays, rate)
             if self.replicator is not None:
                 folds |= dict.fromkeys((shard.index for shard in band), fold := Fold(band, mails, delays, rate))
