@@ -54,8 +54,8 @@ def noise(path, shape):
 def trained(launch, path, text, strips, replicas, *more):
     settings = (
         f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", "train.epochs=1",
-        f"model.layers={layers(text)}", "consistency.staleness=0", "layout.data=1", "layout.servers=1", f"layout.partitions={strips}",
-        "optimiser.rate=0.05", "optimiser.momentum=0.5", "server.shard=128",
+        f"model.layers={layers(text)}", "consistency.staleness=0", "layout.data=1", "layout.servers=1",
+        f"layout.partitions={strips}", "optimiser.rate=0.05", "optimiser.momentum=0.5", "server.shard=128",
     )  # fmt: skip
     job = launch(2 + strips * replicas, "train", *given(*settings, *more))
     assert job.returncode == 0, job.said()
