@@ -69,7 +69,7 @@ class Head:
     def _survives(self) -> str:
         """How many losses this layout survives."""
         if not self.world.survivable:
-            return "a lost rank ends the job; started by mpirun --with-ft ulfm of Open MPI it would go on"
+            return "a lost rank ends the job; one of replicas of one rank, under mpirun --with-ft ulfm, would go on"
         servers = self.world.layout.survives(self.config.server.copies)
         return f"survives the loss of {servers} servers at once, and of any worker or data rank"
 

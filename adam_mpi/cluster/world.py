@@ -106,8 +106,12 @@ class World:
 
     @property
     def survivable(self) -> bool:
-        """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm."""
-        return self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+        """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm.
+
+        The strips of a replica cannot: what they have under way between each other belongs to one generation.
+        """
+        able = self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+        return able and self.config.layout.partitions == 1
 
     def recover(self, ranks: int = 0, job: Any = None) -> "World":
         """Leave this generation with all who are still there; the world of the next one, with so many ranks more.

@@ -151,6 +151,8 @@ class Replicator:
         self.lacking: dict[int, deque[int]] = defaultdict(deque)
         for server, shard in lacking:
             self.lacking[server].append(shard)
+        self.sending: set[int] = set()
+        """Servers that a whole copy is on its way to."""
         self.arriving: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shelves.copied[world.rank]}
         self.alone: dict[int, list[Callable[[], None]]] = defaultdict(list)
         """Shards that nobody else has a whole copy of, though somebody should -> what is to be done when one has."""
@@ -181,7 +183,9 @@ class Replicator:
 
     def step(self) -> bool:
         for server, shards in self.lacking.items():
-            if shards and not self.lanes[server].waiting:
+            # One at a time, among the records that go to the same server.
+            if shards and server not in self.sending:
+                self.sending.add(server)
                 urgent = next((shard for shard in shards if shard in self.alone), shards[0])
                 shards.remove(urgent)
                 self._send_copy(server, urgent)
@@ -197,7 +201,7 @@ class Replicator:
         copied = [part.copy() for part in holding.parts]
         for part, values in enumerate(copied):
             table = notes(holding.table if part == len(copied) - 1 else {})
-            done = partial(self._count_rebuilt, shard)
+            done = partial(self._count_rebuilt, server, shard)
             letter = PartLetter(holding, values, part, len(copied), holding.version, table, self.header, done)
             self.lanes[server].waiting.append(letter)
 
@@ -214,8 +218,9 @@ class Replicator:
         """Copies, of those that were compared, that were not the same."""
         return sum(int(lane.line[3]) for lane in self.lanes.values())
 
-    def _count_rebuilt(self, shard: int) -> None:
+    def _count_rebuilt(self, server: int, shard: int) -> None:
         self.rebuilt += 1
+        self.sending.remove(server)
         for done in self.alone.pop(shard, ()):
             done()
 
@@ -244,14 +249,16 @@ class Replicator:
         current = [mail for mail in arrived if mail.generation == self.world.generation]
         self.appliers.run((mail.shard, partial(self._take, mail)) for mail in current)
         for mail in current:
-            if mail.kind != CHECK:
-                self.taken(mail, self._note(mail))
+            if mail.kind == RECORD:
+                self.taken(mail, self._notes(mail)[1])
         self.mirror.sync()
         self.applied[:] = self.collected
         return True
 
     def _take(self, mail: Mail) -> None:
         holding, values = self.stepper.holdings[mail.shard], self.floats[mail.start : mail.start + mail.words]
+        for pusher, number in self._notes(mail)[0]:
+            holding.note(pusher, number)
         if mail.kind == PART:
             self.arriving[mail.shard].append(values.copy())
             if mail.part == mail.parts - 1:
@@ -265,11 +272,9 @@ class Replicator:
             self.stepper.take(mail.shard, values, float(np.int64(mail.seen).view(np.float64)))
             holding.version = mail.sequence
 
-    def _note(self, mail: Mail) -> np.ndarray:
-        """Take note of whose messages are in it; returns the batches."""
+    def _notes(self, mail: Mail) -> tuple[list[list[int]], np.ndarray]:
+        """Whose messages are in it, as (pusher, number), and of which batches."""
         start = mail.start + mail.words + mail.words % 2
         words = self.words[start : start + 2 * mail.batches].view(np.int64)
-        pairs = words[1 : 1 + 2 * words[0]].tolist()
-        for pusher, number in zip(pairs[::2], pairs[1::2], strict=True):
-            self.stepper.holdings[mail.shard].note(pusher, number)
-        return words[1 + 2 * words[0] :].copy()
+        pairs = int(words[0]) if words.size else 0
+        return words[1 : 1 + 2 * pairs].reshape(-1, 2).tolist(), words[1 + 2 * pairs :].copy()
