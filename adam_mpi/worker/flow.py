@@ -115,6 +115,16 @@ class Flow:
             worked = True
         return worked
 
+    def wait(self, seconds: float) -> bool:
+        """Until a thread has something to say, if one is computing, but not longer."""
+        if not self.computing:
+            return False
+        try:
+            self._hear(self.events.get(timeout=seconds))
+        except Empty:
+            return False
+        return True
+
     @property
     def idle(self) -> bool:
         """Whether a thread has nothing to do though contexts wait for other strips."""

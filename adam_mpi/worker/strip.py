@@ -6,6 +6,7 @@ convolutions, which every strip has a part of, are summed over the replica befor
 Weights change by pulls only.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +33,7 @@ from adam_mpi.worker.worker import Worker, cut_batch
 
 LEAST_IMAGES = 16
 """Of a part of a share: fewer would leave vectors empty."""
+WAIT_SECONDS, SPIN_SECONDS = 0.2e-3, 5e-3
 
 
 class StripWorker(Worker):
@@ -50,6 +52,19 @@ class StripWorker(Worker):
         self.parts = 0
         """Those that are not added yet."""
         self.complete: deque[Contribution] = deque()
+        self.since = time.perf_counter()
+        """When threads began to wait for other strips."""
+
+    def step(self) -> bool:
+        return super().step() or self._linger()
+
+    def _linger(self) -> bool:
+        """Stay awake for what comes soon: other strips' word for threads that are idle, or our own threads'."""
+        now = time.perf_counter()
+        if not self.flow.idle:
+            self.since = now
+            return self.flow.wait(WAIT_SECONDS)
+        return now - self.since < SPIN_SECONDS
 
     def _client(self, world: World) -> DataClient:
         columns = [strip.columns for strip in self.cut.strips]

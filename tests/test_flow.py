@@ -1,0 +1,156 @@
+"""Strips on real ranks: several batches in flight, carried on in an order that differs from rank to rank."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from strips import columns, scatter
+from test_strip import STACKS
+
+from adam_mpi.config import load
+from adam_mpi.data.batch import Batch
+from adam_mpi.model.layers import infer
+from adam_mpi.model.network import Network
+from adam_mpi.model.parameters import initial
+from adam_mpi.model.partition import partition
+
+pytestmark = pytest.mark.mpi(min_size=2)
+CONTEXTS, BATCHES, IMAGES = 3, 8, 6
+FURTHER = ("no conv", "the paper's")
+
+
+class Shuffled:
+    """A queue that gives out what is in it in any order."""
+
+    def __init__(self, seed):
+        self.items, self.random, self.there = [], random.Random(seed), threading.Condition()
+
+    def put(self, item):
+        with self.there:
+            self.items.append(item)
+            self.there.notify()
+
+    def get(self):
+        with self.there:
+            self.there.wait_for(lambda: self.items)
+            return self.items.pop(self.random.randrange(len(self.items)))
+
+
+def batches(shape):
+    """The same on every rank."""
+    draw = np.random.default_rng(7)
+    for number in range(BATCHES):
+        count = int(draw.integers(1, IMAGES + 1))
+        pixels = draw.integers(0, 256, (count, *shape), dtype=np.uint8)
+        yield Batch(0, 1, number, draw.permutation(99)[:count], draw.integers(0, 5, count), pixels)
+
+
+def replica(settings):
+    """A world whose ranks are the strips of one replica."""
+    from mpi4py import MPI
+
+    from adam_mpi.cluster.layout import Layout, Place
+    from adam_mpi.cluster.world import World
+
+    def arrange(hosts, _):
+        roles = [("data", "worker", "server") if rank == 0 else ("worker",) for rank in range(len(hosts))]
+        places = [Place(rank, host, roles[rank], 0, rank) for rank, host in enumerate(hosts)]
+        return Layout(tuple(places), len(hosts))
+
+    return World(MPI.COMM_WORLD, load(None, settings), arrange)
+
+
+def fly(world, flow, cut, weights):
+    """All batches through the flow; returns the result and the gradient of each."""
+    strip = world.place.strip
+    own, waiting, landed, number = scatter(cut, weights)[strip], list(batches(cut.shapes[0].input)), {}, 0
+    limit = time.monotonic() + 60
+    while len(landed) < BATCHES or flow.link.held:
+        assert time.monotonic() < limit, f"rank {world.rank}: {sorted(landed)} of {BATCHES} batches have landed"
+        while number < BATCHES and flow.takes(number):
+            batch = waiting[number]
+            batch.pixels = columns(cut, batch.pixels)[strip]
+            flow.begin(number, batch, None, own, training=number % 4 != 3)
+            number += 1
+        flow.step()
+        world.check()
+        while flow.landed:
+            flight = flow.landed.popleft()
+            landed[flight.number] = flow.contexts[flight.context].result, flow.gradients[flight.context].copy()
+            flow.release(flight)
+    flow.stop()
+    return landed
+
+
+@pytest.mark.parametrize("transport", ["shared", "send"])
+@pytest.mark.parametrize("stack", ["overlapping pools", *(pytest.param(s, marks=pytest.mark.full) for s in FURTHER)])
+def test_contexts_may_complete_in_any_order(stack, transport):
+    from adam_mpi.worker import channels
+    from adam_mpi.worker.flow import Flow
+    from adam_mpi.worker.link import Link
+
+    delays = "inject.faults=['delay role=data at=exchange seconds=0.001']"
+    world = replica([f"cluster.transport={transport}", delays])
+    shape, layers = STACKS[stack]
+    shapes = infer(layers, shape, 5)
+    cut, weights = partition(shapes, world.comm.size), initial(shapes, 3)
+    strip = cut.strips[world.place.strip]
+    net = Network(strip.shapes, IMAGES, 11, strip=strip)
+    contexts = [net.strip_context() for _ in range(CONTEXTS)]
+    flow = Flow(contexts, [np.zeros(strip.parameters, np.float32) for _ in contexts], world.injector)
+    flow.ready = Shuffled(world.rank)
+    link = Link(world, channels.plan(cut, CONTEXTS, contexts[0].room))
+    flow.attach(link)
+    flow.start(2)
+    landed = fly(world, flow, cut, weights)
+    whole = Network(shapes, IMAGES, 11).context()
+    for number, batch in enumerate(batches(shape)):
+        gradient = np.zeros_like(weights)
+        loss, correct = whole.train(weights, gradient, batch.pixels, batch.labels, batch.ids, 1)
+        if number % 4 == 3:
+            loss, correct = whole.evaluate(weights, batch.pixels, batch.labels)
+        assert landed[number][0] == (pytest.approx(loss, rel=1e-5), correct)
+        if number % 4 != 3:
+            parts = world.comm.allgather(landed[number][1])
+            total = np.zeros_like(gradient)
+            for one, part in zip(cut.strips, parts, strict=True):
+                for piece in one.pieces:
+                    total[piece.start : piece.start + piece.size] += part[piece.local : piece.local + piece.size]
+            np.testing.assert_allclose(total, gradient, rtol=1e-4, atol=1e-5 * np.abs(gradient).max())
+    world.comm.Barrier()
+    link.free()
+
+
+def test_sums_over_a_replica_are_those_of_all_strips():
+    from adam_mpi.worker import channels
+    from adam_mpi.worker.contribution import Contribution
+    from adam_mpi.worker.link import Link
+    from adam_mpi.worker.sums import Sums
+
+    world = replica([])
+    shapes = infer(STACKS["the paper's"][1], STACKS["the paper's"][0], 5)
+    cut = partition(shapes, world.comm.size)
+    strip = cut.strips[world.place.strip]
+    link = Link(world, channels.plan(cut, 1, IMAGES))
+    sums = Sums(link, cut)
+    given = [Contribution(0, np.full(strip.parameters, 10.0**world.rank * (turn + 1), np.float32)) for turn in range(7)]
+    waiting, got = list(given), []
+    limit = time.monotonic() + 30
+    while len(got) < len(given):
+        assert time.monotonic() < limit, f"rank {world.rank}: {len(got)} of {len(given)} sums"
+        while waiting and sums.begin(waiting[0]):
+            waiting.pop(0)
+        if (done := sums.step()) is not None:
+            got.append(done)
+        world.check()
+    expected = sum(10.0**rank for rank in range(world.comm.size))
+    assert got == given
+    for turn, contribution in enumerate(got):
+        for spans in cut.common:
+            a, b = spans[strip.number]
+            mine = contribution.values[strip.local(a) :][: b - a]
+            np.testing.assert_allclose(mine, expected * (turn + 1))
+    world.comm.Barrier()
+    link.free()
