@@ -19,3 +19,7 @@ class Regroup(RankFailure):
 
 class LostState(Exception):
     """The ranks that are left do not have all that is needed to go on."""
+
+
+class Stall(Exception):
+    """Another rank owes an answer for too long, though it lives: somebody may have cut the network."""

@@ -98,14 +98,16 @@ class ParameterServer:
     def __init__(
         self, comm: MPI.Comm, size: int, servers: int = 1, optimiser: str = "additive", rate: float = 1.0,
         initial: np.ndarray | None = None, keep: Filter | None = None, shard: int = 262_144, transport: str = "shared",
+        copies: int = 1,
     ) -> None:  # fmt: skip
         """Collective. The last `servers` ranks serve (with one rank, it does both); all others may push and pull.
 
+        With several `copies` a push is done when as many servers have it.
         `optimiser` is "additive", "adagrad" or "descent" (the last two take gradients and step by `rate`).
         """
         if not 0 < servers < max(comm.size, 2):
             raise UserError(f"servers = {servers}: must leave a client among {comm.size} ranks")
-        config = _config(optimiser, rate, shard, transport)
+        config = _config(optimiser, rate, shard, transport, copies)
         self.world = World(comm, config, lambda hosts, _: _arrange(hosts, servers))
         tensor = Tensor("parameters/values", "parameters", (size,), 0, size)
         places = self.world.layout.places
@@ -215,8 +217,9 @@ class ParameterServer:
                     self.post.send({"kind": "bye"}, rank)
         barrier = self.world.comm.Ibarrier()
         self.world.wait(lambda: self.step() and self.post.idle and barrier.Test(), "everybody to close", seconds)
-        self.mail.free()
-        self.window.free()
+        for window in (self.mail, self.window, self.mirror):
+            if window is not None:
+                window.free()
 
     @property
     def idle(self) -> bool:
@@ -230,10 +233,13 @@ class ParameterServer:
         size = self.shelves.published_bytes(world.rank) if serves else 0
         self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes if serves else 0)
         self.window = kind.to_read(world.comm, world.node, size)
+        self.mirror, peers = None, self.shelves.peers
+        if peers.count:
+            self.mirror = kind.to_write(world.comm, world.node, peers.bytes if serves else 0)
         if not serves:
             return None
         published = Published(self.shelves, world.rank, self.window.memory)
-        server = Server(world, self.shelves, published, self.mail, self.window, self.post, 0)
+        server = Server(world, self.shelves, published, self.mail, self.window, self.post, 0, None, self.mirror)
         server.start({"weights": np.asarray(initial, np.float32)})
         return server
 
@@ -303,7 +309,7 @@ class ParameterServer:
             raise UserError(f"parameters {first} to {first + count - 1}: there are {self.size}, numbered from 0")
 
 
-def _config(optimiser: str, rate: float, shard: int, transport: str) -> Config:
+def _config(optimiser: str, rate: float, shard: int, transport: str, copies: int) -> Config:
     kinds: dict[str, dict[str, Any]] = {
         "additive": {"where": "worker"},
         "adagrad": {"kind": "adagrad"},
@@ -313,7 +319,7 @@ def _config(optimiser: str, rate: float, shard: int, transport: str) -> Config:
         raise UserError(f"optimiser = {optimiser!r}: must be one of {', '.join(kinds)}")
     config = Config(optimiser=Optimiser(rate=rate, schedule="constant", **kinds[optimiser]))
     config.train.batch, config.server.shard, config.cluster.transport = 1, shard, transport
-    config.server.copies = 1
+    config.server.copies = copies
     return config
 
 

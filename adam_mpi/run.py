@@ -20,7 +20,7 @@ from adam_mpi.cluster.world import Idle, Interrupted, World
 from adam_mpi.config import Given
 from adam_mpi.crew import Crew
 from adam_mpi.durable import stores
-from adam_mpi.errors import LostState, RankFailure, UserError
+from adam_mpi.errors import LostState, RankFailure, Stall, UserError
 from adam_mpi.job import Job
 from adam_mpi.observe import log as logs
 from adam_mpi.observe import rundir
@@ -237,7 +237,7 @@ def _end(world: World, failure_file: Path, error: BaseException) -> NoReturn:
 
 
 def _cause(world: World, error: BaseException) -> str:
-    if isinstance(error, LostState):
+    if isinstance(error, LostState | Stall):
         return str(error)
     if isinstance(error, UserError | RankFailure | Interrupted):
         return f"{world.place}: {error}"

@@ -45,6 +45,7 @@ from adam_mpi.server.published import Published
 from adam_mpi.server.serving import Server
 from adam_mpi.server.shelves import Shelves, cut_for
 from adam_mpi.settlement import Settlement, settle
+from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.strip import StripWorker
 from adam_mpi.worker.worker import Worker
 
@@ -280,6 +281,9 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None) -> Worker:
     worker = Worker(world, net, *where, ground.threads, carried)
     if settled is not None:
         worker.pushes.clock = settled.clocks[world.place.member]
+    if ground.job.config.inject.conserve:
+        directory, batch = ground.job.directory, ground.job.config.train.batch
+        worker.conservation = Conservation(directory, world.place.member, batch)
     return worker
 
 
@@ -296,6 +300,8 @@ def _first_state(job: Job) -> dict[str, np.ndarray]:
     """What the servers begin with: the snapshot, or new weights."""
     if job.resume is not None:
         return newest.state(job.resume, parameters.total(job.shapes))
+    if job.config.inject.conserve:
+        return {"weights": np.zeros(parameters.total(job.shapes), np.float32)}
     return {"weights": _first_weights(job.config, job.shapes)}
 
 

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "scripts/test": ".ci/run", "scripts/bench.py": "by hand, on an idle machine", "pip": "scripts/lib.sh",
     "kill": "tests/test_resume.py", "touch": "tests/test_resume.py", ".": "PATH is set here",
     "python -m adam_mpi fetch": "tests/test_fetch.py", "scripts/hosts": "tests/test_hosts.py", "git": "by hand",
+    "scripts/chaos": "tests/test_chaos.py", "scripts/failure_matrix": "by hand",
     "scripts/reproduce": "by hand, it takes hours", "scripts/simulate_clusters": "by hand",
 }  # fmt: skip
 # Enough for a job to go all its way.

@@ -8,6 +8,7 @@ from launch import given, spread
 
 from adam_mpi.cluster.layout import Place
 from adam_mpi.config import load
+from adam_mpi.errors import Stall
 from adam_mpi.observe import watchdog
 from adam_mpi.observe.watchdog import Wait, Watchdog
 
@@ -45,11 +46,11 @@ def test_a_wait_is_told_once_and_again_only_when_it_began_anew(dog, clock, caplo
     for turn in (0, 0, 1, 1):
         for _ in range(12):
             clock.seconds += 1
-            dog.look(lambda turn=turn: [Wait("clock 7", 1, turn)])
+            dog.look(lambda turn=turn: [Wait("clock 7", 1, turn, patient=True)])
     assert len(dog.post.sent) == 2
     to, asked = dog.post.sent[0]
     assert to == 1
-    pattern = r"rank 0, worker .* on a waits for clock 7 from rank 1, server on b since \d\d:\d\d:\d\d, 1\d\.\d s"
+    pattern = r"rank 0, worker .* on a waited for clock 7 from rank 1, server on b since \d\d:\d\d:\d\d, 1\d\.\d s"
     assert re.fullmatch(pattern, asked)
 
 
@@ -58,6 +59,15 @@ def test_what_moves_on_is_never_told(dog, clock):
         clock.seconds += 3
         dog.look(lambda turn=turn: [Wait("a batch", 1, turn)])
     assert dog.post.sent == []
+
+
+def test_what_is_owed_for_too_long_ends_the_job(dog, clock):
+    dog.limit = 30.0
+    with pytest.raises(Stall, match=r"rank 0, worker .* has waited for a batch from rank 1, server on b since .*ends"):
+        for _ in range(40):
+            clock.seconds += 1
+            dog.look(lambda: [Wait("a batch", 1, 0), Wait("clock 7", 1, 0, patient=True)])
+    assert 130 < clock.seconds < 140
 
 
 def test_stacks_name_the_threads_and_where_they_are():
@@ -73,7 +83,7 @@ def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job)
     what = {1: server, 0: "a batch|the next phase"}[rank]
     other = {1: "rank 1, server on", 0: "rank 0, data on"}[rank]
     job.rank(rank).suspend()
-    told = re.compile(rf"rank [23], worker .* waits for ({what}) from {other} \S+ since .* s; stacks here:\nthread ")
+    told = re.compile(rf"rank [23], worker .* waited for ({what}) from {other} \S+ since .* s; stacks here:\nthread ")
     job.until(lambda: any(told.search(text) for text in job.logs().values()), "the watchdog's word")
     job.rank(rank).resume()
     stack = re.compile(r"^  File .*run\.py.* in _serve$", re.M)

@@ -11,6 +11,8 @@ def check_together(config: Config) -> None:
     if not config.asynchronous and staleness != int(staleness):
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
+    if config.inject.conserve and config.layout.partitions != 1:
+        raise UserError(f"inject.conserve: needs layout.partitions = 1, not {config.layout.partitions}")
     for role, patterns in config.layout.place.items():
         if role not in ("data", "worker", "server"):
             raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")

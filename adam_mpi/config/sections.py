@@ -269,6 +269,8 @@ class Observe:
 class Inject:
     faults: list[str] = field(default_factory=list)
     """Faults on purpose, e.g. "kill rank=2 at=push step=20"; docs/FAILURES.md lists them."""
+    conserve: bool = False
+    """Every push adds exactly 1 to every parameter (with optimiser.rate = 1, constant), to see what a failure costs."""
 
 
 @dataclass

@@ -117,7 +117,7 @@ class DataClient:
         for slot in self.asking if not self.follows else ():
             yield Wait(f"batch {slot.batch}" if self.shared else "a batch", slot.source, id(slot.request))
         if self.phase_slot.request is not None:
-            yield Wait("the next phase", self.world.layout.head, self.phase.number)
+            yield Wait("the next phase", self.world.layout.head, self.phase.number, patient=True)
 
     def _phase_arrives(self) -> bool:
         slot = self.phase_slot

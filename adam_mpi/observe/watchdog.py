@@ -1,5 +1,8 @@
 """The stall watchdog: a rank that waits for too long says for what, for whom and since when, with stacks of both sides.
 
+What should have been answered at once and was not for `cluster.seconds` ends the job: a network that is cut between
+two hosts shows in nothing else.
+
 The other side may hang with its main thread inside MPI, where it hears no message: on the same host it is asked by a
 signal, which the interpreter answers from anywhere; on another host by a message, as long as it hears them.
 """
@@ -17,6 +20,7 @@ from typing import NamedTuple
 
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
+from adam_mpi.errors import Stall
 
 ASK = signal.SIGUSR2
 log = logging.getLogger(__name__)
@@ -28,6 +32,8 @@ class Wait(NamedTuple):
     what: str
     rank: int
     turn: int
+    patient: bool = False
+    """Whether it may take as long as some third rank takes for its work."""
 
 
 def answer_signals() -> None:
@@ -51,6 +57,7 @@ class Watchdog:
     def __init__(self, world: World, post: Post) -> None:
         """Collective over the world."""
         self.world, self.post, self.seconds = world, post, world.config.watchdog.seconds
+        self.limit = world.config.cluster.seconds
         self.processes = world.comm.allgather((world.place.host, os.getpid()))
         self.since: dict[Wait, float] = {}
         self.told: set[Wait] = set()
@@ -59,19 +66,24 @@ class Watchdog:
     def look(self, waits: Callable[[], Iterable[Wait]]) -> None:
         """Take note of what is awaited now, a few times in `watchdog.seconds`; tell of each wait once."""
         now = time.monotonic()
-        if not self.seconds or now - self.looked < self.seconds / 4:
+        if now - self.looked < min(self.seconds or self.limit, self.limit) / 4:
             return
         self.looked = now
         self.since = {wait: self.since.get(wait, now) for wait in waits()}
         self.told &= self.since.keys()
         for wait, since in self.since.items():
-            if now - since > self.seconds and wait not in self.told:
+            if self.seconds and now - since > self.seconds and wait not in self.told:
                 self.told.add(wait)
                 self._tell(wait, now - since)
+            if now - since > self.limit and not wait.patient:
+                raise Stall(f"{self.world.place} has {self._describe(wait, now - since)}; the job ends")
+
+    def _describe(self, wait: Wait, seconds: float) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        return f"waited for {wait.what} from {self.world.layout.places[wait.rank]} since {since}, {seconds:.1f} s"
 
     def _tell(self, wait: Wait, seconds: float) -> None:
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
-        text = f"waits for {wait.what} from {self.world.layout.places[wait.rank]} since {since}, {seconds:.1f} s"
+        text = self._describe(wait, seconds)
         log.warning("%s; stacks here:\n%s", text, stacks())
         host, process = self.processes[wait.rank]
         if wait.rank != self.world.rank and host == self.world.place.host:

@@ -80,7 +80,7 @@ class PullClient:
             if self.reading == "weights" or self.least is None:
                 yield Wait(f"the {self.reading} of pull {self.count}", server, self.count)
             elif clock[0] < self.least:
-                yield Wait(f"clock {self.least}, which has come to {clock[0]},", server, self.count)
+                yield Wait(f"clock {self.least}, which has come to {clock[0]},", server, self.count, patient=True)
 
     @property
     def applied(self) -> dict[int, int]:

@@ -245,7 +245,8 @@ class PushClient:
         for lane in self.lanes:
             if lane.sent:
                 what = f"the acknowledgement of push {lane.sent[0].contribution.sequence}, {lane.sent[0].where}"
-                yield Wait(what, lane.server, lane.applied)
+                # With clocks a server waits for all replicas.
+                yield Wait(what, lane.server, lane.applied, patient=not self.world.config.asynchronous)
 
     def settle(self, contribution: Contribution) -> None:
         """A message of a push has been dealt with; with the last one the push is acknowledged."""

@@ -27,6 +27,7 @@ from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.settlement import Word
 from adam_mpi.worker import trainer
+from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.contribution import Contribution, Done, Pool, contributions, renew
 from adam_mpi.worker.copy import Copy
 from adam_mpi.worker.holding import Holding
@@ -51,6 +52,8 @@ class Worker:
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
         count = contributions(threads, bool(shelves.peers.count))
         self.pool = Pool(count, holding.size, dense, largest_push(self.config))
+        self.conservation: Conservation | None = None
+        """In a run whose every push adds 1 to every parameter."""
         self.results: SimpleQueue[Result] = SimpleQueue()
         self._start(world, network, threads)
         self.factor = 0.0
@@ -224,6 +227,8 @@ class Worker:
     def _push(self, contribution: Contribution) -> None:
         if self.probe is not None:
             self.probe.look(contribution.values, contribution.images, self.local)
+        if self.conservation is not None:
+            self.conservation.pushed(contribution)
         self.pushes.push(contribution)
 
     def _result(self) -> Result | None:
@@ -237,6 +242,8 @@ class Worker:
         worked = bool(self.pushes.acknowledged)
         while self.pushes.acknowledged:
             contribution = self.pushes.acknowledged.popleft()
+            if self.conservation is not None:
+                self.conservation.acknowledged()
             for done in contribution.done if contribution.counted else ():
                 self.images += done.images
                 self.held.discard(batch_id(done.epoch, done.number))

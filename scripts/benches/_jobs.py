@@ -29,3 +29,13 @@ def run(ranks: int, *settings: str, keep: str | None = None) -> tuple[dict[str, 
         assert job.returncode == 0, job.stdout + job.stderr
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
         return json.loads(Path(folder, "run", "summary.json").read_text()), [line for line in lines if line["done"]]
+
+
+def under_mpi(ranks: int, *program: object) -> str:
+    """What `mpirun -n RANKS python PROGRAM` prints."""
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert mpirun, "no mpirun beside this Python or on PATH"
+    words = [ROOT / "scripts" / "lib.sh", mpirun, ranks, sys.executable, *program]
+    command = ["bash", "-c", LAUNCH, *map(str, words)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=300)
+    return done.stdout

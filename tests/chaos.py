@@ -1,0 +1,234 @@
+"""Chaos: whole jobs whose ranks are killed at seeded moments, and what must be true of them afterwards.
+
+Two kinds of runs. In a *training* run ranks are killed from outside at random moments; it must reach its accuracy, and
+a synchronous one the weights of an undisturbed run. In a *conservation* run every push adds exactly 1 to every
+parameter, and ranks are killed at named points of the program; in the end every weight is the number of acknowledged
+pushes.
+
+    scripts/chaos                 # all of it; see there
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import h5py
+import numpy as np
+import pytest
+from launch import Job, Mpi, available, given, start
+
+from adam_mpi.cluster.layout import Layout, arrange
+from adam_mpi.config import load
+from adam_mpi.durable import slots
+from adam_mpi.worker.conservation import counted
+
+SECONDS = 200
+TARGET = ["train.epochs=20", "train.target=0.85"]
+KINDS = {
+    "async": TARGET,
+    "sync": ["consistency.staleness=0", "train.epochs=2"],
+    "factor": ["push.protocol=factor", *TARGET],
+}
+TRAINING = ["data.images=8000", "server.shard=12000", "observe.interval=0.5", "snapshot.minutes=0"]
+CONSERVATION = [
+    "data.images=3200", "train.epochs=3", "server.shard=12000", "observe.interval=0.5", "inject.conserve=true",
+    "optimiser.rate=1", "optimiser.schedule=constant", "store.interval=0.5",
+]  # fmt: skip
+# Where a rank is killed, whose it is, and what has to happen first for the point to be reached.
+POINTS = {
+    "prepare": "server",
+    "applied": "server",
+    "rename": "data",
+    "rebuild": "server",
+    "recover": "worker",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A seed's run: its layout, and who is killed, as (role, which of that role, images trained on before)."""
+
+    seed: int
+    kind: str
+    ranks: int
+    data: int
+    servers: int
+    kills: tuple[tuple[str, int, int], ...] = ()
+    point: str = ""
+
+    @property
+    def expected(self) -> str:
+        """Up to two of three servers and anybody else may die; a run that loses more begins again from its store."""
+        lost = sum(role == "server" for role, _, _ in self.kills)
+        return "survived" if lost < min(3, self.servers) else "restarted"
+
+    @property
+    def factors(self) -> bool:
+        """Whether dense layers push activations and errors: a third of the conservation runs."""
+        return self.kind == "factor" or (self.point != "" and self.seed % 3 == 0)
+
+    def layout(self, hosts: int) -> Layout:
+        """Who does what at the start, on so many hosts."""
+        names = [f"h{host}" for host in range(hosts) for _ in range((self.ranks + hosts - 1 - host) // hosts)]
+        wanted = load(None, self.keys[1::2]).layout
+        return arrange(names, wanted)
+
+    @property
+    def keys(self) -> list[str]:
+        layout = [f"layout.data={self.data}", f"layout.servers={self.servers}", f"run.seed={self.seed}"]
+        if self.point:
+            protocol = f"push.protocol={'factor' if self.factors else 'delta'}"
+            return given(*CONSERVATION, *layout, protocol, f"inject.faults=[{', '.join(self._faults())}]")
+        return given(*TRAINING, *layout, *KINDS[self.kind])
+
+    def _faults(self) -> list[str]:
+        """Copies are only rebuilt, and ranks only recover, after somebody else has died: the last worker, early on."""
+        chance, victims = random.Random(self.seed), {"data": 0, "server": self.data, "worker": self.ranks - 2}
+        step = 1 if self.point in ("rename", "recover") else chance.randint(5, 60)
+        faults = [f'"kill rank={victims[POINTS[self.point]]} at={self.point} step={step}"']
+        if self.point in ("rebuild", "recover"):
+            other = self.data + 1 if self.point == "rebuild" else self.ranks - 1
+            faults.append(f'"kill rank={other} at={"apply" if self.point == "rebuild" else "compute"} step=40"')
+        return faults
+
+
+def draw(seed: int, kind: str) -> Run:
+    """The training run of a seed: 8 to 10 ranks, one to three kills of anybody, as far as the job survives them."""
+    chance = random.Random(seed)
+    servers, data = chance.choice((2, 3)), chance.choice((2, 3))
+    ranks = chance.randint(max(8, servers + data + 3), 10)
+    workers = ranks - servers - data
+    victims = [("server", place) for place in range(min(3, servers) - 1)]
+    victims += [("data", place) for place in range(data - 1)] + [("worker", place) for place in range(workers - 2)]
+    chosen = chance.sample(victims, chance.randint(1, 3))
+    moments = sorted(chance.randint(500, 6000) for _ in chosen)
+    return Run(seed, kind, ranks, data, servers, tuple((*who, when) for who, when in zip(chosen, moments, strict=True)))
+
+
+def point(name: str, seed: int) -> Run:
+    """A conservation run with a kill at a named point."""
+    return Run(seed, "conservation", 8, 2, 3, point=name)
+
+
+def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = None) -> Job:
+    """Runs it with its kills, until it has ended."""
+    job = start(mpi, run.ranks, "train", *run.keys, folder=folder, environment=environment)
+    members = run.layout(3 if environment else 1)
+    for role, place, images in run.kills:
+        job.until(lambda images=images: _images(job) >= images, f"{images} images", SECONDS)
+        job.rank(members.having(role)[place]).kill()
+    return job.wait(SECONDS)
+
+
+def _images(job: Job) -> int:
+    """Trained on so far."""
+    return max((line["images_trained"] for line in job.metrics()), default=0)
+
+
+def check(run: Run, job: Job) -> dict:
+    """Everything that must be true; returns the figures of the run."""
+    assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
+    summary, pushes = job.summary, job.summary["pushes"]
+    assert pushes["acknowledged"] <= pushes["applied"], pushes
+    if run.point:
+        conserved(run, job.run, summary)
+    elif run.kind != "sync":
+        assert summary["stopped_by"] == "target", summary["validation_accuracy"]
+    recoveries = summary["recoveries"]
+    return {
+        "seed": run.seed, "kind": run.kind, "point": run.point, "ranks": run.ranks, "expected": run.expected,
+        "kills": run.kills, "recoveries": len(recoveries), "accuracy": summary["test_accuracy"],
+        "seconds": [recovery["seconds"] for recovery in recoveries],
+        "seconds_all": [recovery["seconds_all"] for recovery in recoveries],
+        "unacknowledged_of_dead": pushes["unacknowledged_of_dead"], "job_seconds": round(job.seconds, 1),
+    }  # fmt: skip
+
+
+def conserved(run: Run, directory: Path, summary: dict) -> None:
+    """The oracle: weights against acknowledgements counted outside.
+
+    Pushes that a dead pusher had under way may be in some shards and not in others; of factors even a part of them.
+    """
+    dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
+    told = counted(directory)
+    least = sum(acknowledged for _, acknowledged in told.values())
+    most = least + sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
+    assert all(pushed == acknowledged for member, (pushed, acknowledged) in told.items() if member not in dead), told
+    held = {"weights": weights(directory / "weights.h5"), "store": stored(directory)}
+    for name, values in held.items():
+        assert least <= values.min() and values.max() <= most, (name, values.min(), values.max(), least, most)
+        if not run.factors or most == least:
+            assert np.array_equal(values, np.round(values)), f"{name}: something else than whole pushes was added"
+
+
+def weights(path: Path) -> np.ndarray:
+    with h5py.File(path) as file:
+        found: list[np.ndarray] = []
+        file.visititems(lambda _, item: found.append(item[()].ravel()) if _is_tensor(item) else None)
+    return np.concatenate(found)
+
+
+def _is_tensor(item: h5py.HLObject) -> bool:
+    return isinstance(item, h5py.Dataset) and item.dtype == np.float32
+
+
+def stored(directory: Path) -> np.ndarray:
+    """The weights in the newest store."""
+    folder = max((directory / "store").glob("[0-9]*"))
+    pieces = [piece for path in sorted(folder.glob("server-*.h5")) for piece in slots.read(path).written]
+    return np.concatenate([piece.values["weights"] for piece in pieces])
+
+
+def distance(job: Job, undisturbed: Job) -> float:
+    """How far the weights of a run are from those of one in which nobody died."""
+    return float(np.abs(weights(job.run / "weights.h5") - weights(undisturbed.run / "weights.h5")).max())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20, help="training runs")
+    parser.add_argument("--first", type=int, default=1, help="seed of the first")
+    parser.add_argument("--points", type=int, default=5, help="conservation runs per named point")
+    options = parser.parse_args()
+    # Whoever ends us from outside wants the jobs and hosts to end too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    seeds, kinds = range(options.first, options.first + options.runs), list(KINDS)
+    runs = [draw(seed, kinds[seed % len(kinds)]) for seed in seeds]
+    runs += [point(name, seed) for name in POINTS for seed in range(options.points)]
+    lines = [_line(run, available()[0]) for run in runs]
+    for name in ("seconds", "seconds_all"):
+        found = sorted(value for line in lines for value in line.get(name, ()) if value is not None)
+        if found:
+            print(json.dumps({"name": name, "median": median(found), "worst": found[-1], "count": len(found)}))
+    failed = [line for line in lines if "error" in line]
+    print(json.dumps({"runs": len(lines), "failed": len(failed)}), flush=True)
+    return int(bool(failed))
+
+
+def _line(run: Run, mpi: Mpi) -> dict:
+    """Plays a run, prints its figures or what was wrong, and keeps the folder of one that failed."""
+    folder = Path(tempfile.mkdtemp(prefix="adam_mpi-chaos-"))
+    hosts = {"ADAM_MPI_HOSTS": os.environ["ADAM_MPI_HOSTS"]} if "ADAM_MPI_HOSTS" in os.environ else None
+    try:
+        line = check(run, play(run, mpi, folder / "job", hosts))
+        if run.kind == "sync":
+            quiet = start(mpi, run.ranks, "train", *run.keys, folder=folder / "undisturbed").wait(SECONDS)
+            line["distance"] = distance(Job(quiet.process, folder / "job", folder / "job" / "run"), quiet)
+            assert line["distance"] < 1e-4, line
+        shutil.rmtree(folder)
+    except (AssertionError, pytest.fail.Exception, LookupError) as error:
+        line = {"seed": run.seed, "kind": run.kind, "point": run.point, "error": str(error)[:2000], "kept": str(folder)}
+    print(json.dumps(line), flush=True)
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())
