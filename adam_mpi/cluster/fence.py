@@ -60,6 +60,8 @@ class Watch:
         self.over: threading.Event | None = None
 
     def begin(self, generation: int, member: int) -> None:
+        # Who has just woken up may be out already, and MPI may end him before the thread has looked.
+        self._look(generation, member)
         if self.over is None:
             self.over = threading.Event()
             threading.Thread(target=self._run, args=(self.over, generation, member), name="watch", daemon=True).start()
@@ -75,9 +77,12 @@ class Watch:
     def _run(self, over: threading.Event, generation: int, member: int) -> None:
         limit = time.monotonic() + self.seconds
         while not over.wait(self.PERIOD):
-            try:
-                check(self.folder, generation, member)
-            except Evicted as error:
-                self.out(error)
+            self._look(generation, member)
             if time.monotonic() > limit:
                 self.late()
+
+    def _look(self, generation: int, member: int) -> None:
+        try:
+            check(self.folder, generation, member)
+        except Evicted as error:
+            self.out(error)
