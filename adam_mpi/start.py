@@ -19,7 +19,7 @@ from adam_mpi import config as configuration
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS, Window
-from adam_mpi.cluster.world import World
+from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
@@ -200,7 +200,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
 
 
 def _settle(world: World, job: Job, kept: Crew) -> Settlement:
-    words = world.comm.allgather(kept.word(world.place.member))
+    words = gather(world.comm, kept.word(world.place.member))
     cut = partition(job.shapes, job.config.layout.partitions)
     gone = "; ".join(f"{place} died" for place in world.gone)
     if len(cut) > 1:

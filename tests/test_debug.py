@@ -50,7 +50,7 @@ def test_statistics_name_what_is_not_finite():
 
 def batch(pixels, number=7):
     ids, labels = np.arange(len(pixels)), np.zeros(len(pixels), np.int64)
-    return Batch(source=0, phase=0, epoch=3, number=number, ids=ids, labels=labels, pixels=pixels)
+    return Batch(phase=0, epoch=3, number=number, ids=ids, labels=labels, pixels=pixels)
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,8 @@ class Post:
 def dog(clock):
     """The watchdog of rank 0, with rank 1 on another host."""
     places = [Place(0, "a", ("worker",), 0, 0), Place(1, "b", ("server",))]
-    comm = types.SimpleNamespace(allgather=lambda mine: [mine, ("b", 1)])
     layout = types.SimpleNamespace(places=places)
-    world = types.SimpleNamespace(config=load(None), comm=comm, place=places[0], rank=0, layout=layout)
+    world = types.SimpleNamespace(config=load(None), hosts=["a", "b"], place=places[0], rank=0, layout=layout)
     world.config.watchdog.seconds = 10.0
     return Watchdog(world, Post())
 

@@ -24,6 +24,16 @@ POLLS = 8
 log = logging.getLogger(__name__)
 
 
+def gather(comm: MPI.Comm, word: Any) -> list[Any]:
+    """Collective: everybody's word. When a rank is lost meanwhile, MPI may hand over what is no word at all."""
+    try:
+        return comm.allgather(word)
+    except MPI.Exception:
+        raise
+    except Exception as error:
+        raise RankFailure(f"a word of another rank did not arrive whole: {error}") from None
+
+
 class Interrupted(Exception):
     """Somebody asked the job to end (Ctrl-C, or the launcher's TERM)."""
 
@@ -83,7 +93,7 @@ class World:
         Hosts have a name each, different for every shared-memory node even where two nodes give the same name.
         """
         nodes = MPI.Group.Translate_ranks(self.node.Get_group(), None, self.comm.Get_group())
-        told = self.comm.allgather((MPI.Get_processor_name(), min(nodes), self.generation, os.getpid(), known))
+        told = gather(self.comm, (MPI.Get_processor_name(), min(nodes), self.generation, os.getpid(), known))
         self.generation = 1 + max(word[2] for word in told)
         self.pids = [word[3] for word in told]
         leaders = {name: sorted({lead for other, lead, *_ in told if other == name}) for name, *_ in told}
@@ -139,7 +149,7 @@ class World:
 
     def _grow(self, comm: MPI.Intracomm, ranks: int, job: Any) -> MPI.Intracomm:
         """Collective: with as many ranks more as somebody wants, if the launcher has places for them."""
-        told = comm.allgather((ranks, 1 + max([self.highest, *(place.member for place in self.layout.places)])))
+        told = gather(comm, (ranks, 1 + max([self.highest, *(place.member for place in self.layout.places)])))
         ranks, first = max(told)[0], max(number for _, number in told)
         if not ranks:
             return comm

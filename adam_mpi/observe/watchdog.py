@@ -55,10 +55,8 @@ def stacks() -> str:
 
 class Watchdog:
     def __init__(self, world: World, post: Post) -> None:
-        """Collective over the world."""
         self.world, self.post, self.seconds = world, post, world.config.watchdog.seconds
         self.limit = world.config.cluster.seconds
-        self.processes = world.comm.allgather((world.place.host, os.getpid()))
         self.since: dict[Wait, float] = {}
         self.told: set[Wait] = set()
         self.looked = time.monotonic()
@@ -85,10 +83,9 @@ class Watchdog:
     def _tell(self, wait: Wait, seconds: float) -> None:
         text = self._describe(wait, seconds)
         log.warning("%s; stacks here:\n%s", text, stacks())
-        host, process = self.processes[wait.rank]
-        if wait.rank != self.world.rank and host == self.world.place.host:
+        if wait.rank != self.world.rank and self.world.hosts[wait.rank] == self.world.place.host:
             log.warning("stacks of the other side are in its log")
-            os.kill(process, ASK)
+            os.kill(self.world.pids[wait.rank], ASK)
         elif wait.rank != self.world.rank:
             self.post.send({"kind": "stacks", "asked": f"{self.world.place} {text}"}, wait.rank)
 
