@@ -217,7 +217,7 @@ def _tell(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseExce
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
         wire.bye(f"interrupted by {error}")
-    if isinstance(error, Interrupted | RankFailure):
+    if isinstance(error, Interrupted | RankFailure | MPI.Exception):
         # Another rank may have died first: the sentinel says more about that than a signal or MPI.
         sentinel.told(failure_file, seconds=1.0)
     sentinel.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
@@ -230,7 +230,7 @@ def _end(world: World, failure_file: Path, error: BaseException) -> NoReturn:
     code = sentinel.exit_code(failure_file)
     if not world.survivable:
         MPI.COMM_WORLD.Abort(code)
-    elif world.comm.size > 1 and not isinstance(error, RankFailure | LostState):
+    elif world.comm.size > 1 and not isinstance(error, RankFailure | LostState | MPI.Exception):
         # With --with-ft ulfm MPI's own Abort reaches nobody, and an exit is not heard of; a death is, at once.
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
@@ -239,6 +239,8 @@ def _end(world: World, failure_file: Path, error: BaseException) -> NoReturn:
 def _cause(world: World, error: BaseException) -> str:
     if isinstance(error, LostState | Stall):
         return str(error)
+    if isinstance(error, MPI.Exception):
+        return f"{world.place}: {world.describe(error)}"
     if isinstance(error, UserError | RankFailure | Interrupted):
         return f"{world.place}: {error}"
     return f"{world.place} raised\n{''.join(traceback.format_exception(error)).rstrip()}"

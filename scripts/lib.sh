@@ -208,9 +208,13 @@ tell_lost_hosts() {
 
 # A signal that is trapped ends `wait` before the job has ended.
 wait_for_job() {
-    local status
+    local status again
     while true; do
         wait "$job" && status=0 || status=$?
-        kill -0 "$job" 2>/dev/null || return $status
+        kill -0 "$job" 2>/dev/null && continue
+        # The signal may have come as the job ended: bash then still knows how.
+        wait "$job" 2>/dev/null && again=0 || again=$?
+        [ $again = 127 ] || status=$again
+        return $status
     done
 }

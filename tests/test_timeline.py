@@ -14,6 +14,9 @@ from adam_mpi.observe import clocks, timeline, trace
 
 SMALL = given("data.images=2000", "train.epochs=1", "store.interval=0.5")
 
+# Microseconds that clocks of ranks which share cores may be apart once they are aligned.
+ALIGNED = 500.0
+
 
 @pytest.fixture
 def traced(launch, tmp_path):
@@ -40,7 +43,7 @@ def test_spans_and_arrows_of_a_job(traced):
             arrows[event["id"]][event["ph"]] = event
     # An arrow for each push to each server, and time runs from its tail to its point.
     assert len(arrows) == 2 * job.summary["pushes"]["sent"] > 0
-    assert all(arrow["s"]["ts"] <= arrow["f"]["ts"] for arrow in arrows.values())
+    assert all(arrow["s"]["ts"] <= arrow["f"]["ts"] + ALIGNED for arrow in arrows.values())
     for arrow in arrows.values():
         assert _inside(arrow["s"], spans) == "push" and _inside(arrow["f"], spans) == "apply"
 

@@ -184,7 +184,8 @@ class Server:
     def _replicate(self) -> bool:
         if self.replicator is None:
             return False
-        return self.replicator.step()
+        with trace.span("replicate"):
+            return self.replicator.step()
 
     def _taken(self, record: Mail, batches: np.ndarray) -> None:
         """A copy here has taken a step."""
@@ -299,6 +300,8 @@ class Server:
             if mail.ring not in self.went_on:
                 self.went_on[mail.ring] = time.time()
             self.cut.begun[mail.ring] = max(self.cut.begun[mail.ring], mail.clock + 1)
+            if mail.last and mail.shard == shard:
+                trace.receives((mail.pusher, mail.sequence, self.world.rank))
         if self.store is not None:
             self.store.touch(place)
 
@@ -334,7 +337,6 @@ class Server:
                 log.error("push %d of %s is %d clocks ahead", mail.sequence, self.inbox.pusher(mail.ring), lead)
             self.clocks[mail.ring] = max(self.clocks[mail.ring], mail.clock + 1)
             self.counts["applied"] += 1
-            trace.receives((mail.pusher, mail.sequence, self.world.rank))
         if self.synchronous:
             return
         ids = self.inbox.batches(mail)

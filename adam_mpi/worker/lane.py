@@ -87,10 +87,11 @@ class Lane(Generic[L]):
         batches = letter.batches()
         header["batches"] = batches.size
         self.lengths[slot] = mailbox.seal(self.buffers[slot], header, batches)
+        if header["last"]:
+            # Before it is sent: a near server may have it in the next microsecond.
+            trace.sends((int(header["pusher"]), int(header["sequence"]), self.server))
         self._send(slot, self.position)
         self.sent.append(letter)
-        if header["last"]:
-            trace.sends((int(header["pusher"]), int(header["sequence"]), self.server))
 
     def _send(self, slot: int, position: int) -> None:
         message = self.buffers[slot, : self.lengths[slot]]
