@@ -93,7 +93,7 @@ def test_auto_partitions_are_as_few_as_fit_the_cache(monkeypatch):
 
 
 def test_the_network_of_36_billion_connections():
-    text = plan(config.load(ROOT / "examples" / "36-billion.toml"), 16, "16x1", "3x256x256:21841")
+    text = plan(config.load(ROOT / "docs" / "36-billion.toml"), 16, "16x1", "3x256x256:21841")
     connections = int(re.search(r"^total +[\d,]+ +([\d,]+)$", text, re.M)[1].replace(",", ""))
     assert 35.5e9 < connections < 36.5e9
     assert len(re.findall(r"^ +\d+ +\d+-\d+ +1,200,\d{3},\d{3} +13.4\d* +[\d.]+ MB +9.0\d* GB", text, re.M)) == 16
