@@ -83,7 +83,8 @@ class Run:
 
     @property
     def keys(self) -> list[str]:
-        layout = [f"layout.data={self.data}", f"layout.servers={self.servers}", f"run.seed={self.seed}"]
+        layout = [f"layout.data={self.data}", f"layout.servers={self.servers}", "server.copies=3"]
+        layout.append(f"run.seed={self.seed}")
         if self.point:
             protocol = f"push.protocol={'factor' if self.factors else 'delta'}"
             return given(*CONSERVATION, *layout, protocol, f"inject.faults=[{', '.join(self._faults())}]")
@@ -221,7 +222,8 @@ def _line(run: Run, mpi: Mpi) -> dict:
         line = check(run, play(run, mpi, folder / "job", hosts))
         if run.kind == "sync":
             quiet = start(mpi, run.ranks, "train", *run.keys, folder=folder / "undisturbed").wait(SECONDS)
-            line["distance"] = distance(Job(quiet.process, folder / "job", folder / "job" / "run"), quiet)
+            job = Job(quiet.process, folder / "job", folder / "job" / "run", quiet.temporary)
+            line["distance"] = distance(job, quiet)
             assert line["distance"] < 1e-4, line
         shutil.rmtree(folder)
     except (AssertionError, pytest.fail.Exception, LookupError) as error:

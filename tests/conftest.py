@@ -149,6 +149,7 @@ def start_job(mpi: Mpi, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield call
     for job in jobs:
         job.end()
+        shutil.rmtree(job.temporary, ignore_errors=True)
 
 
 @pytest.fixture

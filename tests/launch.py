@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class Job:
     process: subprocess.Popen
     folder: Path
     run: Path
+    temporary: str
+    """Where mpirun keeps its own files: killed ones leave them behind, under names that a later one may want."""
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
 
@@ -243,14 +246,16 @@ def start(
     if any(word.startswith(("model.layers", "train.batch")) for word in words):
         words[1:1] = given("kernels.engine=reference")
     program = [*options, mpi.python, "-m", "adam_mpi", *words]
+    # Short, because sockets are in there, whose paths have a limit.
+    temporary = tempfile.mkdtemp(prefix="adam-")
     with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
         process = subprocess.Popen(
             ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpi.mpirun, str(ranks), *program],
             cwd=folder,
-            env=clean_environment() | (environment or {}),
+            env=clean_environment() | {"TMPDIR": temporary} | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
         )
-    return Job(process, folder, run)
+    return Job(process, folder, run, temporary)

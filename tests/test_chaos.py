@@ -5,6 +5,7 @@ import pytest
 from launch import available, start
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.timeout(430),
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="needs an Open MPI that survives"),
     pytest.mark.parametrize("mpi", ["openmpi"], indirect=True),

@@ -45,6 +45,7 @@ def test_a_terminal_shows_the_run_and_its_roles_in_place(terminal, tmp_path):
 
 
 @needs_tmux
+@pytest.mark.full  # who counts as slow, and who waits, takes cores of its own to see
 def test_top_follows_a_job_to_its_end(terminal, start_job):
     job = start_job(5, "train", *LONG, *given('inject.faults=["slow rank=3 factor=8"]', "consistency.staleness=0"))
     job.until((job.run / "status.json").exists, "its first status")

@@ -9,12 +9,13 @@ from test_train import SMOOTH
 from adam_mpi.observe.rundir import compare_copies, grow
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),
     pytest.mark.parametrize("mpi", ["openmpi"], indirect=True),
 ]
 # Ranks 0 and 1 serve data, 2 to 4 parameters, 5 to 7 train; every server has a dozen shards.
 SETTINGS = given(
-    "layout.servers=3", "layout.data=2", "server.shard=20000", "data.images=6000", "train.epochs=12",
+    "layout.servers=3", "layout.data=2", "server.copies=3", "server.shard=20000", "data.images=6000", "train.epochs=12",
     "train.target=0.85", "observe.interval=0.2",
 )  # fmt: skip
 
