@@ -73,6 +73,7 @@ def test_stacks_name_the_threads_and_where_they_are():
     assert "thread MainThread" in watchdog.stacks() and "in test_stacks_name_the_threads" in watchdog.stacks()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rank", "mpi"), spread([1, 0]), indirect=["mpi"])
 def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job):
     keys = given("watchdog.seconds=1", "cluster.stopped=0", "snapshot.minutes=0")

@@ -37,10 +37,13 @@ class Wait(NamedTuple):
 
 
 def answer_signals() -> None:
-    """Whoever asks by a signal finds the stacks of all threads in this rank's log."""
+    """Whoever asks by a signal finds the stack of the main thread in this rank's log.
+
+    Not of all threads: their frames may change under the one that looks, which then crashes the rank.
+    """
     for handler in logging.getLogger("adam_mpi").handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream:
-            faulthandler.register(ASK, handler.stream, all_threads=True)
+            faulthandler.register(ASK, handler.stream, all_threads=False)
 
 
 def stacks() -> str:
