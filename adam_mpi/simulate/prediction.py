@@ -88,9 +88,7 @@ class Stage:
         threads = _threads(self.cluster, self.config, self.layout, places[0].rank)
         slow = self.cluster.chance.factor if number < round(self.cluster.chance.slow * self.layout.replicas) else 1.0
         ranks = [self.ranks[place.rank] for place in places]
-        return Replica(
-            number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow, 0.0
-        )
+        return Replica(number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow)
 
     def play(self, connections: int, batches: int) -> Prediction:
         """Until the replicas have done their batches; the first ones do not count."""

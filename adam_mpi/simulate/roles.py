@@ -119,10 +119,10 @@ class Replica:
 
     def __init__(
         self, number: int, ranks: list[Rank], config: Config, cluster: Cluster, load: Load,
-        data: list[Data], servers: dict[int, Server], threads: int, slow: float, exchange: float,
+        data: list[Data], servers: dict[int, Server], threads: int, slow: float,
     ) -> None:  # fmt: skip
         self.number, self.ranks, self.config, self.costs, self.load = number, ranks, config, cluster.costs, load
-        self.data, self.servers, self.threads, self.slow, self.exchange = data, servers, threads, slow, exchange
+        self.data, self.servers, self.threads, self.slow = data, servers, threads, slow
         self.time, self.chance = ranks[0].host.time, ranks[0].chance
         self.spread = cluster.chance.spread
         self.replicas = max(1, next(iter(servers.values())).replicas)
@@ -182,13 +182,11 @@ class Replica:
         yield self.batches.put(None)
 
     def _compute(self, images: float) -> Steps:
-        """All strips at once; what they exchange hides behind other batches in flight, as far as it can."""
+        """All strips at once; what they exchange is taken to be hidden behind other batches in flight."""
         noise = self.chance.lognormal(-self.spread**2 / 2, self.spread)
         seconds = images * self.costs.image * noise
         strips = [self.time.process(rank.host.work(self.slow * seconds / len(self.ranks))) for rank in self.ranks]
         yield self.time.all_of(strips)
-        if self.exchange:
-            yield self.time.timeout(self.exchange * images)
         self.images += int(images)
 
     def push(self, clock: int, seen: dict[int, int]) -> Steps:
