@@ -69,6 +69,14 @@ def test_what_is_owed_for_too_long_ends_the_job(dog, clock):
     assert 130 < clock.seconds < 140
 
 
+def test_the_time_in_which_this_rank_stood_still_counts_for_nobody(dog, clock):
+    dog.limit = 30.0
+    for seconds in (1, 5, 60, 2, 3, 90, 3):
+        clock.seconds += seconds
+        dog.look(lambda: [Wait("a batch", 1, 0)])
+    assert dog.post.sent == []
+
+
 def test_stacks_name_the_threads_and_where_they_are():
     assert "thread MainThread" in watchdog.stacks() and "in test_stacks_name_the_threads" in watchdog.stacks()
 

@@ -66,11 +66,14 @@ class Watchdog:
 
     def look(self, waits: Callable[[], Iterable[Wait]]) -> None:
         """Take note of what is awaited now, a few times in `watchdog.seconds`; tell of each wait once."""
-        now = time.monotonic()
-        if now - self.looked < min(self.seconds or self.limit, self.limit) / 4:
+        now, period = time.monotonic(), min(self.seconds or self.limit, self.limit) / 4
+        passed = now - self.looked
+        if passed < period:
             return
         self.looked = now
-        self.since = {wait: self.since.get(wait, now) for wait in waits()}
+        # What arrived while this rank itself stood still could not be taken: that time counts for nobody's.
+        still = passed if passed > 2 * period else 0.0
+        self.since = {wait: min(now, self.since.get(wait, now) + still) for wait in waits()}
         self.told &= self.since.keys()
         for wait, since in self.since.items():
             if self.seconds and now - since > self.seconds and wait not in self.told:
