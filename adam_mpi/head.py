@@ -264,8 +264,9 @@ class Head:
             return False
         if not self.finishing:
             self.finishing = True
+            copies = str(self.directory / "conservation") if self.config.inject.conserve else None
             for rank in layout.servers:
-                self.post.send({"kind": "store", "order": "finish"}, rank)
+                self.post.send({"kind": "store", "order": "finish", "copies": copies}, rank)
             return True
         if self.board.finals("server", self.members) < len(layout.servers):
             return False

@@ -31,6 +31,7 @@ from adam_mpi.server.replicate import Record, Replicator, notes
 from adam_mpi.server.shelves import MOST_BATCHES, RECORD_BATCHES, Shelves
 from adam_mpi.server.stepper import Stepper
 from adam_mpi.settlement import Word
+from adam_mpi.worker.conservation import leave_copies
 
 MOST_FOLDED = RECORD_BATCHES // MOST_BATCHES
 COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")
@@ -375,6 +376,9 @@ class Server:
             case "finish":
                 if self.store is not None:
                     self.store.close()
+                if message["copies"]:
+                    whole = {index: held.weights for index, held in self.holdings.items() if held.whole}
+                    leave_copies(Path(message["copies"]), self.world.place.member, whole)
                 self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
 
     def tell(self, word: Word) -> None:
