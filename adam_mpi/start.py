@@ -234,7 +234,7 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     mirror = None
     if plan.peers.count:
         world.agree()
-        mirror = kind.to_write(world.comm, world.node, plan.peers.bytes if serves else 0)
+        mirror = kind.to_write(world.comm, world.node, plan.mirror_bytes if serves else 0)
     return Ground(world, job, Post(world.control), plan, choices, mail, window, mirror, threads, settled), net
 
 

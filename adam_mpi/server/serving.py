@@ -26,6 +26,7 @@ from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.fold import Fold
 from adam_mpi.server.holding import Holding
 from adam_mpi.server.mail import MOST_PARTS, Inbox, Mail
+from adam_mpi.server.pool import NOTHING
 from adam_mpi.server.published import Published
 from adam_mpi.server.replicate import Record, Replicator, notes
 from adam_mpi.server.shelves import MOST_BATCHES, RECORD_BATCHES, Shelves
@@ -85,7 +86,8 @@ class Server:
         for (index, _), (ring, pusher) in product(self.place.items(), enumerate(self.inbox.members)):
             self.inbox.sequences[index, ring] = self.holdings[index].table.get(pusher, 0)
         factors = self.inbox.factors
-        self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings)
+        arena = mirror.memory[shelves.peers.bytes : shelves.mirror_bytes].view(np.float32) if mirror else NOTHING
+        self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings, arena)
         self.replicator: Replicator | None = None
         if mirror is not None and shelves.peers.count:
             arguments = world, shelves, published, mirror, window, self.stepper, self.appliers
