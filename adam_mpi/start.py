@@ -114,6 +114,9 @@ def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) 
 def settle_here(world: World, job: Job) -> Job:
     """Collective: what of the job depends on the node: where its stores are, and what lies on the disks of others."""
     place, resume = stores.folder(job.config, job.directory), job.resume
+    if not world.survivable:
+        # Where a lost rank ends the job, other copies of its shards would only cost.
+        job.config.server.copies = world.config.server.copies = 1
     if resume is not None:
         resume = newest.share(resume, world.comm, place, "server" in world.place.roles)
     return replace(job, life=place / job.life.name, resume=resume)
