@@ -83,7 +83,7 @@ class Run:
 
     @property
     def keys(self) -> list[str]:
-        layout = [f"layout.data={self.data}", f"layout.servers={self.servers}", "server.copies=3"]
+        layout = [f"layout.data={self.data}", f"layout.servers={self.servers}"]
         layout.append(f"run.seed={self.seed}")
         if self.point:
             protocol = f"push.protocol={'factor' if self.factors else 'delta'}"

@@ -7,6 +7,7 @@ The other side may hang with its main thread inside MPI, where it hears no messa
 signal, which the interpreter answers from anywhere; on another host by a message, as long as it hears them.
 """
 
+import ctypes
 import faulthandler
 import logging
 import os
@@ -91,9 +92,18 @@ class Watchdog:
         log.warning("%s; stacks here:\n%s", text, stacks())
         if wait.rank != self.world.rank and self.world.hosts[wait.rank] == self.world.place.host:
             log.warning("stacks of the other side are in its log")
-            os.kill(self.world.pids[wait.rank], ASK)
+            _ask(self.world.pids[wait.rank])
         elif wait.rank != self.world.rank:
             self.post.send({"kind": "stacks", "asked": f"{self.world.place} {text}"}, wait.rank)
+
+
+def _ask(pid: int) -> None:
+    """By a signal to the main thread, where the C library can send one: a stopped process gives it to any thread."""
+    to_thread = getattr(ctypes.CDLL(None), "tgkill", None)
+    if to_thread is None:
+        os.kill(pid, ASK)
+    else:
+        to_thread(pid, pid, ASK)
 
 
 def answer(asked: str) -> None:
