@@ -174,7 +174,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         world.injector.announce()
         world.injector.at("start")
     made: dict[str, Any] = {}
-    old = kept.roles if kept else {}
+    old, abandoned = (kept.roles, kept.abandon()) if kept else ({}, [])
     settled = None if kept is None else _settle(world, job, kept)
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
@@ -198,7 +198,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     windows = [window for window in (ground.mail, ground.window, ground.mirror) if window]
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
-    crew.abandoned = [kept.post, kept.windows, *kept.abandoned] if kept else []
+    crew.abandoned = abandoned
     return crew
 
 

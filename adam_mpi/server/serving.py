@@ -336,6 +336,9 @@ class Server:
         pushers = set[int]().union(*tables)
         return {str(p): min(table.get(p, 0) for table in tables) // MOST_PARTS for p in pushers}
 
+    def transfers(self) -> list[Any]:
+        return list(self.replicator.lanes.values()) if self.replicator else []
+
     def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
         return ()

@@ -353,6 +353,9 @@ class Worker:
         word.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
         word.batches, word.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
 
+    def transfers(self) -> list[Any]:
+        return [*self.pushes.lanes, self.data, self.pulls]
+
     def awaits(self) -> Iterator[Wait]:
         yield from self.data.awaits()
         yield from self.pushes.awaits()
