@@ -49,7 +49,7 @@ from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.strip import StripWorker
 from adam_mpi.worker.worker import Worker
 
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS, GRACE_SECONDS = 0.0005, 10.0
 log = logging.getLogger(__name__)
 
 
@@ -139,8 +139,11 @@ def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
-    patience, first = world.config.cluster.stopped, world.node.rank == 0
-    path = sentinel.start(failure_file, world.node.size, world.survivable, patience) if first else None
+    path, patience = None, world.config.cluster.stopped
+    # The ranks themselves give up after `recover.seconds`, if they can.
+    grace = world.config.recover.seconds + GRACE_SECONDS
+    if world.node.rank == 0:
+        path = sentinel.start(failure_file, world.node.size, world.survivable, patience, grace)
     return sentinel.Wire(world.node.bcast(path), str(world.place))
 
 

@@ -81,6 +81,12 @@ def test_a_shard_without_a_copy_ends_the_job_and_is_named(launch):
     assert "no copy is left of" in job.summary["failure"]
 
 
+def test_a_rank_that_is_lost_at_the_start_ends_the_job_and_is_named(launch):
+    job = launch(8, "train", *SETTINGS, *given('inject.faults=["kill rank=3 at=start"]'))
+    assert job.returncode not in (0, 2) and job.left_over() == []
+    assert job.summary["failure"].startswith("rank 3, server on"), job.summary["failure"]
+
+
 def test_synchronous_training_comes_to_the_same_numbers(launch):
     clocks = given("consistency.staleness=0", "data.images=1000", "train.epochs=2", "train.target=0")
     clocks += given(SMOOTH, "server.shard=2000")
