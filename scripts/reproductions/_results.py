@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,19 @@ def _git(*words: str) -> str:
     if done.returncode:
         raise UserError(f"git {words[0]}: {done.stderr.strip()}; results are kept in a clone of the project")
     return done.stdout.strip()
+
+
+def heading(title: str, *commands: str) -> Iterator[str]:
+    """Of a part of docs/RESULTS.md: what it is, and how it is repeated."""
+    yield f"## {title}"
+    yield ""
+    yield from (f"    scripts/reproduce {command}" for command in commands)
+    yield ""
+
+
+def not_run() -> Iterator[str]:
+    yield "Not run yet."
+    yield ""
 
 
 @dataclass(frozen=True)

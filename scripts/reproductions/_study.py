@@ -1,7 +1,8 @@
 """What studies share: how much of each is wanted, and points that are training jobs with several seeds."""
 
+import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -36,6 +37,12 @@ def jobs(
         for seed in range(1, scale.seeds + 1)
         for variant, settings in variants.items()
     }
+
+
+def by_threads(measure: Callable[[str, int], dict[str, Any]], names: Iterable[str]) -> Points:
+    """"NAME, N threads" for each, up to as many as there are cores."""
+    threads = range(1, (os.cpu_count() or 1) + 1)
+    return {f"{name}, {count} threads": partial(measure, name, count) for name in names for count in threads}
 
 
 def job(scale: Scale, settings: Sequence[str], epochs: int, ranks: int = 4) -> dict[str, Any] | None:

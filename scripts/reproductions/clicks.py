@@ -8,7 +8,7 @@ from typing import Any
 
 import _results
 from _jobs import under_mpi
-from _results import ROOT, Results
+from _results import ROOT, Results, heading, not_run
 
 from adam_mpi.observe.provenance import machine
 
@@ -42,13 +42,9 @@ def _measure(clients: int) -> dict[str, Any]:
 def page(folder: Path) -> Iterator[str]:
     kept = Results(folder / "clicks")
     found = [told for clients in CLIENTS if (told := kept.read(f"clients-{clients}"))]
-    yield "## Clicks"
-    yield ""
-    yield "    scripts/reproduce clicks"
-    yield ""
+    yield from heading("Clicks", "clicks")
     if not found:
-        yield "Not run yet."
-        yield ""
+        yield from not_run()
         return
     best = found[0]["best_possible"]
     yield (

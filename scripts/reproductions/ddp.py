@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import _results
-from _results import Clock, Results
+from _results import Clock, Results, heading, not_run
 from _training import Training
 
 from adam_mpi.errors import UserError
@@ -124,14 +124,10 @@ def _told(result: Mapping[str, Any]) -> str:
 
 def page(folder: Path) -> Iterator[str]:
     kept = Results(folder / "ddp")
-    yield "## Against PyTorch DDP"
-    yield ""
-    yield "    scripts/reproduce ddp"
-    yield ""
+    yield from heading("Against PyTorch DDP", "ddp")
     found = {side: _rounds(kept, side) for side in SIDES}
     if not all(found.values()):
-        yield "Not run yet."
-        yield ""
+        yield from not_run()
         return
     yield (
         f"The paper's MNIST network without distortions, SGD with momentum {MOMENTUM} at a constant rate, until "

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import _results
-from _results import Clock, Results
+from _results import Clock, Results, heading
 from _study import Scale
 from _training import Training
 
@@ -84,10 +84,7 @@ def page(folder: Path) -> Iterator[str]:
     kept = Results(folder / "figures")
     for name in STUDIES:
         module, told = study(name), kept.read(name)
-        yield f"## {module.TITLE}"
-        yield ""
-        yield f"    scripts/reproduce figures {name}"
-        yield ""
+        yield from heading(module.TITLE, f"figures {name}")
         if not told:
             yield f"Not run yet. {module.PAPER}"
         else:

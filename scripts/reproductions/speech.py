@@ -7,7 +7,7 @@ from typing import Any
 
 import _frames
 import _results
-from _results import Clock, Results
+from _results import Clock, Results, heading, not_run
 from _search import MODES
 from _spread import spread
 from _training import Training
@@ -55,14 +55,10 @@ def recipe(file: Path, epochs: int) -> dict[str, Any]:
 
 def page(folder: Path) -> Iterator[str]:
     kept = Results(folder / "speech")
-    yield "## Speech-like features"
-    yield ""
-    yield "    scripts/reproduce speech"
-    yield ""
+    yield from heading("Speech-like features", "speech")
     found = {mode: [kept.read(file.stem) for file in sorted(kept.folder.glob(f"{mode}-*.json"))] for mode in MODES}
     if not any(found.values()):
-        yield "Not run yet."
-        yield ""
+        yield from not_run()
         return
     yield (
         f"{LAYERS} sigmoid layers of {UNITS} units on {_frames.FEATURES} generated features of {_frames.CLASSES} "

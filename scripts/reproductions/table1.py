@@ -8,7 +8,7 @@ from typing import Any
 
 import _recipes
 import _results
-from _results import ROOT, Clock, Results
+from _results import ROOT, Clock, Results, heading
 from _search import EPOCHS, HELD_OUT, LAST, MODES, search
 from _spread import difference, spread
 from _training import Run, Training
@@ -134,11 +134,8 @@ def page(folder: Path) -> Iterator[str]:
 
 def _page(data: str, kept: Results, log: dict[str, dict[str, Any]]) -> Iterator[str]:
     option = "" if data == "mnist" else f" --data {data}"
-    yield f"## Table 1{'' if data == 'mnist' else f', on {data}'}"
-    yield ""
-    yield f"    scripts/reproduce table1 search{option}"
-    yield f"    scripts/reproduce table1{option}"
-    yield ""
+    title = f"Table 1{'' if data == 'mnist' else f', on {data}'}"
+    yield from heading(title, f"table1 search{option}", f"table1{option}")
     yield (
         f"Recipes were chosen among the same candidates for both modes, {next(iter(log.values()))['epochs']} epochs "
         f"each, by the accuracy on {HELD_OUT:.0%} of the training set, held out, over the last {LAST} epochs; "

@@ -1,13 +1,11 @@
 """Figure 9: one server, by its threads."""
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
-from _study import Found, Points, Scale
+from _study import Found, Points, Scale, by_threads
 from server import mailbox
 
 from adam_mpi.server import apply
@@ -24,12 +22,7 @@ SIZE, ROUNDS = 16 << 20, 9
 
 
 def points(scale: Scale) -> Points:
-    most = os.cpu_count() or 1
-    return {
-        f"{path}, {threads} threads": partial(measure, path, threads)
-        for path in PATHS
-        for threads in range(1, most + 1)
-    }
+    return by_threads(measure, PATHS)
 
 
 def measure(path: str, threads: int) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Figure 8: one training node, by its threads."""
 
-import os
 import time
-from functools import partial
 from typing import Any
 
 from _models import MODELS
-from _study import Found, Points, Scale
+from _study import Found, Points, Scale, by_threads
 from node import crew
 
 TITLE = "Figure 8: training node by threads"
@@ -17,12 +15,7 @@ NAMES, SECONDS = {"mnist": 64, "mlp": 64}, 3.0
 
 
 def points(scale: Scale) -> Points:
-    most = os.cpu_count() or 1
-    return {
-        f"{name}, {threads} threads": partial(measure, name, threads)
-        for name in NAMES
-        for threads in range(1, most + 1)
-    }
+    return by_threads(measure, NAMES)
 
 
 def measure(name: str, threads: int) -> dict[str, Any]:
