@@ -100,7 +100,7 @@ def test_a_recipe_that_is_not_committed_is_refused(tmp_path, monkeypatch):
         _results.commit_of(recipe)
 
 
-@pytest.mark.parametrize("data", _recipes.names())
+@pytest.mark.parametrize("data", _recipes.SETS)
 def test_candidates_are_configurations_of_the_papers_network(data):
     found = _recipes.candidates(data)
     assert len(found) >= 4

@@ -1,22 +1,20 @@
-"""Recipes: candidates for a data set, from the TOML files in candidates/; and the ones that were chosen."""
+"""Recipes: candidates for a data set, from candidates.toml; and the ones that were chosen."""
 
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "candidates"
 Recipe = dict[str, Any]
-
-
-def names() -> list[str]:
-    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+TOLD = tomllib.loads(Path(__file__).with_name("candidates.toml").read_text())
+SETS = tuple(TOLD["sets"])
+"""Names of the data sets."""
 
 
 def candidates(data: str) -> dict[str, Recipe]:
-    """By name: the base with what each candidate changes."""
-    told = tomllib.loads((FOLDER / f"{data}.toml").read_text())
-    return {name: merged(told["base"], changes) for name, changes in told["candidates"].items()}
+    """By name: the base for a data set with what each candidate changes."""
+    base = merged(TOLD["base"], TOLD["sets"][data])
+    return {name: merged(base, changes) for name, changes in TOLD["candidates"].items()}
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "step", nargs="?", choices=("search", "seeds"), default="seeds",
         help="search: choose the recipes; seeds (default): train with them, and look at the test set",
     )  # fmt: skip
-    parser.add_argument("--data", choices=_recipes.names(), default="mnist")
+    parser.add_argument("--data", choices=_recipes.SETS, default="mnist")
     parser.add_argument("--epochs", type=int, help=f"other than the recipe's (in a search {EPOCHS}); needs -o")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many ({SEEDS})")
     parser.add_argument("--only", action="append", metavar="CANDIDATE", help="search among these only; needs -o")
@@ -126,7 +126,7 @@ def _read(kept: Results, mode: str) -> list[dict[str, Any]]:
 
 
 def page(folder: Path) -> Iterator[str]:
-    for data in ("mnist", *(name for name in _recipes.names() if name != "mnist")):
+    for data in _recipes.SETS:
         kept = Results(folder / data)
         if log := kept.read("search"):
             yield from _page(data, kept, log)
