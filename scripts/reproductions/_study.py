@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 import tomli_w
-from _spread import spread
-from _training import Training
+from _spread import compared, spread
+from _training import Hosts, Training
 
 from adam_mpi.errors import UserError
 
@@ -45,10 +45,12 @@ def by_threads(measure: Callable[[str, int], dict[str, Any]], names: Iterable[st
     return {f"{name}, {count} threads": partial(measure, name, count) for name in names for count in threads}
 
 
-def job(scale: Scale, settings: Sequence[str], epochs: int, ranks: int = 4) -> dict[str, Any] | None:
+def job(
+    scale: Scale, settings: Sequence[str], epochs: int, ranks: int = 4, hosts: Hosts | None = None
+) -> dict[str, Any] | None:
     """Figures of a training job; it does not look at the test set."""
     words = [*settings, f"train.epochs={scale.epochs or epochs}", "train.test=false", *scale.settings]
-    run = scale.training.run({}, words, ranks)
+    run = scale.training.run({}, words, ranks, hosts)
     if run is None:
         return None
     summary = run.summary
@@ -112,6 +114,13 @@ def bars(axes: Any, found: Found, key: str = "accuracy", factor: float = 100.0, 
     axes.set_ylim(low - 0.3 * (high - low or 1), high + 0.1 * (high - low or 1))
     axes.set_xticks(range(len(groups)), list(groups), rotation=25 if len(groups) > 4 else 0)
     axes.set_ylabel(label)
+
+
+def contrast(found: Found, one: str, other: str) -> str:
+    """How two variants differ, as far as both are there."""
+    groups = by_variant(found)
+    values = [[100 * value for value in column(groups.get(name, []), "accuracy")] for name in (one, other)]
+    return compared(one, other, *values)
 
 
 def accuracies(found: Found) -> str:

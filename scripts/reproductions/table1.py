@@ -10,7 +10,7 @@ import _recipes
 import _results
 from _results import ROOT, Clock, Results, heading
 from _search import EPOCHS, HELD_OUT, LAST, MODES, search
-from _spread import difference, spread
+from _spread import compared, spread
 from _training import Run, Training
 
 from adam_mpi.errors import UserError
@@ -91,7 +91,7 @@ def table(kept: Results) -> Iterator[str]:
         if seeds:
             yield f"| {NAMES[mode]}, {seeds[0]['ranks']['replicas']} replicas | {_row(seeds)} |"
     yield ""
-    yield _difference(*([100 * seed["test_accuracy"] for seed in found[mode]] for mode in MODES))
+    yield compared(*NAMES.values(), *([100 * seed["test_accuracy"] for seed in found[mode]] for mode in MODES))
 
 
 def _row(seeds: list[dict[str, Any]]) -> str:
@@ -106,18 +106,6 @@ def _row(seeds: list[dict[str, Any]]) -> str:
             f"{fmean(delay['mean'] for delay in delays):.2f} ({max(delay['max'] for delay in delays)})",
         ]
     )  # fmt: skip
-
-
-def _difference(first: list[float], second: list[float]) -> str:
-    found = difference(first, second)
-    if found is None:
-        return "The difference of the modes needs two seeds of each."
-    value, low, high = found
-    told = "cannot be told from zero" if low <= 0 <= high else "is not zero"
-    return (
-        f"Asynchronous - synchronous: {value:+.3f} %, 95 % interval {low:+.3f} to {high:+.3f} % "
-        f"(Welch, {len(first)} and {len(second)} seeds): the difference {told}."
-    )
 
 
 def _read(kept: Results, mode: str) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from _study import Found, Points, Scale, accuracies, bars, job
+from _study import Found, Points, Scale, accuracies, bars, contrast, job
 
 from adam_mpi import config
 from adam_mpi.data.sets import open_set
@@ -86,6 +86,8 @@ def verdict(found: Found) -> str:
     noises = [point["noise"] for point in found.values() if "noise" in point]
     told = ", ".join(f"{noise:.2f}" for noise in noises) or "not measured yet"
     return (
-        f"{accuracies(found)} The noise, as a fraction of the gradient's root mean square: {told}; it is that of "
+        f"{accuracies(found)} {contrast(found, 'synchronous with noise', 'synchronous')} "
+        f"{contrast(found, 'asynchronous', 'synchronous')} "
+        f"The noise, as a fraction of the gradient's root mean square: {told}; it is that of "
         "gradients at weights as old as the mean delay of the asynchronous run, in one process at a constant rate."
     )

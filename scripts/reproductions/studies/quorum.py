@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, by_variant, column, jobs
+from _study import Found, Points, Scale, accuracies, by_variant, column, contrast, jobs
 
 TITLE = "75 % quorum with a slow replica"
 KIND = "measured"
@@ -45,5 +45,6 @@ def verdict(found: Found) -> str:
     told = [f"{name} {fmean(_epoch(point) for point in own):.2f} s" for name, own in groups.items()]
     return (
         f"One of four replicas takes four times as long. Seconds per epoch: {', '.join(told)}; images that the "
-        f"quorum left out count as not trained. {accuracies(found)} Batches handed out as asked for need no quorum."
+        f"quorum left out count as not trained. {accuracies(found)} {contrast(found, '75 % of them', 'all replicas')} "
+        "Batches handed out as asked for need no quorum."
     )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from _study import POOL, Found, Points, Scale, accuracies, bars, conv, dense, jobs, toml
+from _study import POOL, Found, Points, Scale, accuracies, bars, contrast, conv, dense, jobs, toml
 
 TITLE = "Figure 12: accuracy by model size"
 KIND = "measured, on Fashion-MNIST"
@@ -26,4 +26,5 @@ def paint(axes: Any, found: Found) -> None:
 
 
 def verdict(found: Found) -> str:
-    return accuracies(found)
+    small, middle, large = WIDTHS
+    return f"{accuracies(found)} {contrast(found, large, middle)} {contrast(found, middle, small)}"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, bars, jobs
+from _study import Found, Points, Scale, accuracies, bars, contrast, jobs
 
 TITLE = "Accuracy against skew of the data"
 KIND = "measured, 4 replicas, asynchronous"
@@ -21,4 +21,4 @@ def paint(axes: Any, found: Found) -> None:
 
 
 def verdict(found: Found) -> str:
-    return accuracies(found)
+    return f"{accuracies(found)} {contrast(found, SKEWS[-1], SKEWS[0])}"

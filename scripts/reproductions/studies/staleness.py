@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, bars, by_variant, column, jobs
+from _study import Found, Points, Scale, accuracies, bars, by_variant, column, contrast, jobs
 
 TITLE = "Accuracy against staleness"
 KIND = "measured, 4 replicas"
@@ -26,6 +26,6 @@ def verdict(found: Found) -> str:
     groups = by_variant(found)
     rates = ", ".join(f"{name} {fmean(column(own, 'images_per_second')):,.0f}" for name, own in groups.items())
     return (
-        f"{accuracies(found)} Images/s by bound: {rates}. The learning rate is the same for all, so this is what delay "
-        "does, not what is best for each."
+        f"{accuracies(found)} {contrast(found, 'inf', '0')} Images/s by bound: {rates}. "
+        "The learning rate is the same for all, so this is what delay does, not what is best for each."
     )
