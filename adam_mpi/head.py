@@ -304,10 +304,11 @@ class Head:
         return {"epochs": self.results["epochs"], "kernels": self.kernels, "inputs": inputs} | best
 
     def _say_result(self) -> None:
-        accuracy = self.results["test_accuracy"]
+        keys = [key for key in ("test_accuracy", "validation_accuracy") if key in self.results]
+        told = f"{keys[0].replace('_', ' ')} {self.results[keys[0]]:.2%}" if keys else "trained"
         rate = self.results["images"] / max(self.train_seconds, 1e-9)
         seconds = time.monotonic() - self.began
-        self.progress.say(f"test accuracy {accuracy:.2%} after {seconds:.1f} s, {rate:.0f} images/s in training")
+        self.progress.say(f"{told} after {seconds:.1f} s, {rate:.0f} images/s in training")
         self.progress.say(f"summary: {self.directory / 'summary.json'}")
 
     def _check_silence(self) -> None:

@@ -125,6 +125,8 @@ class Train:
     """Stop after this many epochs without a better validation accuracy; 0 never does."""
     target: float = limited(0.0, low=0.0, high=1.0)
     """Stop when the validation accuracy reaches this; 0 never does."""
+    test: bool = True
+    """Evaluate the test part at the end; a search for a recipe must not look at it."""
 
 
 @dataclass
@@ -271,6 +273,8 @@ class Inject:
     """Faults on purpose, e.g. "kill rank=2 at=push step=20"; docs/FAILURES.md lists them."""
     conserve: bool = False
     """Every push adds exactly 1 to every parameter (with optimiser.rate = 1, constant), to see what a failure costs."""
+    noise: float = limited(0.0, low=0.0)
+    """Gaussian noise in every push, as a fraction of the root mean square of each tensor's gradient; needs deltas."""
 
 
 @dataclass
