@@ -84,7 +84,7 @@ def test_a_shard_without_a_copy_ends_the_job_and_is_named(launch):
 def test_a_rank_that_is_lost_at_the_start_ends_the_job_and_is_named(launch):
     job = launch(8, "train", *SETTINGS, *given('inject.faults=["kill rank=3 at=start"]'))
     assert job.returncode not in (0, 2) and job.left_over() == []
-    assert job.summary["failure"].startswith("rank 3, server on"), job.summary["failure"]
+    assert "rank 3, server on" in job.summary["failure"]
 
 
 def test_synchronous_training_comes_to_the_same_numbers(launch):
