@@ -203,12 +203,13 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20, help="training runs")
     parser.add_argument("--first", type=int, default=1, help="seed of the first")
     parser.add_argument("--points", type=int, default=5, help="conservation runs per named point")
+    parser.add_argument("--point", choices=POINTS, nargs="*", default=list(POINTS), help="only these points")
     options = parser.parse_args()
     # Whoever ends us from outside wants the jobs and hosts to end too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seeds, kinds = range(options.first, options.first + options.runs), list(KINDS)
     runs = [draw(seed, kinds[seed % len(kinds)]) for seed in seeds]
-    runs += [point(name, seed) for name in POINTS for seed in range(options.points)]
+    runs += [point(name, seed) for name in options.point for seed in range(options.points)]
     lines = [_line(run, available()[0]) for run in runs]
     for name in ("seconds", "seconds_all"):
         found = sorted(value for line in lines for value in line.get(name, ()) if value is not None)
