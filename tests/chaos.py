@@ -87,13 +87,15 @@ class Run:
         layout.append(f"run.seed={self.seed}")
         if self.point:
             protocol = f"push.protocol={'factor' if self.factors else 'delta'}"
-            return given(*CONSERVATION, *layout, protocol, f"inject.faults=[{', '.join(self._faults())}]")
+            return given(*CONSERVATION, *layout, protocol, f"inject.faults=[{', '.join(self.faults)}]")
         return given(*TRAINING, *layout, *KINDS[self.kind])
 
-    def _faults(self) -> list[str]:
-        """Copies are only rebuilt, and ranks only recover, after somebody else has died: the last worker, early on."""
+    @property
+    def faults(self) -> list[str]:
+        """Copies are only rebuilt, and ranks only recover, after somebody else has died, early on."""
         chance, victims = random.Random(self.seed), {"data": 0, "server": self.data, "worker": self.ranks - 2}
-        step = 1 if self.point in ("rename", "recover") else chance.randint(5, 60)
+        visits = {"rename": (1, 1), "recover": (1, 1), "rebuild": (1, 3)}
+        step = chance.randint(*visits.get(self.point, (5, 60)))
         faults = [f'"kill rank={victims[POINTS[self.point]]} at={self.point} step={step}"']
         if self.point in ("rebuild", "recover"):
             other = self.data + 1 if self.point == "rebuild" else self.ranks - 1
@@ -115,8 +117,9 @@ def draw(seed: int, kind: str) -> Run:
 
 
 def point(name: str, seed: int) -> Run:
-    """A conservation run with a kill at a named point."""
-    return Run(seed, "conservation", 8, 2, 3, point=name)
+    """A conservation run with a kill at a named point; of four servers, one that is lost leaves copies to rebuild."""
+    servers = 4 if name == "rebuild" else 3
+    return Run(seed, "conservation", 5 + servers, 2, servers, point=name)
 
 
 def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = None) -> Job:
@@ -140,6 +143,8 @@ def check(run: Run, job: Job) -> dict:
     summary, pushes = job.summary, job.summary["pushes"]
     assert pushes["acknowledged"] <= pushes["applied"], pushes
     if run.point:
+        dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
+        assert len(dead) == len(run.faults), f"{run.faults}, and dead are {dead}"
         conserved(job.run, summary)
     elif run.kind != "sync":
         assert summary["stopped_by"] == "target", summary["validation_accuracy"]
