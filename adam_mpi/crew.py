@@ -12,6 +12,7 @@ from adam_mpi.head import Head
 from adam_mpi.observe import watchdog
 from adam_mpi.observe.watchdog import Wait
 from adam_mpi.settlement import Word
+from adam_mpi.worker.link import Link
 
 
 class Role(Protocol):
@@ -35,7 +36,7 @@ class Crew:
     post: Post
     roles: dict[str, Any]
     head: Head | None
-    windows: list[Window]
+    windows: list[Window | Link]
     state: dict[str, Any] | None = None
     """Of the head, as it was last told to everybody: whoever is head next goes on from there."""
     detected: float = 0.0

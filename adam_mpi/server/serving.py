@@ -20,6 +20,7 @@ from adam_mpi.durable import snapshot, stores
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.spans import Spans
 from adam_mpi.observe import trace
 from adam_mpi.server import mailbox, schedule
 from adam_mpi.server.appliers import Appliers
@@ -133,7 +134,7 @@ class Server:
     def rate(self) -> float:
         return schedule.rate(self.config.optimiser, self.position.images, self.total)
 
-    def start(self, state: dict[str, np.ndarray]) -> None:
+    def start(self, state: Mapping[str, np.ndarray | Spans]) -> None:
         """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
         shards = [holding.shard for holding in self.holdings.values()]
         self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in shards)
