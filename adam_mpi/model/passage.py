@@ -1,7 +1,7 @@
 """One exchange of one context on one strip: what goes to each other strip and comes from it, forward and back.
 
 Arrays are (blocks, lines, places, lanes), with places along the axis that is cut. On the way back every strip has
-errors of all that it needed; who owns a place sums them up, in the order of the strips.
+errors of all that it needed; who owns a place sums them up, its own first, then in the order of the strips.
 """
 
 from collections.abc import Mapping
@@ -66,9 +66,13 @@ class Passage:
             np.copyto(self.taken[source][:blocks], values[:blocks])
 
     def _sum(self, arrived: Mapping[int, np.ndarray], blocks: int | None) -> None:
-        self.owned_errors[:blocks] = 0
-        for source, view in self.given_errors.items():
-            view[:blocks] += (self.taken_errors[source] if source == self.strip else arrived[source])[:blocks]
+        own = self.given_errors.get(self.strip)
+        if own is None or own.shape != self.owned_errors.shape:
+            self.owned_errors[:blocks] = 0
+        if own is not None:
+            np.copyto(own[:blocks], self.taken_errors[self.strip][:blocks])
+        for source, values in arrived.items():
+            self.given_errors[source][:blocks] += values[:blocks]
 
     def _others(self, views: Mapping[int, np.ndarray], direction: int) -> dict[int, tuple[int, ...]]:
         if direction == BACK and not self.exchange.summed:

@@ -1,6 +1,7 @@
 """The two ranks of the halo bench: run by it under MPI; the first prints a JSON object for each line."""
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,7 +27,8 @@ from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
 
 SHAPES = MODELS["alexnet"].shapes
-IMAGES, FEW, ROUNDS, SECONDS = 32, 4, 5, 60.0
+IMAGES, PART, FEW, ROUNDS, SECONDS = 32, 16, 4, 5, 60.0
+"""Of a batch, of a part of one as strips have it in flight, and of one that is quick to compute."""
 ONE = np.float32(-1)
 DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
 
@@ -117,6 +119,7 @@ class Replica:
     def _wait(self, until: Callable[[], bool]) -> None:
         limit = time.perf_counter() + SECONDS
         while not until():
+            os.sched_yield()
             assert time.perf_counter() < limit, "the other strip does not answer"
 
     def end(self) -> None:
@@ -157,7 +160,7 @@ def ratio(one: list[float], other: list[float]) -> float:
 
 
 def exchanges() -> Iterator[dict[str, Any]]:
-    replicas = [Replica(1, IMAGES, f"cluster.transport={kind}") for kind in ("shared", "send")]
+    replicas = [Replica(1, PART, f"cluster.transport={kind}") for kind in ("shared", "send")]
     shared, mpi = turns(*(lambda r=r: median(r.exchange() for _ in range(10)) for r in replicas))
     for name, times in {"exchange_shared": shared, "exchange_mpi": mpi}.items():
         yield {"name": name, "value": round(1e6 * median(times)), "unit": "us"}
@@ -167,8 +170,9 @@ def exchanges() -> Iterator[dict[str, Any]]:
 
 
 def strips() -> Iterator[dict[str, Any]]:
-    alone, replica = Alone(), Replica(4, IMAGES)
-    ranks, cut = turns(lambda: alone.train(3), lambda: replica.train(6))
+    alone, replica = Alone(), Replica(4, PART)
+    parts = 6 * IMAGES // PART
+    ranks, cut = turns(lambda: alone.train(3), lambda: replica.train(parts))
     hidden = MPI.COMM_WORLD.allreduce(1 - replica.idle / replica.waited, MPI.MIN)
     yield {"name": "exchange_hidden", "value": round(hidden, 3), "unit": "share"}
     yield {
