@@ -100,8 +100,10 @@ class WriteBehind:
 
     def close(self) -> None:
         """Write all that is dirty, once, and end the thread."""
-        self.patience = self.pause = 0.0
+        self.pause = 0.0
         while (self.dirty or self.flying) and self.error is None:
+            # Nothing gathers any more; a write that ends meanwhile would let it.
+            self.patience = 0.0
             self.step()
             time.sleep(1e-4)
         if self.thread.is_alive():
