@@ -98,16 +98,17 @@ class ParameterServer:
     def __init__(
         self, comm: MPI.Comm, size: int, servers: int = 1, optimiser: str = "additive", rate: float = 1.0,
         initial: np.ndarray | None = None, keep: Filter | None = None, shard: int = 262_144, transport: str = "shared",
-        copies: int = 1,
+        copies: int = 1, threads: int = 1,
     ) -> None:  # fmt: skip
         """Collective. The last `servers` ranks serve (with one rank, it does both); all others may push and pull.
 
-        With several `copies` a push is done when as many servers have it.
+        With several `copies` a push is done when as many servers have it. Each server applies with so many `threads`.
         `optimiser` is "additive", "adagrad" or "descent" (the last two take gradients and step by `rate`).
         """
         if not 0 < servers < max(comm.size, 2):
             raise UserError(f"servers = {servers}: must leave a client among {comm.size} ranks")
-        config = _config(optimiser, rate, shard, transport, copies)
+        config = _config(optimiser, rate, shard, transport)
+        config.server.copies, config.server.threads = copies, threads
         self.world = World(comm, config, lambda hosts, _: _arrange(hosts, servers))
         tensor = Tensor("parameters/values", "parameters", (size,), 0, size)
         places = self.world.layout.places
@@ -235,7 +236,7 @@ class ParameterServer:
         self.window = kind.to_read(world.comm, world.node, size)
         self.mirror, peers = None, self.shelves.peers
         if peers.count:
-            self.mirror = kind.to_write(world.comm, world.node, peers.bytes if serves else 0)
+            self.mirror = kind.to_write(world.comm, world.node, self.shelves.mirror_bytes if serves else 0)
         if not serves:
             return None
         published = Published(self.shelves, world.rank, self.window.memory)
@@ -309,7 +310,7 @@ class ParameterServer:
             raise UserError(f"parameters {first} to {first + count - 1}: there are {self.size}, numbered from 0")
 
 
-def _config(optimiser: str, rate: float, shard: int, transport: str, copies: int) -> Config:
+def _config(optimiser: str, rate: float, shard: int, transport: str) -> Config:
     kinds: dict[str, dict[str, Any]] = {
         "additive": {"where": "worker"},
         "adagrad": {"kind": "adagrad"},
@@ -319,7 +320,6 @@ def _config(optimiser: str, rate: float, shard: int, transport: str, copies: int
         raise UserError(f"optimiser = {optimiser!r}: must be one of {', '.join(kinds)}")
     config = Config(optimiser=Optimiser(rate=rate, schedule="constant", **kinds[optimiser]))
     config.train.batch, config.server.shard, config.cluster.transport = 1, shard, transport
-    config.server.copies = copies
     return config
 
 

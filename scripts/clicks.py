@@ -17,10 +17,15 @@ FEATURES, PER_CLICK, CLICKS, BATCH, EPOCHS, DELAY = 20_000, 12, 20_000, 200, 3, 
 
 def draw(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Clicks: which features each has (few are common, most are rare), and whether it came to a click."""
-    random, truth = np.random.default_rng(seed), np.random.default_rng(0).standard_normal(FEATURES)
+    random, weights = np.random.default_rng(seed), truth()
     features = (FEATURES * random.random((CLICKS, PER_CLICK)) ** 4).astype(np.int64)
-    clicked = random.random(CLICKS) < 1 / (1 + np.exp(-truth[features].sum(axis=1)))
+    clicked = random.random(CLICKS) < 1 / (1 + np.exp(-weights[features].sum(axis=1)))
     return features, clicked.astype(np.float32)
+
+
+def truth() -> np.ndarray:
+    """The weights that clicks are drawn by: nobody can be better than they are."""
+    return np.random.default_rng(0).standard_normal(FEATURES)
 
 
 def log_loss(weights: np.ndarray, features: np.ndarray, clicked: np.ndarray) -> float:
@@ -51,6 +56,8 @@ def main() -> None:
     if not server.serve():
         features, clicked = draw(seed=1 + comm.rank)
         unseen = draw(seed=10_000)
+        if comm.rank == 0:
+            print(f"best possible: {log_loss(truth(), *unseen):.4f}", flush=True)
         for epoch in range(EPOCHS + 1):
             loss = log_loss(server.wait(server.pull()), *unseen)
             if comm.rank == 0:

@@ -27,6 +27,14 @@ def test_without_epochs_it_only_tests():
     assert walk(Train(epochs=0)) == (["test 0"], "epochs")
 
 
+def test_a_test_part_that_is_not_to_be_looked_at_is_not():
+    assert walk(Train(epochs=1, test=False)) == (["train 1", "validation 1"], "epochs")
+    assert walk(Train(epochs=1, test=False), validates=False) == (["train 1"], "epochs")
+    assert walk(Train(epochs=9, test=False, target=0.4)) == (["train 1", "validation 1"], "target")
+    assert walk(Train(epochs=2, test=False), epochs_done=2)[0] == ["validation 2"]
+    assert walk(Train(epochs=2, test=False), validates=False, epochs_done=2)[0] == []
+
+
 def test_a_target_stops():
     phases, reason = walk(Train(epochs=9, target=0.9), accuracies=(0.8, 0.9, 0.95))
     assert (phases[-2:], reason) == (["validation 2", "test 2"], "target")

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "kill": "tests/test_resume.py", "touch": "tests/test_resume.py", ".": "PATH is set here",
     "python -m adam_mpi fetch": "tests/test_fetch.py", "scripts/hosts": "tests/test_hosts.py", "git": "by hand",
     "scripts/chaos": "tests/test_chaos.py", "scripts/failure_matrix": "by hand",
-    "scripts/reproduce": "by hand, it takes hours", "scripts/simulate_clusters": "by hand",
+    "scripts/reproduce": "tests/test_reproduce.py, the whole by hand",
 }  # fmt: skip
 # Enough for a job to go all its way.
 SMALL = ["data.images=640", "train.epochs=1", "data.validation=0.02"]
@@ -90,6 +90,7 @@ def _place(given):
 def sandbox(tmp_path):
     """A folder with what the documents speak of."""
     (tmp_path / "my.toml").write_text("[optimiser]\nrate = 0.02\n")
+    (tmp_path / "cluster.toml").write_text("[hosts]\ncount = 2\n")
     images, labels = glyphs.draw(1, "test", np.arange(5))
     (tmp_path / "digits").mkdir()
     for index, image in enumerate(images):

@@ -13,6 +13,8 @@ def check_together(config: Config) -> None:
     _check_shares(config)
     if config.inject.conserve and config.layout.partitions != 1:
         raise UserError(f"inject.conserve: needs layout.partitions = 1, not {config.layout.partitions}")
+    if config.inject.noise and (config.layout.partitions != 1 or config.push.protocol != "delta"):
+        raise UserError('inject.noise: needs push.protocol = "delta" and layout.partitions = 1')
     for role, patterns in config.layout.place.items():
         if role not in ("data", "worker", "server"):
             raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")

@@ -125,6 +125,8 @@ class Train:
     """Stop after this many epochs without a better validation accuracy; 0 never does."""
     target: float = limited(0.0, low=0.0, high=1.0)
     """Stop when the validation accuracy reaches this; 0 never does."""
+    test: bool = True
+    """Evaluate the test part at the end; a search for a recipe must not look at it."""
 
 
 @dataclass
@@ -185,8 +187,8 @@ class Server:
     """Memory of one server's mailboxes, for all pushers together."""
     threads: int = limited(1, low=1)
     """Threads of a server that apply pushes, each to shards of its own."""
-    copies: int = limited(1, low=1)
-    """Servers that hold each shard, as far as there are so many; all but one of them may be lost at once."""
+    copies: int = limited(3, low=1)
+    """Servers that hold each shard, as far as there are so many, and where the job can go on without a lost one."""
     torn_seconds: float = limited(5.0, low=0.1)
     """How long a message may be there in part before it is reported and sent again."""
     on_nan: str = limited("refuse", choices=("refuse", "stop"))
@@ -271,6 +273,8 @@ class Inject:
     """Faults on purpose, e.g. "kill rank=2 at=push step=20"; docs/FAILURES.md lists them."""
     conserve: bool = False
     """Every push adds exactly 1 to every parameter (with optimiser.rate = 1, constant), to see what a failure costs."""
+    noise: float = limited(0.0, low=0.0)
+    """Gaussian noise in every push, as a fraction of the root mean square of each tensor's gradient; needs deltas."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The course of a job, phase by phase: train an epoch, validate, again or stop, and at the end test once. Pure."""
+"""The course of a job, phase by phase: train an epoch, validate, again or stop; at the end test once or not. Pure."""
 
 from dataclasses import dataclass
 
@@ -41,15 +41,18 @@ class Course:
         elif phase.training and self.validates:
             self.phase = Phase(phase.number + 1, "validation", phase.epoch)
         elif phase.part == "validation" and self._enough(phase.epoch, accuracy):
-            self.phase = Phase(phase.number + 1, "test", phase.epoch)
+            self.phase = self._test(phase)
         else:
             self.phase = self._train_or_test(phase)
         return self.phase
 
-    def _train_or_test(self, phase: Phase) -> Phase:
+    def _train_or_test(self, phase: Phase) -> Phase | None:
         if phase.epoch < self.train.epochs:
             return Phase(phase.number + 1, "train", phase.epoch + 1)
-        return Phase(phase.number + 1, "test", phase.epoch)
+        return self._test(phase)
+
+    def _test(self, phase: Phase) -> Phase | None:
+        return Phase(phase.number + 1, "test", phase.epoch) if self.train.test else None
 
     def _enough(self, epoch: int, accuracy: float) -> bool:
         if accuracy > self.best:

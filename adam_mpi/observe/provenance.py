@@ -1,5 +1,6 @@
 """Where a result comes from: machine, versions, commit and command."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -7,21 +8,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
-
 PACKAGES = ("adam-mpi", "mpi4py", "numpy", "numba", "scipy", "h5py")
 
 
 def provenance(hosts: list[str], seed: int) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    mpi = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\x00 ")
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {"hosts": sorted(set(hosts)), "mpi": mpi, "command": command, "seed": seed} | machine()
+
+
+def machine() -> dict[str, Any]:
+    """What can be said without MPI."""
     return {
-        "hosts": sorted(set(hosts)),
         "cpu": _cpu(),
-        "mpi": MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\x00 "),
+        "cores": os.cpu_count(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "seed": seed,
     }
 
 

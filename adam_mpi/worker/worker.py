@@ -31,6 +31,7 @@ from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.contribution import Contribution, Done, Pool, contributions, renew
 from adam_mpi.worker.copy import Copy
 from adam_mpi.worker.holding import Holding
+from adam_mpi.worker.noise import Noise
 from adam_mpi.worker.pull import PullClient
 from adam_mpi.worker.push import PushClient
 from adam_mpi.worker.trainer import Result, Trainer
@@ -54,6 +55,8 @@ class Worker:
         self.pool = Pool(count, holding.size, dense, largest_push(self.config))
         self.conservation: Conservation | None = None
         """In a run whose every push adds 1 to every parameter."""
+        noise, seed = self.config.inject.noise, self.config.run.seed
+        self.noise = Noise(noise, shelves.tensors, seed, world.place.member) if noise else None
         self.results: SimpleQueue[Result] = SimpleQueue()
         self._start(world, network, threads)
         self.factor = 0.0
@@ -227,6 +230,8 @@ class Worker:
     def _push(self, contribution: Contribution) -> None:
         if self.probe is not None:
             self.probe.look(contribution.values, contribution.images, self.local)
+        if self.noise is not None:
+            self.noise.add(contribution.values)
         if self.conservation is not None:
             self.conservation.pushed(contribution)
         self.pushes.push(contribution)
@@ -292,7 +297,8 @@ class Worker:
 
     def _drain(self) -> bool:
         """The phase has no more batches for us: push what is left, then ask for the next phase."""
-        if self._working or self.ended:
+        # Asked for already: to flush again and again until it comes would keep two threads, and a core, busy.
+        if self._working or self.ended or self.data.waits_for_phase:
             return False
         if self.data.phase.training and not self.data.shared and not self.flushed:
             self.flushed = True
@@ -351,6 +357,9 @@ class Worker:
         pushes = self.pushes
         word.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
         word.batches, word.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
+
+    def transfers(self) -> list[Any]:
+        return [*self.pushes.lanes, self.data, self.pulls]
 
     def awaits(self) -> Iterator[Wait]:
         yield from self.data.awaits()

@@ -1,10 +1,13 @@
 """One pusher feeds one server through the real mailbox; run by `bench.py server` with two ranks.
 
+    mpirun -n 2 python _server_mail.py [THREADS [TRANSPORT]]
+
 Prints JSON: pushed bytes applied per second, and what `a += b` and a copy do in the same process, in turns; and the
 share of a core that the server takes while nobody asks it anything.
 """
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -78,7 +81,8 @@ def feed(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
 
 def main() -> None:
     comm = MPI.COMM_WORLD
-    server = ParameterServer(comm, size=SIZE, shard=SHARD)
+    threads, transport = (*sys.argv[1:], *("1", "shared")[len(sys.argv) - 1 :])
+    server = ParameterServer(comm, size=SIZE, shard=SHARD, threads=int(threads), transport=transport)
     figures = serve(server, comm) if not server.client else feed(server, comm)
     gathered = comm.gather(figures | rest(server))
     if comm.rank == 0:

@@ -174,10 +174,22 @@ def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) 
     Turns are long, because a turn ends with the slower thread and training does not end every second.
     `cpu_value` is the same in thread CPU time: what is lost to shared memory, without what others on the machine take.
     """
-    network = Network(model.shapes, batch, 0, engine=arguments.engine, batches=ROUND)
+    run = crew(model, batch, 2, arguments.engine)
+    once = min(run(1, ROUND).wall for _ in range(3)) / ROUND
+    steps = max(1, round(TURN / once) // ROUND) * ROUND
+    rounds = [(run(1, steps), run(2, steps)) for _ in range(max(5, int(arguments.seconds / (2 * steps * once))))]
+    value, shown = median(2 * one.wall / two.wall for one, two in rounds), rounds[0][1]
+    return line(f"{name}_batch{batch}_threads2", value, "x", 1.85, shown) | {
+        "cpu_value": round(median(2 * one.cpu / two.cpu for one, two in rounds), 3)
+    }
+
+
+def crew(model: Model, batch: int, most: int, engine: str = "generated") -> Callable[[int, int], Times]:
+    """run(threads, steps): so many threads, up to `most`, take so many batches each, as trainer threads do."""
+    network = Network(model.shapes, batch, 0, engine=engine, batches=ROUND)
     shared, block = parameters.initial(model.shapes, 0), data(model, batch)
-    copies = [Copy(network, shared, index, alone=False) for index in range(2)]
-    totals, cpu = [np.zeros_like(shared) for _ in range(2)], [0.0, 0.0]
+    copies = [Copy(network, shared, index, alone=False) for index in range(most)]
+    totals, cpu = [np.zeros_like(shared) for _ in range(most)], [0.0] * most
 
     def work(index: int, steps: int) -> None:
         copy, start = copies[index], time.thread_time()
@@ -195,10 +207,4 @@ def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) 
             worker.join()
         return Times(sum(cpu[:threads]) / threads, time.perf_counter() - start)
 
-    once = min(run(1, ROUND).wall for _ in range(3)) / ROUND
-    steps = max(1, round(TURN / once) // ROUND) * ROUND
-    rounds = [(run(1, steps), run(2, steps)) for _ in range(max(5, int(arguments.seconds / (2 * steps * once))))]
-    value, shown = median(2 * one.wall / two.wall for one, two in rounds), rounds[0][1]
-    return line(f"{name}_batch{batch}_threads2", value, "x", 1.85, shown) | {
-        "cpu_value": round(median(2 * one.cpu / two.cpu for one, two in rounds), 3)
-    }
+    return run

@@ -2,15 +2,11 @@
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from _jobs import LAUNCH, ROOT
+from _jobs import under_mpi
 from _timing import interleaved
 
 from adam_mpi.server import apply
@@ -23,7 +19,7 @@ PROGRAM = Path(__file__).with_name("_server_mail.py")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict]:
-    mail = _mailbox()
+    mail = mailbox()
     yield line("mailbox_apply_vs_add", mail["apply"] / mail["add"], 0.6)
     yield line("pull_vs_copy", mail["pull"] / mail["copy"], 0.5)
     yield from _kernels()
@@ -34,13 +30,9 @@ def line(name: str, value: float, target: float, unit: str = "x") -> dict:
     return {"name": name, "value": round(value, 3), "unit": unit, "target": target}
 
 
-def _mailbox() -> dict[str, float]:
+def mailbox(threads: int = 1, transport: str = "shared") -> dict[str, float]:
     """GB/s of one pusher and one server as two ranks of a job, and the server's rest."""
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert mpirun, "no mpirun beside this Python or on PATH"
-    command = ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpirun, "2", sys.executable, PROGRAM]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=300)
-    return json.loads(done.stdout)
+    return json.loads(under_mpi(2, PROGRAM, threads, transport))
 
 
 def _kernels() -> Iterator[dict]:

@@ -1,0 +1,98 @@
+"""The paper's figures and those around them: for each the data as JSON, and a plot."""
+
+import argparse
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import _results
+from _results import Clock, Results, heading
+from _study import Scale
+from _training import Training
+
+from adam_mpi.errors import UserError
+from adam_mpi.observe.provenance import machine
+from adam_mpi.observe.report import charts
+
+STUDIES = (
+    "threads", "server", "strips", "replicas", "traffic", "quorum", "sizes", "staleness", "codecs", "skew", "noise",
+    "simulation", "clusters",
+)  # fmt: skip
+SIZE = 6.4, 3.8
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("only", nargs="*", metavar="FIGURE", help=f"of {', '.join(STUDIES)} (all)")
+    parser.add_argument("--epochs", type=int, help="of each job, instead of the figure's own number; needs -o")
+    parser.add_argument("--seeds", type=int, default=3, help="of each accuracy (3)")
+    _results.arguments(parser)
+
+
+def reproduce(options: argparse.Namespace) -> Iterator[str]:
+    if unknown := set(options.only) - set(STUDIES):
+        raise UserError(f"figures {' '.join(sorted(unknown))}: unknown; there are {', '.join(STUDIES)}")
+    kept = _results.results(options, "figures", changed=bool(options.epochs))
+    clock = Clock.of(options)
+    scale = Scale(Training(options.folder, clock), options.seeds, options.epochs, tuple(options.set))
+    for name in options.only or STUDIES:
+        for line in _measure(name, study(name), kept, scale):
+            yield f"{name}: {line}"
+            if clock.over:
+                return
+
+
+def study(name: str) -> ModuleType:
+    """A module with TITLE, KIND, PAPER, points(scale), paint(axes, points) and verdict(points)."""
+    return importlib.import_module(f"studies.{name}")
+
+
+def _measure(name: str, module: ModuleType, kept: Results, scale: Scale) -> Iterator[str]:
+    """Every point is kept as soon as it is there; the plot is of all that are."""
+    found = kept.read(name).get("points", {})
+    for point, measure in module.points(scale).items():
+        if point in found:
+            continue
+        result = measure()
+        if result is None:
+            yield "time is up; the same command goes on"
+            break
+        found[point] = result
+        kept.keep(name, {"title": module.TITLE, "kind": module.KIND, "machine": machine(), "points": found})
+        yield f"{point}: {shown(result)}"
+    if found:
+        draw(kept.folder / f"{name}.svg", module, found)
+
+
+def draw(file: Path, module: ModuleType, points: dict[str, dict[str, Any]]) -> None:
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.set_title(f"{module.TITLE} ({module.KIND})")
+        module.paint(axes, points)
+
+    file.write_bytes(charts.rendered(SIZE, paint, "svg"))
+
+
+def shown(result: dict[str, Any]) -> str:
+    """Its numbers, in a line."""
+    numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
+    return ", ".join(f"{key} {value:.4g}" for key, value in numbers.items())
+
+
+def page(folder: Path) -> Iterator[str]:
+    kept = Results(folder / "figures")
+    for name in STUDIES:
+        module, told = study(name), kept.read(name)
+        yield from heading(module.TITLE, f"figures {name}")
+        if not told:
+            yield f"Not run yet. {module.PAPER}"
+        else:
+            yield f"![{module.TITLE}](results/figures/{name}.svg)"
+            yield ""
+            yield f"{_kind(module.KIND, told['machine'])} {module.PAPER} {module.verdict(told['points'])}"
+        yield ""
+
+
+def _kind(kind: str, machine: dict[str, Any]) -> str:
+    return f"{kind.capitalize()}; {machine['cores']} cores of {machine['cpu']}, commit {machine['commit']}."

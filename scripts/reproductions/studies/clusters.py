@@ -1,0 +1,68 @@
+"""The paper's testbed, and a thousand machines: simulated."""
+
+from functools import partial
+from typing import Any
+
+from _study import Found, Points, Scale
+
+from adam_mpi import config
+from adam_mpi.data.sets import describe
+from adam_mpi.plan import model
+from adam_mpi.simulate.cluster import Cluster
+from adam_mpi.simulate.prediction import predict
+
+TITLE = "The paper's testbed and a cluster of 1,000 machines"
+KIND = "simulated"
+PAPER = (
+    "The paper's testbed has 120 machines of 16 cores at 1.8 GHz with 10 Gb/s links: 90 that train, 20 servers, 10 for "
+    "images; it reports hardly any loss from 4 to 22 replicas of 4 machines."
+)
+MACHINES, CORES, STRIPS = (24, 60, 120, 240, 500, 1000), 16, 4
+CORE, IMAGES = 14e9, 256
+"""Operations per second of such a core, half of its peak; images of a push."""
+
+
+def points(scale: Scale) -> Points:
+    return {f"{count} machines": partial(measure, count, scale) for count in MACHINES}
+
+
+def measure(count: int, scale: Scale) -> dict[str, Any]:
+    """Roles in the paper's proportions. What a machine does with bytes is measured here."""
+    servers, data = max(1, count // 6), max(1, count // 12)
+    settings = config.load(
+        "adam-imagenet",
+        [
+            f"layout.partitions={STRIPS}", f"layout.servers={servers}", f"layout.data={data}", f"push.images={IMAGES}",
+            f"pull.images={IMAGES}", f"worker.threads={CORES}", *scale.settings,
+        ],
+    )  # fmt: skip
+    shapes = model(settings, describe(settings.data))
+    cluster = Cluster()
+    cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = count, 1, CORES
+    cluster.costs.image = 6 * sum(shape.connections for shape in shapes) / CORE
+    told = predict(cluster, settings, batches=CORES * 6)
+    return {
+        "machines": count, "replicas": told.replicas, "images_per_second": told.images_per_second,
+        "delay": told.staleness_mean, "server_busy": told.server_busy, "link_busy": told.link_busy,
+    }  # fmt: skip
+
+
+def paint(axes: Any, found: Found) -> None:
+    rates = {point["machines"]: point["images_per_second"] for point in found.values()}
+    axes.plot(rates.keys(), rates.values(), "o-", label="images/s")
+    first = min(rates)
+    axes.plot(rates.keys(), [rates[first] / first * count for count in rates], "k:", linewidth=0.8, label="linear")
+    axes.set(xlabel="machines", ylabel="images/s", xscale="log", yscale="log")
+    axes.legend()
+
+
+def verdict(found: Found) -> str:
+    told = "; ".join(
+        f"{point['machines']} machines ({point['replicas']} replicas) {point['images_per_second']:,.0f} images/s, "
+        f"delay {point['delay']:.0f}, busiest server {point['server_busy']:.0%}, busiest link {point['link_busy']:.0%}"
+        for point in found.values()
+    )
+    return (
+        f"Simulated with `adam_mpi simulate`'s model, {STRIPS} machines a replica: {told}. The time of an image is "
+        "arithmetic (half of such a core's peak); exchanges between strips are taken to be hidden."
+    )

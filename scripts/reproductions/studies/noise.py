@@ -1,0 +1,93 @@
+"""A control for the paper's explanation of Table 1: is it the noise of asynchrony that helps?"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from _study import Found, Points, Scale, accuracies, bars, contrast, job
+
+from adam_mpi import config
+from adam_mpi.data.sets import open_set
+from adam_mpi.model import parameters
+from adam_mpi.model.engine.update import descend
+from adam_mpi.plan import model, network
+
+TITLE = "Control: synchronous training with the noise of asynchrony"
+KIND = "measured, 2 replicas"
+PAPER = (
+    "The paper believes that asynchronous training is more accurate because stale gradients add noise. If so, noise of "
+    "that size should help synchronous training as much."
+)
+BASE, EPOCHS = ["data.set=mnist", "push.protocol=delta", "train.batch=64"], 6
+STEPS, ROUNDS = 400, 40
+"""Of plain training before the noise is measured, and measurements of it."""
+
+
+def points(scale: Scale) -> Points:
+    named: Points = {}
+    for seed in range(1, scale.seeds + 1):
+        named[f"asynchronous, seed {seed}"] = partial(_asynchronous, scale, seed)
+        named[f"synchronous, seed {seed}"] = partial(_synchronous, scale, seed, noisy=False)
+        named[f"synchronous with noise, seed {seed}"] = partial(_synchronous, scale, seed, noisy=True)
+    return named
+
+
+def _asynchronous(scale: Scale, seed: int) -> dict[str, Any] | None:
+    return job(scale, [*BASE, f"run.seed={seed}"], EPOCHS)
+
+
+def _synchronous(scale: Scale, seed: int, noisy: bool) -> dict[str, Any] | None:
+    """The noise is that of the delay which the asynchronous run of this seed had."""
+    settings = [*BASE, "consistency.staleness=0", f"run.seed={seed}"]
+    if not noisy:
+        return job(scale, settings, EPOCHS)
+    other = _asynchronous(scale, seed)
+    if other is None:
+        return None
+    fraction = stale_fraction(scale, max(1, round(other["delay"])))
+    found = job(scale, [*settings, f"inject.noise={fraction:.4f}"], EPOCHS)
+    return None if found is None else found | {"noise": fraction}
+
+
+def stale_fraction(scale: Scale, delay: int) -> float:
+    """How far the gradient at weights so many steps old is from that at the present ones, as a fraction of it: the root
+    mean square over a phase of plain training."""
+    settings = config.load(None, [*BASE, *scale.settings])
+    data = open_set(settings.data)
+    shapes = model(settings, data.description)
+    context, weights = network(settings, data.description, shapes).context(), parameters.initial(shapes, 1)
+    batch, gradient, random = settings.train.batch, np.zeros_like(weights), np.random.default_rng(1)
+    rate = np.float32(settings.optimiser.rate / batch)
+
+    def compute(at: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        images, labels = data.read("train", indices)
+        context.train(at, gradient, images, labels, indices, 1, True)
+        return gradient
+
+    past, squares = [weights.copy()], []
+    for step in range(STEPS + ROUNDS):
+        indices = random.integers(0, data.description.train, batch)
+        if step >= STEPS:
+            stale = compute(past[0], indices).copy()
+        now = compute(weights, indices)
+        if step >= STEPS:
+            squares.append((np.sum((stale - now) ** 2), np.sum(now**2)))
+        descend(weights, now, rate)
+        past = [*past, weights.copy()][-delay - 1 :]
+    off, whole = np.sum(squares, axis=0)
+    return float(np.sqrt(off / whole))
+
+
+def paint(axes: Any, found: Found) -> None:
+    bars(axes, found)
+
+
+def verdict(found: Found) -> str:
+    noises = [point["noise"] for point in found.values() if "noise" in point]
+    told = ", ".join(f"{noise:.2f}" for noise in noises) or "not measured yet"
+    return (
+        f"{accuracies(found)} {contrast(found, 'synchronous with noise', 'synchronous')} "
+        f"{contrast(found, 'asynchronous', 'synchronous')} "
+        f"The noise, as a fraction of the gradient's root mean square: {told}; it is that of "
+        "gradients at weights as old as the mean delay of the asynchronous run, in one process at a constant rate."
+    )

@@ -1,0 +1,66 @@
+"""Figure 11: throughput by the number of replicas, with the same server."""
+
+from functools import partial
+from typing import Any
+
+from _study import Found, Points, Scale, job
+
+from adam_mpi import config
+from adam_mpi.simulate.cluster import Cluster
+from adam_mpi.simulate.prediction import predict
+
+TITLE = "Figure 11: throughput by replicas"
+KIND = "measured up to 4 replicas, all on this machine; simulated with a machine of two cores for each"
+PAPER = "The paper goes from 4 to 22 replicas with the same 20 servers and finds hardly any loss of efficiency."
+MEASURED, SIMULATED, EPOCHS = (1, 2, 3, 4), (1, 2, 4, 8, 16), 2
+SETTINGS = [
+    "data.set=mnist", "layout.data=1", "layout.servers=1", "worker.threads=1", "push.images=128", "pull.images=128",
+]  # fmt: skip
+
+
+def points(scale: Scale) -> Points:
+    real = {f"measured, {count} replicas": partial(_measured, scale, count) for count in MEASURED}
+    return real | {f"simulated, {count} replicas": partial(_simulated, count) for count in SIMULATED}
+
+
+def _measured(scale: Scale, count: int) -> dict[str, Any] | None:
+    found = job(scale, SETTINGS, EPOCHS, ranks=2 + count)
+    return None if found is None else found | {"kind": "measured"}
+
+
+def _simulated(count: int) -> dict[str, Any]:
+    """Costs are measured here; every rank has a machine of its own, with 10 Gb/s between them."""
+    cluster = Cluster()
+    cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = 2 + count, 1, 2
+    told = predict(cluster, config.load(None, SETTINGS))
+    return {
+        "kind": "simulated", "replicas": count, "images_per_second": told.images_per_second,
+        "delay": told.staleness_mean, "server_busy": told.server_busy, "link_busy": told.link_busy,
+    }  # fmt: skip
+
+
+def _rates(found: Found, kind: str) -> dict[int, float]:
+    return {point["replicas"]: point["images_per_second"] for point in found.values() if point["kind"] == kind}
+
+
+def paint(axes: Any, found: Found) -> None:
+    for kind in ("measured", "simulated"):
+        rates = _rates(found, kind)
+        axes.plot(rates.keys(), [rate / 1000 for rate in rates.values()], "o-", label=kind)
+        if 1 in rates:
+            axes.plot(rates.keys(), [rates[1] * count / 1000 for count in rates], "k:", linewidth=0.8)
+    axes.set(xlabel="replicas (dotted: linear)", ylabel="thousand images/s")
+    axes.legend()
+
+
+def verdict(found: Found) -> str:
+    told = []
+    for kind in ("measured", "simulated"):
+        rates = _rates(found, kind)
+        one = rates.get(1)
+        shares = [f"{count}: {rate:,.0f} ({rate / count / one:.0%})" for count, rate in rates.items() if one]
+        told.append(f"{kind} images/s by replicas, and efficiency: {', '.join(shares) or 'not yet'}")
+    return (
+        f"Here, {'; '.join(told)}. Measured replicas share two cores with the server and the data rank, so two of them "
+        "use the machine up; what they are like with cores of their own is simulated, for one server."
+    )

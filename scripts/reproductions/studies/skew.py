@@ -1,0 +1,24 @@
+"""Accuracy when replicas see different shares of the data."""
+
+from typing import Any
+
+from _study import Found, Points, Scale, accuracies, bars, contrast, jobs
+
+TITLE = "Accuracy against skew of the data"
+KIND = "measured, 4 replicas, asynchronous"
+PAPER = "The paper shuffles everything; this asks what that is worth."
+SKEWS = ("none", "dirichlet:10", "dirichlet:1", "dirichlet:0.1", "by_class")
+BASE = ["data.set=mnist", "worker.threads=1", "epoch.assignment=static"]
+
+
+def points(scale: Scale) -> Points:
+    return jobs(scale, {skew: [f"data.skew={skew}"] for skew in SKEWS}, BASE, epochs=4, ranks=6)
+
+
+def paint(axes: Any, found: Found) -> None:
+    bars(axes, found)
+    axes.set_xlabel("how classes are dealt out to replicas")
+
+
+def verdict(found: Found) -> str:
+    return f"{accuracies(found)} {contrast(found, SKEWS[-1], SKEWS[0])}"

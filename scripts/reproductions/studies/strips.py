@@ -1,0 +1,114 @@
+"""Figure 10: how large a model may be, by the number of strips it is cut into."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from _study import POOL, Found, Points, Scale, conv, dense, job, toml
+
+from adam_mpi.model import layers
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.partition import partition
+
+TITLE = "Figure 10: model size by strips"
+KIND = "measured for 1 and 2 strips, the others by arithmetic"
+PAPER = (
+    "In the paper the largest model that is trained efficiently grows more than linearly with the machines it is cut "
+    "over; 16 machines train one of 36 billion connections."
+)
+MEASURED, PREDICTED, WIDTHS, BATCH, WITHIN = (1, 2), (1, 2, 4, 8, 16), (8, 16, 32, 64, 128), 16, 0.9
+SIDE, CLASSES = 64, 10
+
+
+def stack(width: int) -> list[Any]:
+    blocks = [conv(width, 3, 1), "relu", POOL, conv(2 * width, 3, 1), "relu", POOL]
+    return [*blocks, dense(16 * width), "relu", dense(CLASSES)]
+
+
+def shapes(width: int) -> tuple[LayerShape, ...]:
+    return layers.infer(layers.parse(stack(width)), (3, SIDE, SIDE), CLASSES)
+
+
+def connections(width: int) -> int:
+    return sum(shape.connections for shape in shapes(width))
+
+
+def points(scale: Scale) -> Points:
+    real: Points = {
+        f"measured, {count} strips, width {width}": partial(_measured, scale, count, width)
+        for width in WIDTHS
+        for count in MEASURED
+    }
+    return real | {f"predicted, {count} strips": partial(_predicted, count) for count in PREDICTED}
+
+
+def _measured(scale: Scale, count: int, width: int) -> dict[str, Any] | None:
+    """Connections trained per second by one replica of so many ranks."""
+    settings = [
+        f"data.set=noise:3x{SIDE}x{SIDE}:{CLASSES}", f"model.layers={toml(stack(width))}", f"layout.partitions={count}",
+        "layout.data=1", "layout.servers=1", "worker.threads=1", f"train.batch={BATCH}", "data.images=256",
+        "data.validation=0.002", "optimiser.rate=0.0001",
+    ]  # fmt: skip
+    found = job(scale, settings, epochs=2, ranks=2 + count)
+    if found is None:
+        return None
+    rate = found["images_per_second"] * connections(width)
+    return {
+        "kind": "measured", "strips": count, "connections": connections(width), "connections_per_second": rate,
+        "per_strip": rate / count,
+    }  # fmt: skip
+
+
+def _predicted(count: int) -> dict[str, Any]:
+    """The widest model whose strips fit this machine's memory: as if each strip had such a machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def fits(width: int) -> bool:
+        return max(strip.bytes(BATCH) for strip in partition(shapes(width), count).strips) <= memory
+
+    width = _largest(fits)
+    return {"kind": "predicted", "strips": count, "memory": memory, "width": width, "connections": connections(width)}
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def efficient(found: Found) -> dict[int, int]:
+    """Strips -> connections of the largest model that is trained within 10 % of the best speed."""
+    largest = {}
+    for count in MEASURED:
+        own = [point for point in found.values() if point["kind"] == "measured" and point["strips"] == count]
+        best = max((point["connections_per_second"] for point in own), default=0.0)
+        good = [point["connections"] for point in own if point["connections_per_second"] >= WITHIN * best]
+        largest |= {count: max(good)} if good else {}
+    return largest
+
+
+def paint(axes: Any, found: Found) -> None:
+    measured = efficient(found)
+    axes.plot(measured.keys(), measured.values(), "o-", label="measured: within 10 % of the best speed")
+    predicted = {p["strips"]: p["connections"] for p in found.values() if p["kind"] == "predicted"}
+    axes.plot(predicted.keys(), predicted.values(), "s--", label="by arithmetic: fits this memory per strip")
+    axes.set(xlabel="strips", ylabel="connections of the model", yscale="log")
+    axes.set_xticks(sorted({*measured, *predicted}))
+    axes.legend()
+
+
+def verdict(found: Found) -> str:
+    told = ", ".join(f"{count} strips {size / 1e6:,.0f} million" for count, size in efficient(found).items())
+    predicted = [f"{p['strips']}: {p['connections'] / 1e9:,.1f}" for p in found.values() if p["kind"] == "predicted"]
+    widest = f"{connections(max(WIDTHS)) / 1e6:,.0f} million"
+    return (
+        "Here the largest model tried that trains within 10 % of the best connections/s of its kind has, on this "
+        f"machine's cores, {told or 'not measured yet'} connections (widest tried: {widest}). By arithmetic, when each "
+        f"strip has as much memory as this machine, billions of connections by strips: {', '.join(predicted)}. "
+        "[36-billion.toml](36-billion.toml) is a plan of the paper's size for 16 machines."
+    )

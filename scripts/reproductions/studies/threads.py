@@ -1,0 +1,62 @@
+"""Figure 8: one training node, by its threads."""
+
+import time
+from typing import Any
+
+from _models import MODELS
+from _study import Found, Points, Scale, by_threads
+from node import crew
+
+TITLE = "Figure 8: training node by threads"
+KIND = "measured"
+PAPER = "The paper's training node scales super-linearly up to 4 cores, because of caches, and linearly from there."
+NAMES, SECONDS = {"mnist": 64, "mlp": 64}, 3.0
+"""Batch of each model; time for a point."""
+
+
+def points(scale: Scale) -> Points:
+    return by_threads(measure, NAMES)
+
+
+def measure(name: str, threads: int) -> dict[str, Any]:
+    """A connection of an image counts once for its forward pass, its backward pass and its update together."""
+    model, batch = MODELS[name], NAMES[name]
+    run = crew(model, batch, threads)
+    run(threads, 8)
+    steps, rates = max(8, int(0.5 * 8 / run(threads, 8).wall)), []
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        rates.append(threads * steps * batch / run(threads, steps).wall)
+    connections = sum(shape.connections for shape in model.shapes)
+    best = max(rates)
+    return {"model": name, "threads": threads, "images_per_second": best, "connections_per_second": best * connections}
+
+
+def paint(axes: Any, found: Found) -> None:
+    for name, own in _models(found).items():
+        axes.plot(own, [value / 1e9 for value in own.values()], "o-", label=name)
+        first = own[min(own)] / min(own) / 1e9
+        axes.plot(own, [first * threads for threads in own], "k:", linewidth=0.8)
+    axes.set(xlabel="threads (dotted: linear)", ylabel="billion connections/s", xticks=sorted({1, *_threads(found)}))
+    axes.legend()
+
+
+def verdict(found: Found) -> str:
+    told = [
+        f"{name} {own[1] / 1e9:.1f} to {own[max(own)] / 1e9:.1f} billion connections/s, "
+        f"{own[max(own)] / own[1]:.2f} x with {max(own)} threads"
+        for name, own in _models(found).items()
+        if 1 in own
+    ]
+    return f"Here: {'; '.join(told)}. This machine has too few cores to say anything about more."
+
+
+def _models(found: Found) -> dict[str, dict[int, float]]:
+    return {
+        name: {point["threads"]: point["connections_per_second"] for point in found.values() if point["model"] == name}
+        for name in dict.fromkeys(point["model"] for point in found.values())
+    }
+
+
+def _threads(found: Found) -> set[int]:
+    return {point["threads"] for point in found.values()}

@@ -1,0 +1,160 @@
+"""The paper's Table 1: its MNIST network, asynchronous and synchronous, several seeds of each."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import _recipes
+import _results
+from _results import ROOT, Clock, Results, heading
+from _search import EPOCHS, HELD_OUT, LAST, MODES, search
+from _spread import compared, spread
+from _training import Run, Training
+
+from adam_mpi.errors import UserError
+
+SEEDS = 5
+PAPER = {"Goodfellow et al.": 99.55, "Adam": 99.63, "Adam, synchronous": 99.39}
+NAMES = {"async": "asynchronous", "sync": "synchronous"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "step", nargs="?", choices=("search", "seeds"), default="seeds",
+        help="search: choose the recipes; seeds (default): train with them, and look at the test set",
+    )  # fmt: skip
+    parser.add_argument("--data", choices=_recipes.SETS, default="mnist")
+    parser.add_argument("--epochs", type=int, help=f"other than the recipe's (in a search {EPOCHS}); needs -o")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many ({SEEDS})")
+    parser.add_argument("--only", action="append", metavar="CANDIDATE", help="search among these only; needs -o")
+    _results.arguments(parser)
+
+
+def reproduce(options: argparse.Namespace) -> Iterator[str]:
+    kept = _results.results(options, options.data, changed=bool(options.epochs or options.only))
+    training = Training(options.folder, Clock.of(options))
+    if options.step == "search":
+        yield from search(options, kept, training)
+        return
+    yield from _seeds(options, kept, training)
+    yield from table(kept)
+
+
+def _seeds(options: argparse.Namespace, kept: Results, training: Training) -> Iterator[str]:
+    """Modes alternate, so that both are there when it is cut."""
+    for seed in range(1, options.seeds + 1):
+        for mode in MODES:
+            if kept.read(f"{mode}-{seed}"):
+                continue
+            file = kept.folder / f"{mode}.toml"
+            if not file.exists():
+                raise UserError(f"{file} is not there; first: scripts/reproduce table1 search --data {options.data}")
+            commit = _results.commit_of(file) if file.is_relative_to(ROOT) else ""
+            settings = ["data.validation=0", f"run.seed={seed}"]
+            settings += [f"train.epochs={options.epochs}"] if options.epochs else []
+            run = training.run(_recipes.read(file), [*settings, *options.set])
+            if run is None:
+                yield "time is up; the same command goes on"
+                return
+            result = kept.keep(f"{mode}-{seed}", _result(mode, seed, commit, run))
+            yield f"{mode} seed {seed}: {result['test_accuracy']:.4f} in {result['seconds']:.0f} s"
+
+
+def _result(mode: str, seed: int, commit: str, run: Run) -> dict[str, Any]:
+    summary = run.summary
+    figures = ("test_accuracy", "test_loss", "train_loss", "epochs", "images", "images_per_second", "seconds", "ranks")
+    return {
+        "mode": mode,
+        "seed": seed,
+        "recipe": f"{mode}.toml",
+        "recipe_commit": commit,
+        **{figure: summary[figure] for figure in figures},
+        "delay": summary["delay"],
+        "staleness": summary["staleness"]["mean"],
+        "cpu_seconds": round(sum(summary["cpu_seconds"].values()), 1),
+        "provenance": summary["provenance"],
+    }
+
+
+def table(kept: Results) -> Iterator[str]:
+    """As Markdown; the paper's rows are about MNIST."""
+    found = {mode: _read(kept, mode) for mode in MODES}
+    if not any(found.values()):
+        return
+    yield "| | test accuracy, % | seeds | epochs | seconds | images/s | delay of a push, mean (most) |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    if kept.folder.name == "mnist":
+        yield from (f"| {name}, paper | {accuracy} | | | | | |" for name, accuracy in PAPER.items())
+    for mode, seeds in found.items():
+        if seeds:
+            yield f"| {NAMES[mode]}, {seeds[0]['ranks']['replicas']} replicas | {_row(seeds)} |"
+    yield ""
+    yield compared(*NAMES.values(), *([100 * seed["test_accuracy"] for seed in found[mode]] for mode in MODES))
+
+
+def _row(seeds: list[dict[str, Any]]) -> str:
+    def column(name: str) -> list[float]:
+        return [seed[name] for seed in seeds]
+
+    delays = [seed["delay"] for seed in seeds]
+    return " | ".join(
+        [
+            spread(column("test_accuracy"), 3, 100), str(len(seeds)), str(seeds[0]["epochs"]),
+            spread(column("seconds"), 0), f"{fmean(column('images_per_second')):,.0f}",
+            f"{fmean(delay['mean'] for delay in delays):.2f} ({max(delay['max'] for delay in delays)})",
+        ]
+    )  # fmt: skip
+
+
+def _read(kept: Results, mode: str) -> list[dict[str, Any]]:
+    files = sorted(kept.folder.glob(f"{mode}-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
+    return [kept.read(file.stem) for file in files]
+
+
+def page(folder: Path) -> Iterator[str]:
+    for data in _recipes.SETS:
+        kept = Results(folder / data)
+        if log := kept.read("search"):
+            yield from _page(data, kept, log)
+
+
+def _page(data: str, kept: Results, log: dict[str, dict[str, Any]]) -> Iterator[str]:
+    option = "" if data == "mnist" else f" --data {data}"
+    title = f"Table 1{'' if data == 'mnist' else f', on {data}'}"
+    yield from heading(title, f"table1 search{option}", f"table1{option}")
+    yield (
+        f"Recipes were chosen among the same candidates for both modes, {next(iter(log.values()))['epochs']} epochs "
+        f"each, by the accuracy on {HELD_OUT:.0%} of the training set, held out, over the last {LAST} epochs; "
+        "the test set was not evaluated then. "
+        f"The log is [search.json](results/{data}/search.json)."
+    )
+    yield ""
+    yield "| candidate | " + " | ".join(f"{NAMES[mode]}, held out, %" for mode in MODES) + " |"
+    yield "| --- | " + " | ".join("---" for _ in MODES) + " |"
+    for name in dict.fromkeys(entry["candidate"] for entry in log.values()):
+        cells = [log.get(f"{mode} {name}") for mode in MODES]
+        yield f"| {name} | " + " | ".join(f"{100 * cell['score']:.3f}" if cell else "" for cell in cells) + " |"
+    yield ""
+    rows = list(table(kept))
+    yield from rows or ["No seed has been trained with the chosen recipes yet: the test set has not been looked at."]
+    yield ""
+    if rows:
+        yield from _about(kept)
+
+
+def _about(kept: Results) -> Iterator[str]:
+    """Where the rows come from."""
+    seeds = [seed for mode in MODES for seed in _read(kept, mode)]
+    told = seeds[0]["provenance"]
+    cores = told.get("cores") or 1
+    shares = [seed["cpu_seconds"] / seed["seconds"] / cores for seed in seeds]
+    yield (
+        f"Machine: {cores} cores of {told['cpu']}; {told['mpi']}, Python {told['python']}, "
+        + ", ".join(f"{name} {version}" for name, version in told["packages"].items())
+        + f". Each run looked at the test set once, with its last weights; the jobs had {min(shares):.0%} to "
+        f"{max(shares):.0%} of the machine's CPU time. The delay of a push counts the optimiser steps between the "
+        "weights it was computed on and those it was applied to."
+    )
+    yield ""

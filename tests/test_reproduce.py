@@ -1,0 +1,170 @@
+"""scripts/reproduce: the search never tests, seeds are kept and not run again, and the arithmetic of the studies."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from launch import ROOT, clean_environment
+
+from adam_mpi import config
+from adam_mpi.config import LAYERS
+from adam_mpi.errors import UserError
+
+FOLDER = ROOT / "scripts" / "reproductions"
+for folder in (FOLDER, ROOT / "scripts" / "benches"):
+    sys.path.append(str(folder))
+
+import _frames  # noqa: E402
+import _recipes  # noqa: E402
+import _results  # noqa: E402
+import _search  # noqa: E402
+import _spread  # noqa: E402
+import figures  # noqa: E402
+import results  # noqa: E402
+import table1  # noqa: E402
+
+SMALL = ["data.set=glyphs", "data.images=640", "kernels.engine=reference"]
+
+
+@pytest.fixture
+def reproduce(tmp_path):
+    """`scripts/reproduce` in this environment, with results in a folder of its own."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+
+    def run(*words):
+        given = [word for setting in SMALL for word in ("--set", setting)]
+        done = subprocess.run(
+            [sys.executable, FOLDER, *words, *given, "-o", tmp_path / "results"], cwd=tmp_path,
+            env=clean_environment() | {"TMPDIR": str(temporary)}, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_table1_from_the_search_to_the_page(reproduce, tmp_path):
+    folder = tmp_path / "results" / "mnist"
+    reproduce("table1", "search", "--only", "start", "--epochs", "1")
+    log = json.loads((folder / "search.json").read_text())
+    assert set(log) == {"async start", "sync start"}
+    assert all(not entry["test_evaluated"] and len(entry["accuracies"]) == 1 for entry in log.values())
+    assert _recipes.read(folder / "async.toml")["consistency"]["staleness"] == float("inf")
+    said = reproduce("table1", "--seeds", "1", "--epochs", "1")
+    assert "| Adam, paper | 99.63 |" in said and "needs two seeds" in said
+    kept = {mode: json.loads((folder / f"{mode}-1.json").read_text()) for mode in ("async", "sync")}
+    assert kept["async"]["delay"]["mean"] > 0 and kept["sync"]["delay"]["max"] == 0
+    assert kept["async"]["ranks"]["replicas"] == 2 and 0 < kept["async"]["test_accuracy"] <= 1
+    # Nothing is run again.
+    before = sorted((tmp_path / "results" / "runs").iterdir())
+    assert "async seed" not in reproduce("table1", "--seeds", "1", "--epochs", "1")
+    assert sorted((tmp_path / "results" / "runs").iterdir()) == before
+    assert "asynchronous, 2 replicas" in results.page(tmp_path / "results")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["staleness", "codecs", "skew", "quorum", "sizes", "traffic"])
+def test_a_figure_of_jobs(name, reproduce, tmp_path):
+    reproduce("figures", name, "--epochs", "1", "--seeds", "1", "--minutes", "1.3")
+    told = json.loads((tmp_path / "results" / "figures" / f"{name}.json").read_text())
+    assert told["points"] and (tmp_path / "results" / "figures" / f"{name}.svg").stat().st_size > 1000
+
+
+def test_what_is_changed_does_not_lie_among_the_real_results():
+    options = SimpleNamespace(folder=_results.FOLDER, set=["train.epochs=1"])
+    with pytest.raises(UserError, match="-o FOLDER"):
+        _results.results(options, "mnist")
+
+
+def test_a_recipe_that_is_not_committed_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_results, "ROOT", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    recipe = tmp_path / "async.toml"
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    recipe.write_text("")
+    with pytest.raises(UserError, match="commit it first"):
+        _results.commit_of(recipe)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "recipe"], check=True)
+    assert len(_results.commit_of(recipe)) == 40
+    recipe.write_text("changed = 1")
+    with pytest.raises(UserError, match="commit it first"):
+        _results.commit_of(recipe)
+
+
+@pytest.mark.parametrize("data", _recipes.SETS)
+def test_candidates_are_configurations_of_the_papers_network(data):
+    found = _recipes.candidates(data)
+    assert len(found) >= 4
+    for recipe in found.values():
+        layers = config.load(recipe).model.layers
+        assert [layer for layer in layers if "dropout" not in str(layer)] == LAYERS
+
+
+def test_a_candidate_changes_keys_and_leaves_the_others():
+    base = {"optimiser": {"rate": 0.1, "momentum": 0.9}, "train": {"batch": 64}}
+    changed = _recipes.merged(base, {"optimiser": {"rate": 0.2}, "push": {"images": 32}})
+    assert changed == {"optimiser": {"rate": 0.2, "momentum": 0.9}, "train": {"batch": 64}, "push": {"images": 32}}
+    assert base["optimiser"]["rate"] == 0.1
+
+
+def test_the_choice_is_by_accuracy_and_then_by_loss():
+    rows = [("async", "a", 0.99, 0.1), ("async", "b", 0.99, 0.05), ("async", "c", 0.98, 0.01), ("sync", "d", 1.0, 0.0)]
+    log = {
+        name: {"mode": mode, "candidate": name, "score": score, "validation_loss": loss}
+        for mode, name, score, loss in rows
+    }
+    assert (_search.choose(log, "async"), _search.choose(log, "sync")) == ("b", "d")
+
+
+def test_the_interval_of_a_difference():
+    # Means 3 and 7, both variances 2.5: the error of the difference is 1, with 8 degrees of freedom t is 2.306.
+    value, low, high = _spread.difference([1, 2, 3, 4, 5], [5, 6, 7, 8, 9])
+    assert (value, low, high) == (-4, pytest.approx(-6.306, abs=1e-3), pytest.approx(-1.694, abs=1e-3))
+    assert _spread.difference([1.0], [1.0, 2.0]) is None
+    assert _spread.spread([0.99, 0.97], 1, 100) == "98.0 ± 1.4"
+
+
+def test_nobody_is_better_than_bayes_at_the_frames(tmp_path):
+    spoken = _frames.speech()
+    features, labels = spoken.draw(4000, 7)
+    least = np.mean(spoken.best(features) != labels)
+    centres = spoken.centres.mean(axis=1) @ spoken.mixing
+    nearest = np.argmin(((features[:, None] - centres) ** 2).sum(axis=-1), axis=1)
+    assert 0.02 < least < 0.4 and least < np.mean(nearest != labels)
+    # On all features, without the shortcut through the hidden dimensions.
+    few, ways = features[:50], spoken.centres @ spoken.mixing
+    scores = -((few[:, None, None] - ways) ** 2).sum(axis=-1) / (2 * _frames.NOISE**2)
+    assert np.array_equal(np.argmax(np.logaddexp.reduce(scores, axis=2), axis=1), spoken.best(few))
+
+
+@pytest.mark.parametrize("name", figures.STUDIES)
+def test_every_study_has_points_with_names(name):
+    module = figures.study(name)
+    scale = SimpleNamespace(seeds=2, epochs=1, settings=(), training=None)
+    assert module.TITLE and module.KIND and module.PAPER.endswith(".")
+    assert len(module.points(scale)) >= 2 and os.path.basename(module.__file__) == f"{name}.py"
+
+
+def test_the_largest_that_fits():
+    strips = figures.study("strips")
+    for wanted in (1, 2, 3, 7, 64, 1000):
+        assert strips._largest(lambda width, wanted=wanted: width <= wanted) == wanted
+
+
+def test_the_page_is_made_from_the_results():
+    assert results.PAGE.read_text() == results.page(results.FOLDER), "out of date: run scripts/reproduce results"
+
+
+def test_the_page_says_what_has_not_been_run(tmp_path):
+    page = results.page(tmp_path)
+    assert page.count("Not run yet") == len(figures.STUDIES) + 3 and "scripts/reproduce ddp" in page
+    assert list(table1.page(tmp_path)) == []
