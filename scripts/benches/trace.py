@@ -2,7 +2,8 @@
 
 `throughput_with_trace`: images per second of CPU time of a job of one rank, which records the spans of all roles, with
 the timeline against without it: the median of pairs in one process, now the one, now the other first. (Jobs of several
-ranks on few cores differ by a quarter from each other, with or without.) `writing`: CPU time after training, for the file.
+ranks on few cores differ by a quarter from each other, with or without.)
+`writing`: CPU time that the file takes after training.
 `recording`: events of a job of three ranks times what one costs, as a share of the CPU time of all its ranks.
 """
 
