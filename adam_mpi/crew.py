@@ -13,6 +13,9 @@ from adam_mpi.observe import watchdog
 from adam_mpi.observe.watchdog import Wait
 from adam_mpi.settlement import Word
 
+# How long after its generation a transfer may still arrive.
+LATE_SECONDS = 60.0
+
 
 class Role(Protocol):
     """Something a rank does: `step` does what can be done now, never waits, and says whether it did anything."""
@@ -27,6 +30,25 @@ class Role(Protocol):
     def awaits(self) -> Iterable[Wait]:
         """What other ranks owe it now."""
 
+    def transfers(self) -> list[Any]:
+        """What may be under way when a generation ends: its memory has to stay for a while."""
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """Memory of an earlier generation, which late transfers may still touch."""
+
+    windows: list[Window]
+    transfers: list[Any]
+    since: float = field(default_factory=time.monotonic)
+
+    def forget(self) -> None:
+        """By now nothing comes any more; a window cannot be freed without the dead, but its memory is given back."""
+        if time.monotonic() - self.since > LATE_SECONDS:
+            self.transfers.clear()
+            for window in self.windows:
+                window.forget()
+
 
 @dataclass
 class Crew:
@@ -39,9 +61,7 @@ class Crew:
     state: dict[str, Any] | None = None
     """Of the head, as it was last told to everybody: whoever is head next goes on from there."""
     detected: float = 0.0
-    abandoned: list[Any] = field(default_factory=list)
-    """Memory of earlier generations, which late transfers may still touch."""
-
+    abandoned: list[Abandoned] = field(default_factory=list)
     captured: tuple[str, ...] = ()
     """The layers that push factors, for the life of the job."""
 
@@ -56,6 +76,13 @@ class Crew:
     def step(self) -> bool:
         worked = any([role.step() for role in self.roles.values()])
         return (self.head is not None and self.head.step()) or worked
+
+    def abandon(self) -> list[Abandoned]:
+        """What this generation and those before it leave behind."""
+        for earlier in self.abandoned:
+            earlier.forget()
+        transfers = [self.post, *(left for role in self.roles.values() for left in role.transfers())]
+        return [*self.abandoned, Abandoned(self.windows, transfers)]
 
     def free(self) -> None:
         """Collective: give the windows back, at the end of a job that went well."""

@@ -141,10 +141,7 @@ class Head:
         return [*earlier, last | now]
 
     def step(self) -> bool:
-        if time.monotonic() - self.stepped > FENCE_SECONDS:
-            # Stopped for so long, this rank may have been taken for dead: then others write in its place.
-            fence.check(self.directory / "log", self.world.generation, self.world.place.member)
-        self.stepped = time.monotonic()
+        self._notice_stop()
         self._check_silence()
         phase = self.course.phase
         if phase is None:
@@ -162,6 +159,17 @@ class Head:
         if time.monotonic() - self.shown >= self.config.observe.interval:
             self._show(phase)
         return False
+
+    def _notice_stop(self) -> None:
+        """Stopped for a while, or starved, this rank may have been taken for dead: then others write in its place.
+
+        If not, it could hear nobody meanwhile, and holds that against nobody.
+        """
+        now = time.monotonic()
+        stopped, self.stepped = now - self.stepped, now
+        if stopped > FENCE_SECONDS:
+            fence.check(self.directory / "log", self.world.generation, self.world.place.member)
+            self.heard = {rank: heard + stopped for rank, heard in self.heard.items()}
 
     def hear(self, source: int, message: dict[str, Any]) -> None:
         self.heard[source] = time.monotonic()
@@ -256,8 +264,9 @@ class Head:
             return False
         if not self.finishing:
             self.finishing = True
+            copies = str(self.directory / "conservation") if self.config.inject.conserve else None
             for rank in layout.servers:
-                self.post.send({"kind": "store", "order": "finish"}, rank)
+                self.post.send({"kind": "store", "order": "finish", "copies": copies}, rank)
             return True
         if self.board.finals("server", self.members) < len(layout.servers):
             return False

@@ -236,7 +236,7 @@ class ParameterServer:
         self.window = kind.to_read(world.comm, world.node, size)
         self.mirror, peers = None, self.shelves.peers
         if peers.count:
-            self.mirror = kind.to_write(world.comm, world.node, peers.bytes if serves else 0)
+            self.mirror = kind.to_write(world.comm, world.node, self.shelves.mirror_bytes if serves else 0)
         if not serves:
             return None
         published = Published(self.shelves, world.rank, self.window.memory)

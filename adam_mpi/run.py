@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,13 +52,11 @@ def run(
 
     A job that fails later ends all its processes; `inside` another program that is one rank only, the error is raised.
     """
-    config = _agree(comm, lambda: start.configure(given, overrides, comm.size))
-    world = World(comm, config)
-    place = stores.folder(config, rundir.where(config, directory))
-    seen = stores.survey(world.comm, place, resume and config.asynchronous)
-    job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes, seen))
-    job = start.settle_here(world, job)
-    failure_file = job.directory / "log" / "failure.txt"
+    try:
+        world, job = _begin(comm, given, overrides, directory, resume, minutes)
+    except (MPI.Exception, RankFailure) as error:
+        _end_at_start(comm, error)
+    config, failure_file = job.config, job.directory / "log" / "failure.txt"
     logs.start(job.directory, world.rank, str(world.place))
     answer_signals()
     wire = start.connect_sentinel(world, failure_file)
@@ -80,6 +79,26 @@ def run(
     if world.broken and not inside:
         _leave(world)
     return job.directory
+
+
+def _begin(
+    comm: MPI.Comm, given: Given, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float
+) -> tuple[World, Job]:
+    """Collective: what everybody has to know before there is a log to tell anything."""
+    config = _agree(comm, lambda: start.configure(given, overrides, comm.size))
+    world = World(comm, config)
+    place = stores.folder(config, rundir.where(config, directory))
+    seen = stores.survey(world.comm, place, resume and config.asynchronous)
+    job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes, seen))
+    return world, start.settle_here(world, job)
+
+
+def _end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
+    """A rank was lost while the job was put together; MPI's own end would wait for it for ever."""
+    print(f"adam_mpi: process {comm.rank}: a rank was lost at the start: {error}", file=sys.stderr, flush=True)
+    # Only a death reaches those who wait for us inside MPI.
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
 
 
 def join() -> int:
@@ -118,6 +137,7 @@ def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None)
             world.broken = True
             # A rank that dies is left behind; one that has told an error ends the job.
             if crew is None or not world.survivable or (job.directory / "log" / "failure.txt").exists():
+                _reach_others(world)
                 raise
             if _over(job):
                 return world, crew
@@ -126,6 +146,13 @@ def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None)
             watch.begin(world.generation, world.place.member)
             # Whoever wants more ranks says how many; everybody else goes along.
             world = world.recover(getattr(failure, "ranks", 0), job)
+
+
+def _reach_others(world: World) -> None:
+    """Some of them may wait inside MPI, and not for whoever was lost."""
+    if world.survivable:
+        with suppress(MPI.Exception):
+            world.comm.Revoke()
 
 
 def _watch(world: World, job: Job, wire: sentinel.Wire) -> fence.Watch:

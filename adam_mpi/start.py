@@ -49,7 +49,7 @@ from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.strip import StripWorker
 from adam_mpi.worker.worker import Worker
 
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS, GRACE_SECONDS = 0.0005, 10.0
 log = logging.getLogger(__name__)
 
 
@@ -114,6 +114,9 @@ def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) 
 def settle_here(world: World, job: Job) -> Job:
     """Collective: what of the job depends on the node: where its stores are, and what lies on the disks of others."""
     place, resume = stores.folder(job.config, job.directory), job.resume
+    if not world.survivable:
+        # Where a lost rank ends the job, other copies of its shards would only cost.
+        job.config.server.copies = world.config.server.copies = 1
     if resume is not None:
         resume = newest.share(resume, world.comm, place, "server" in world.place.roles)
     return replace(job, life=place / job.life.name, resume=resume)
@@ -136,8 +139,11 @@ def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
-    patience, first = world.config.cluster.stopped, world.node.rank == 0
-    path = sentinel.start(failure_file, world.node.size, world.survivable, patience) if first else None
+    path, patience = None, world.config.cluster.stopped
+    # The ranks themselves give up after `recover.seconds`, if they can.
+    grace = world.config.recover.seconds + GRACE_SECONDS
+    if world.node.rank == 0:
+        path = sentinel.start(failure_file, world.node.size, world.survivable, patience, grace)
     return sentinel.Wire(world.node.bcast(path), str(world.place))
 
 
@@ -171,7 +177,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         world.injector.announce()
         world.injector.at("start")
     made: dict[str, Any] = {}
-    old = kept.roles if kept else {}
+    old, abandoned = (kept.roles, kept.abandon()) if kept else ({}, [])
     settled = None if kept is None else _settle(world, job, kept)
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
@@ -195,7 +201,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     windows = [window for window in (ground.mail, ground.window, ground.mirror) if window]
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
-    crew.abandoned = [kept.post, kept.windows, *kept.abandoned] if kept else []
+    crew.abandoned = abandoned
     return crew
 
 
@@ -234,7 +240,7 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     mirror = None
     if plan.peers.count:
         world.agree()
-        mirror = kind.to_write(world.comm, world.node, plan.peers.bytes if serves else 0)
+        mirror = kind.to_write(world.comm, world.node, plan.mirror_bytes if serves else 0)
     return Ground(world, job, Post(world.control), plan, choices, mail, window, mirror, threads, settled), net
 
 

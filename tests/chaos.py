@@ -28,7 +28,7 @@ from launch import Job, Mpi, available, given, start
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import load
 from adam_mpi.durable import slots
-from adam_mpi.worker.conservation import counted
+from adam_mpi.worker.conservation import counted, left_copies
 
 SECONDS = 200
 TARGET = ["train.epochs=20", "train.target=0.85"]
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def keys(self) -> list[str]:
-        layout = [f"layout.data={self.data}", f"layout.servers={self.servers}", "server.copies=3"]
+        layout = [f"layout.data={self.data}", f"layout.servers={self.servers}"]
         layout.append(f"run.seed={self.seed}")
         if self.point:
             protocol = f"push.protocol={'factor' if self.factors else 'delta'}"
@@ -140,7 +140,7 @@ def check(run: Run, job: Job) -> dict:
     summary, pushes = job.summary, job.summary["pushes"]
     assert pushes["acknowledged"] <= pushes["applied"], pushes
     if run.point:
-        conserved(run, job.run, summary)
+        conserved(job.run, summary)
     elif run.kind != "sync":
         assert summary["stopped_by"] == "target", summary["validation_accuracy"]
     recoveries = summary["recoveries"]
@@ -153,21 +153,26 @@ def check(run: Run, job: Job) -> dict:
     }  # fmt: skip
 
 
-def conserved(run: Run, directory: Path, summary: dict) -> None:
-    """The oracle: weights against acknowledgements counted outside.
+def conserved(directory: Path, summary: dict) -> None:
+    """The oracle: the weights of every copy, in the end and in the store, against acknowledgements counted outside.
 
-    Pushes that a dead pusher had under way may be in some shards and not in others; of factors even a part of them.
+    Pushes that a dead pusher had under way may be in some shards and not in others.
     """
     dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
     told = counted(directory)
     least = sum(acknowledged for _, acknowledged in told.values())
     most = least + sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
     assert all(pushed == acknowledged for member, (pushed, acknowledged) in told.items() if member not in dead), told
+    copies = left_copies(directory)
     held = {"weights": weights(directory / "weights.h5"), "store": stored(directory)}
+    held |= {f"shard {shard}": np.concatenate(same) for shard, same in copies.items()}
     for name, values in held.items():
         assert least <= values.min() and values.max() <= most, (name, values.min(), values.max(), least, most)
-        if not run.factors or most == least:
-            assert np.array_equal(values, np.round(values)), f"{name}: something else than whole pushes was added"
+        assert np.array_equal(values, np.round(values)), f"{name}: something else than whole pushes was added"
+    assert sum(same[0].size for same in copies.values()) == held["weights"].size
+    for shard, same in copies.items():
+        assert len(same) >= min(2, summary["ranks"]["server"]), f"shard {shard} has {len(same)} copies"
+        assert all(np.array_equal(other, same[0]) for other in same[1:]), f"shard {shard}: its copies differ"
 
 
 def weights(path: Path) -> np.ndarray:

@@ -25,7 +25,7 @@ RANKS = {"data": 0, "server": 3, "worker": 6}
 POINTS = {"data": "batch", "server": "apply", "worker": "compute"}
 KINDS = ("kill", "raise", "stop", "slow", "cut")
 SETTINGS = given(
-    "layout.data=2", "layout.servers=3", "server.copies=3", "server.shard=20000", "data.images=6000",
+    "layout.data=2", "layout.servers=3", "server.shard=20000", "data.images=6000",
     "observe.interval=0.2", "cluster.stopped=2", "cluster.seconds=10", "store.interval=1",
 )  # fmt: skip
 

@@ -5,7 +5,6 @@ import pytest
 from launch import available, start
 
 pytestmark = [
-    pytest.mark.full,
     pytest.mark.timeout(430),
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="needs an Open MPI that survives"),
     pytest.mark.parametrize("mpi", ["openmpi"], indirect=True),
@@ -17,7 +16,7 @@ full = pytest.mark.full
     ("point", "seed"),
     [
         ("rebuild", 3),
-        ("recover", 1),
+        pytest.param("recover", 1, marks=full),
         pytest.param("prepare", 1, marks=full),
         pytest.param("applied", 2, marks=full),
         pytest.param("rename", 3, marks=full),
@@ -29,7 +28,8 @@ def test_what_is_acknowledged_is_in_the_weights(point, seed, mpi, tmp_path):
     assert figures["recoveries"] >= 1
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("async", 4), pytest.param("factor", 2, marks=full)])
+@full
+@pytest.mark.parametrize(("kind", "seed"), [("async", 4), ("factor", 2)])
 def test_training_reaches_its_accuracy_whoever_dies(kind, seed, mpi, tmp_path):
     run = chaos.draw(seed, kind)
     figures = chaos.check(run, chaos.play(run, mpi, tmp_path))

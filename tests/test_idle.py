@@ -21,20 +21,23 @@ def shares(processes):
     return [(used(process) - then) / took for process, then in zip(processes, before, strict=True)]
 
 
-def test_data_and_server_ranks_hardly_run_while_the_worker_stands_still(start_job):
-    job = start_job(3, "train", *given("data.images=1000", "train.epochs=1000000", "observe.interval=0.5"))
+def test_all_others_hardly_run_while_a_worker_stands_still(start_job):
+    """The other worker has nothing more to do in this epoch, and waits for the next."""
+    keys = given("data.images=1000", "train.epochs=1000000", "observe.interval=0.5", "cluster.stopped=0")
+    job = start_job(4, "train", *keys)
     job.until(lambda: any(line["done"] for line in job.metrics()), "the end of an epoch")
-    data, server, worker = (job.rank(number) for number in range(3))
+    *others, worker = (job.rank(number) for number in range(4))
     worker.suspend()
     try:
         # The best of a few: what was under way ends first, and on a busy machine every wake-up costs more.
         for _ in range(TRIES):
-            measured = shares([data, server])
+            measured = shares(others)
             if max(measured) < SHARE:
                 break
     finally:
         worker.resume()
-    assert max(measured) < SHARE, f"data {measured[0]:.1%}, server {measured[1]:.1%} of a core"
+    told = ", ".join(f"{name} {share:.1%}" for name, share in zip(("data", "server", "worker"), measured, strict=True))
+    assert max(measured) < SHARE, f"{told} of a core"
     # Awake again, the worker trains on.
     lines = len(job.metrics())
     job.until(lambda: len(job.metrics()) > lines + 2, "more metrics")

@@ -1,5 +1,8 @@
 """Control messages, on every rank of a real MPI job of any size."""
 
+import types
+
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -56,3 +59,25 @@ def test_sizes_mix_and_words_survive(world):
 def test_without_messages_nothing_is_received(world):
     post = Post(world.control)
     assert list(post.receive()) == [] and post.idle
+
+
+def test_a_sender_who_is_stuck_keeps_nobody_else_back():
+    """Two messages of rank 1, the first of which never arrives whole, then one of rank 2."""
+    bodies = [(1, b'{"number": 1}', False), (1, b'{"number": 2}', True), (2, b'{"number": 3}', True)]
+    waiting = iter(bodies)
+
+    def probe(status):
+        source, text, whole = next(waiting, (0, b"", None))
+        if whole is None:
+            return None
+        status.source = source
+        status.Set_elements(MPI.BYTE, len(text))
+        return types.SimpleNamespace(Irecv=lambda body: _receive(body, text, whole))
+
+    post = Post(types.SimpleNamespace(Improbe=probe))
+    assert list(post.receive()) == [(2, {"number": 3})]
+
+
+def _receive(body, text, whole):
+    body[:] = np.frombuffer(text, np.uint8)
+    return types.SimpleNamespace(Test=lambda: whole)

@@ -162,6 +162,16 @@ def test_when_nobody_goes_on_the_first_death_was_the_cause(watch, failure_file):
     assert failure_file.read_text() == "rank 2, worker on h died; the job ends\n"
 
 
+def test_who_neither_goes_on_nor_ends_is_ended(watch, failure_file):
+    watched = watch(1, survivable=True, grace=0.5)
+    hanging = separate_rank(watched.path, "compute")
+    watched.settle(ranks=2)
+    watched.die(0)
+    assert hanging.wait(20) == -signal.SIGKILL
+    text = "rank 0, worker on h died; the job ends: the others have not gone on for 0.5 s\n"
+    assert failure_file.read_text() == text
+
+
 def test_a_rank_that_joins_later_is_watched_too(watch, failure_file):
     watched = watch(1)
     watched.settle()

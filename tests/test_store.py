@@ -129,6 +129,17 @@ def test_many_updates_are_folded_into_one_write(tmp_path):
     assert desk.on_disk(tmp_path / "s.h5") == {101}
 
 
+@pytest.mark.timeout(60)
+def test_at_the_end_nothing_gathers_any_more(tmp_path):
+    gate = threading.Event()
+    desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gate.wait)
+    desk.until(lambda: len(desk.store.flying) == 4, "four copies on their way")
+    desk.apply()
+    gate.set()
+    desk.store.close()
+    assert desk.on_disk(tmp_path / "s.h5") == {1}
+
+
 def test_a_folder_that_cannot_be_written_is_named_and_caught_up_with(tmp_path, capsys):
     (tmp_path / "folder").write_text("in the way")
     desk = Desk(tmp_path / "folder" / "s.h5")

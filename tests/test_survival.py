@@ -9,13 +9,13 @@ from test_train import SMOOTH
 from adam_mpi.observe.rundir import compare_copies, grow
 
 pytestmark = [
-    pytest.mark.full,
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),
     pytest.mark.parametrize("mpi", ["openmpi"], indirect=True),
 ]
+full = pytest.mark.full
 # Ranks 0 and 1 serve data, 2 to 4 parameters, 5 to 7 train; every server has a dozen shards.
 SETTINGS = given(
-    "layout.servers=3", "layout.data=2", "server.copies=3", "server.shard=20000", "data.images=6000", "train.epochs=12",
+    "layout.servers=3", "layout.data=2", "server.shard=20000", "data.images=6000", "train.epochs=12",
     "train.target=0.85", "observe.interval=0.2",
 )  # fmt: skip
 
@@ -38,13 +38,13 @@ def survive(launch, *faults, ranks=8, more=()):
     ("fault", "role"),
     [
         ("kill rank=0 at=batch step=60", "data"),
-        ("kill rank=3 at=applied step=30", "server"),
         ("kill rank=6 at=push step=10", "worker"),
-        pytest.param("kill rank=1 at=batch step=40", "data", marks=pytest.mark.full),
-        pytest.param("kill rank=4 at=prepare step=20", "server", marks=pytest.mark.full),
-        pytest.param("kill rank=2 at=apply step=50", "server", marks=pytest.mark.full),
-        pytest.param("kill rank=7 at=evaluate step=3", "worker", marks=pytest.mark.full),
-        pytest.param("kill rank=0 at=rename", "data", marks=pytest.mark.full),
+        pytest.param("kill rank=3 at=applied step=30", "server", marks=full),
+        pytest.param("kill rank=1 at=batch step=40", "data", marks=full),
+        pytest.param("kill rank=4 at=prepare step=20", "server", marks=full),
+        pytest.param("kill rank=2 at=apply step=50", "server", marks=full),
+        pytest.param("kill rank=7 at=evaluate step=3", "worker", marks=full),
+        pytest.param("kill rank=0 at=rename", "data", marks=full),
     ],
 )
 def test_a_job_goes_on_without_a_rank(fault, role, launch):
@@ -61,9 +61,9 @@ def test_a_job_goes_on_without_a_rank(fault, role, launch):
     "faults",
     [
         ("kill rank=2 at=apply step=30", "kill rank=4 at=apply step=30"),
-        pytest.param(("kill rank=0 at=batch step=50", "kill rank=1 at=batch step=50"), marks=pytest.mark.full),
-        pytest.param(("kill rank=6 at=push step=10", "kill rank=3 at=recover"), marks=pytest.mark.full),
-        pytest.param(("kill rank=3 at=applied step=20", "kill rank=2 at=rebuild step=2"), marks=pytest.mark.full),
+        pytest.param(("kill rank=0 at=batch step=50", "kill rank=1 at=batch step=50"), marks=full),
+        pytest.param(("kill rank=6 at=push step=10", "kill rank=3 at=recover"), marks=full),
+        pytest.param(("kill rank=3 at=applied step=20", "kill rank=2 at=rebuild step=2"), marks=full),
     ],
 )
 def test_a_job_goes_on_without_two_ranks(faults, launch):
@@ -79,6 +79,12 @@ def test_a_shard_without_a_copy_ends_the_job_and_is_named(launch):
     assert job.summary["status"] == "failed" and not (job.run / "DONE").exists()
     assert job.summary["failure"].startswith("rank 1, server on")
     assert "no copy is left of" in job.summary["failure"]
+
+
+def test_a_rank_that_is_lost_at_the_start_ends_the_job_and_is_named(launch):
+    job = launch(8, "train", *SETTINGS, *given('inject.faults=["kill rank=3 at=start"]'))
+    assert job.returncode not in (0, 2) and job.left_over() == []
+    assert "rank 3, server on" in job.summary["failure"]
 
 
 def test_synchronous_training_comes_to_the_same_numbers(launch):
@@ -131,6 +137,7 @@ def test_all_copies_are_the_same_after_a_loss(start_job):
     assert stop(job)["recoveries"][0]["rebuilt"] > 0
 
 
+@full
 def test_a_job_goes_on_without_a_rank_that_is_stopped(start_job):
     job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=1"))
     job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
@@ -140,7 +147,7 @@ def test_a_job_goes_on_without_a_rank_that_is_stopped(start_job):
 
 
 # The detector of Open MPI that finds a stopped rank by itself is not to be relied on: it crashes at some starts.
-@pytest.mark.full
+@full
 def test_a_stopped_rank_that_wakes_up_finds_itself_out(start_job):
     job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=0"), options=DETECTOR)
     job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
@@ -153,6 +160,7 @@ def test_a_stopped_rank_that_wakes_up_finds_itself_out(start_job):
     assert stop(job)["recoveries"][0]["members"] == [2]
 
 
+@full
 def test_more_ranks_join_a_running_job_and_lost_ones_are_replaced(start_job):
     more = given("recover.respawn=true", 'inject.faults=["kill rank=3 at=applied step=20"]')
     job = start_job(8, "train", *SETTINGS, *ENDLESS, *more, options=("--host", "localhost:12"))

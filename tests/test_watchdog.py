@@ -69,11 +69,18 @@ def test_what_is_owed_for_too_long_ends_the_job(dog, clock):
     assert 130 < clock.seconds < 140
 
 
+def test_the_time_in_which_this_rank_stood_still_counts_for_nobody(dog, clock):
+    dog.limit = 30.0
+    for seconds in (1, 5, 60, 2, 3, 90, 3):
+        clock.seconds += seconds
+        dog.look(lambda: [Wait("a batch", 1, 0)])
+    assert dog.post.sent == []
+
+
 def test_stacks_name_the_threads_and_where_they_are():
     assert "thread MainThread" in watchdog.stacks() and "in test_stacks_name_the_threads" in watchdog.stacks()
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("rank", "mpi"), spread([1, 0]), indirect=["mpi"])
 def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job):
     keys = given("watchdog.seconds=1", "cluster.stopped=0", "snapshot.minutes=0")
@@ -86,5 +93,5 @@ def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job)
     told = re.compile(rf"rank [23], worker .* waited for ({what}) from {other} \S+ since .* s; stacks here:\nthread ")
     job.until(lambda: any(told.search(text) for text in job.logs().values()), "the watchdog's word")
     job.rank(rank).resume()
-    stack = re.compile(r"^  File .*run\.py.* in _serve$", re.M)
-    job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "stacks of the other side")
+    stack = re.compile(r"^  File .*run\.py\", line \d+ in _serve$", re.M)
+    job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "the stack of the other side's main thread")

@@ -1,6 +1,7 @@
 """Transfers that are only ever polled, of every kind, on every rank of a real MPI job of any size."""
 
 import numpy as np
+import psutil
 import pytest
 from mpi4py import MPI
 
@@ -124,3 +125,15 @@ def test_a_rank_may_offer_nothing(party):
 def test_the_default_kind_is_one_sided():
     assert issubclass(WINDOWS[config.load().cluster.transport], Window)
     assert WINDOWS[config.load().cluster.transport] is not WINDOWS["send"]
+
+
+def test_a_window_that_cannot_be_freed_gives_its_memory_back(party):
+    size, process = 64 << 20, psutil.Process()
+    window = party.take(size)
+    window.memory[:] = 1
+    party.meet()
+    before = process.memory_info().rss
+    window.forget()
+    assert before - process.memory_info().rss > 0.9 * size
+    assert window.memory[4096:-4096].max() == 0
+    party.part()

@@ -1,6 +1,7 @@
 """Small control messages between ranks: dictionaries, sent without waiting and received when they have arrived."""
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ class Post:
         self.comm = comm
         # Buffers stay referenced until their request is complete.
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
-        self.arriving: list[tuple[MPI.Request, np.ndarray, int]] = []
+        self.arriving: dict[int, deque[tuple[MPI.Request, np.ndarray]]] = defaultdict(deque)
 
     def send(self, message: dict[str, Any], to: int) -> None:
         body = np.frombuffer(json.dumps(message).encode(), np.uint8)
@@ -25,11 +26,12 @@ class Post:
         status = MPI.Status()
         while (envelope := self.comm.Improbe(status=status)) is not None:
             body = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self.arriving.append((envelope.Irecv(body), body, status.source))
-        # Only from the front: messages of one sender are seen in the order they were sent.
-        while self.arriving and self.arriving[0][0].Test():
-            _, body, source = self.arriving.pop(0)
-            yield source, json.loads(body.tobytes())
+            self.arriving[status.source].append((envelope.Irecv(body), body))
+        # Messages of one sender are seen in the order they were sent; a sender who is stuck keeps no other back.
+        for source, messages in self.arriving.items():
+            while messages and messages[0][0].Test():
+                _, body = messages.popleft()
+                yield source, json.loads(body.tobytes())
 
     @property
     def idle(self) -> bool:

@@ -4,7 +4,8 @@ Some launchers kill every other rank at once when one dies, so no rank is left t
 connection to its host's sentinel; a connection that ends without a word is a death. The first one to make
 `log/failure.txt` in the run directory tells it; deaths that follow from it are not news. Interruptions go the same
 way: launchers also interrupt the others when a rank has died, and kill them a moment later.
-Where the job may go on without a rank, a death is told only if the others end too before they have gone on.
+Where the job may go on without a rank, a death is told only if the others end too before they have gone on; if they
+neither go on nor end in a given time, it ends them: they may hang inside MPI, where no check of theirs reaches.
 
 It also finds ranks that hang because they are stopped (SIGSTOP): after a while it ends them, and they are dead like
 others. It asks the kernel, so that neither load nor a long compilation is ever taken for a hang, and no rank that was
@@ -14,7 +15,7 @@ While it watches, `log/watched-HOST-PID.txt` has the names of its ranks: one tha
 of a host that was lost as a whole.
 
 Run as a plain file with the standard library only, so that it starts in milliseconds:
-    sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE
+    sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE GRACE
 """
 
 import json
@@ -36,13 +37,16 @@ CONNECT_SECONDS = 60.0
 LOOK_SECONDS = 0.25
 
 
-def start(failure_file: Path, ranks: int, survivable: bool = False, patience: float = 0.0) -> str:
+def start(
+    failure_file: Path, ranks: int, survivable: bool = False, patience: float = 0.0, grace: float = 60.0
+) -> str:
     """Start the sentinel of this host for so many ranks, and those that join later; returns what they connect to.
 
-    `survivable`: the others may go on after a death. `patience`: seconds that a rank may be stopped; 0 lets it be.
+    `survivable`: the others may go on after a death, within `grace` seconds. `patience`: seconds that a rank may be
+    stopped; 0 lets it be.
     """
     path = tempfile.mkdtemp(prefix="adam_mpi-") + "/sentinel"
-    words = [path, str(failure_file), str(ranks), str(int(survivable)), str(patience)]
+    words = [path, str(failure_file), str(ranks), str(int(survivable)), str(patience), str(grace)]
     command = [sys.executable, "-I", "-S", __file__, *words]
     # A session of its own: launchers end the process groups of the ranks they started.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
@@ -130,8 +134,11 @@ class Rank:
 class Watch:
     """What the sentinel does: it hears from ranks, and looks at them now and then."""
 
-    def __init__(self, path: str, failure_file: Path, ranks: int, survivable: bool, patience: float) -> None:
-        self.failure_file, self.expected, self.survivable, self.patience = failure_file, ranks, survivable, patience
+    def __init__(
+        self, path: str, failure_file: Path, ranks: int, survivable: bool, patience: float, grace: float
+    ) -> None:
+        self.failure_file, self.expected, self.survivable = failure_file, ranks, survivable
+        self.patience, self.grace = patience, grace
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(ranks)
@@ -142,6 +149,8 @@ class Watch:
         self.ranks: list[Rank] = []
         self.deaths: list[str] = []
         """Those after which nobody has gone on yet."""
+        self.died = 0.0
+        """When the first of them was seen."""
 
     def run(self) -> None:
         """Until the last rank has gone, or too few have come."""
@@ -154,6 +163,8 @@ class Watch:
                     self._hear(cast(socket.socket, key.fileobj), key.data)
             if self.patience:
                 self._look(time.monotonic())
+            if self.deaths and time.monotonic() - self.died > self.grace:
+                self._end_others()
         with suppress(OSError):
             self.watched.unlink()
 
@@ -182,7 +193,7 @@ class Watch:
         connection.close()
         self.ranks.remove(rank)
         if not last and not rank.given_up:
-            self.deaths.append(f"{rank.name} died; the job ends")
+            self._note_death(f"{rank.name} died; the job ends")
         elif last and last != BYE:
             report(self.failure_file, last.decode(), "interrupted")
         elif last and self.survivable:
@@ -196,11 +207,24 @@ class Watch:
             rank.stopped = (rank.stopped or now) if _is_stopped(rank.pid) else None
             if rank.stopped and now - rank.stopped > self.patience and not rank.given_up:
                 rank.given_up, death = True, f"{rank.name} was stopped for {self.patience:g} s and is ended"
-                self.deaths.append(f"{death}; the job ends")
+                self._note_death(f"{death}; the job ends")
                 self._tell_death()
                 if self.survivable:
                     _tell(death)
                 os.kill(rank.pid, signal.SIGKILL)
+
+    def _note_death(self, text: str) -> None:
+        self.died = self.died if self.deaths else time.monotonic()
+        self.deaths.append(text)
+
+    def _end_others(self) -> None:
+        """They have neither gone on nor ended."""
+        if self.survivable:
+            report(self.failure_file, f"{self.deaths[0]}: the others have not gone on for {self.grace:g} s")
+            for rank in self.ranks:
+                with suppress(OSError):
+                    os.kill(rank.pid, signal.SIGKILL)
+        self.deaths.clear()
 
     def _tell_death(self) -> None:
         """The first one, unless somebody is left who may go on."""
@@ -227,9 +251,9 @@ def _note_again(failure_file: Path) -> None:
 
 
 def main() -> None:
-    path, failure_file, ranks, survivable, patience = sys.argv[1:]
+    path, failure_file, ranks, survivable, patience, grace = sys.argv[1:]
     try:
-        watch = Watch(path, Path(failure_file), int(ranks), survivable == "1", float(patience))
+        watch = Watch(path, Path(failure_file), int(ranks), survivable == "1", float(patience), float(grace))
         print("listening", flush=True)
         watch.run()
         _note_again(watch.failure_file)

@@ -4,6 +4,8 @@ A window is memory of a rank that the others of its generation read or write. `F
 a dead target, so callers poll their requests with `Test` and check the world for failures in between.
 """
 
+import ctypes
+import mmap
 from collections import deque
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 Request = MPI.Request
+REMOVE = getattr(mmap, "MADV_REMOVE", 9)
 
 
 class Window:
@@ -53,6 +56,22 @@ class Window:
     def free(self) -> None:
         self.win.Unlock_all()
         self.win.Free()
+
+    def forget(self) -> None:
+        """Give the memory back, of a window that cannot be freed; whatever still came would find empty pages there."""
+        give_back(self.memory)
+
+
+def give_back(memory: np.ndarray) -> None:
+    """The whole pages of it, shared or not, to the system; their addresses stay."""
+    first = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (memory.ctypes.data + memory.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        advise = ctypes.CDLL(None).madvise
+        address, length = ctypes.c_void_p(first), ctypes.c_size_t(size)
+        # Of memory that is shared the first is right, of other memory the second.
+        if advise(address, length, REMOVE):
+            advise(address, length, mmap.MADV_DONTNEED)
 
 
 class SharedWindow(Window):

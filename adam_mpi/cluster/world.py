@@ -181,8 +181,11 @@ class World:
                     os.kill(pid, signal.SIGKILL)
 
     def agree(self) -> None:
-        """Collective, after a failure: everybody is here, or everybody raises. Windows with a dead member crash."""
-        if self.generation == 0:
+        """Collective, where a rank may be lost: everybody is here, or everybody raises.
+
+        A window with a dead member crashes.
+        """
+        if not self.survivable:
             return
         try:
             self.comm.Agree(1)

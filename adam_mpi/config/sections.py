@@ -187,8 +187,8 @@ class Server:
     """Memory of one server's mailboxes, for all pushers together."""
     threads: int = limited(1, low=1)
     """Threads of a server that apply pushes, each to shards of its own."""
-    copies: int = limited(1, low=1)
-    """Servers that hold each shard, as far as there are so many; all but one of them may be lost at once."""
+    copies: int = limited(3, low=1)
+    """Servers that hold each shard, as far as there are so many, and where the job can go on without a lost one."""
     torn_seconds: float = limited(5.0, low=0.1)
     """How long a message may be there in part before it is reported and sent again."""
     on_nan: str = limited("refuse", choices=("refuse", "stop"))

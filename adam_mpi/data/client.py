@@ -90,9 +90,13 @@ class DataClient:
             worked = True
         return worked
 
+    @property
+    def waits_for_phase(self) -> bool:
+        return self.phase_slot.request is not None
+
     def next_phase(self) -> None:
         """Ask the head for the phase after this one; it arrives when everybody is done with this one."""
-        if self.phase_slot.request is None:
+        if not self.waits_for_phase:
             self._send_ask(self.phase_slot, self.world.layout.head, [batch.NEXT_PHASE, 0, self.phase.number, 0, 0, 0])
 
     def take(self) -> tuple[Slot, Batch] | None:
@@ -116,7 +120,7 @@ class DataClient:
         """Asks that are not answered; which data rank will answer a strip that does not ask is not known to it."""
         for slot in self.asking if not self.follows else ():
             yield Wait(f"batch {slot.batch}" if self.shared else "a batch", slot.source, id(slot.request))
-        if self.phase_slot.request is not None:
+        if self.waits_for_phase:
             yield Wait("the next phase", self.world.layout.head, self.phase.number, patient=True)
 
     def _phase_arrives(self) -> bool:

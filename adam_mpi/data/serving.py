@@ -67,6 +67,9 @@ class DataServer:
         self.tally: Tally | None = None
         self.stopping = False
 
+    def transfers(self) -> list[Any]:
+        return [self.sending]
+
     def hear(self, message: dict[str, Any]) -> None:
         if message.get("close"):
             self.close()

@@ -24,7 +24,7 @@ from adam_mpi.server.shards import Shard
 
 BUFFERS = 32
 """Copies on their way at the most; also the most that are written between two waits for the disk."""
-WARN_SECONDS = 30.0
+WARN_SECONDS, CLOSE_SECONDS = 30.0, 120.0
 log = logging.getLogger(__name__)
 
 Copy = Callable[[int, np.ndarray], tuple[int, int]]
@@ -46,6 +46,7 @@ class WriteBehind:
         self.flying: dict[int, float] = {}
         """The same for those that are copied and not on disk."""
         self.pause = self.patience = 0.0
+        self.closing = False
         self.missing: set[int] | None = None
         """Records that have never been written; all of them at the first step."""
         self.error: Exception | None = None
@@ -100,8 +101,9 @@ class WriteBehind:
 
     def close(self) -> None:
         """Write all that is dirty, once, and end the thread."""
-        self.patience = self.pause = 0.0
-        while (self.dirty or self.flying) and self.error is None:
+        self.closing, self.pause = True, 0.0
+        limit = time.monotonic() + CLOSE_SECONDS
+        while (self.dirty or self.flying) and self.error is None and time.monotonic() < limit:
             self.step()
             time.sleep(1e-4)
         if self.thread.is_alive():
@@ -114,7 +116,8 @@ class WriteBehind:
         while count and self.dirty and self.free:
             place, since = next(iter(self.dirty.items()))
             # Its updates gather for a while, and what is under way is written before it is copied again.
-            if place in self.flying or (now - since < self.patience and place not in missing):
+            gathers = now - since < self.patience and place not in missing and not self.closing
+            if place in self.flying or gathers:
                 return
             self._send(place)
             count -= 1

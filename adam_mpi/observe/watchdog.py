@@ -7,6 +7,7 @@ The other side may hang with its main thread inside MPI, where it hears no messa
 signal, which the interpreter answers from anywhere; on another host by a message, as long as it hears them.
 """
 
+import ctypes
 import faulthandler
 import logging
 import os
@@ -66,11 +67,14 @@ class Watchdog:
 
     def look(self, waits: Callable[[], Iterable[Wait]]) -> None:
         """Take note of what is awaited now, a few times in `watchdog.seconds`; tell of each wait once."""
-        now = time.monotonic()
-        if now - self.looked < min(self.seconds or self.limit, self.limit) / 4:
+        now, period = time.monotonic(), min(self.seconds or self.limit, self.limit) / 4
+        passed = now - self.looked
+        if passed < period:
             return
         self.looked = now
-        self.since = {wait: self.since.get(wait, now) for wait in waits()}
+        # What arrived while this rank itself stood still could not be taken: that time counts for nobody's.
+        still = passed if passed > 2 * period else 0.0
+        self.since = {wait: min(now, self.since.get(wait, now) + still) for wait in waits()}
         self.told &= self.since.keys()
         for wait, since in self.since.items():
             if self.seconds and now - since > self.seconds and wait not in self.told:
@@ -88,9 +92,18 @@ class Watchdog:
         log.warning("%s; stacks here:\n%s", text, stacks())
         if wait.rank != self.world.rank and self.world.hosts[wait.rank] == self.world.place.host:
             log.warning("stacks of the other side are in its log")
-            os.kill(self.world.pids[wait.rank], ASK)
+            _ask(self.world.pids[wait.rank])
         elif wait.rank != self.world.rank:
             self.post.send({"kind": "stacks", "asked": f"{self.world.place} {text}"}, wait.rank)
+
+
+def _ask(pid: int) -> None:
+    """By a signal to the main thread, where the C library can send one: a stopped process gives it to any thread."""
+    to_thread = getattr(ctypes.CDLL(None), "tgkill", None)
+    if to_thread is None:
+        os.kill(pid, ASK)
+    else:
+        to_thread(pid, pid, ASK)
 
 
 def answer(asked: str) -> None:

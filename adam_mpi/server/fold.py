@@ -37,4 +37,4 @@ class Fold:
         """A shard's copies have all taken it; with the last shard its memory is given back."""
         self.left -= 1
         if not self.left and self.buffer is not None:
-            stepper.pool.give(self.buffer)
+            stepper.folds.give(self.buffer)

@@ -2,9 +2,10 @@
 
 A record is what a shard's next step was taken on: the folded gradient, the rate, and whose messages are in it. It goes
 into a ring of each server with a copy, which takes the same step with the same kernel, and so has the same bits, and
-publishes how far it has got. When all have taken it, the pushers are acknowledged: what is acknowledged is on every
-copy. A server without a whole copy is sent one in the background, shard by shard, in the same ring, and counts from
-then on. A record that has been taken is never taken back.
+publishes how far it has got. On the same node the gradient stays where it was folded, and every copy reads it there.
+When all have taken it, the pushers are acknowledged: what is acknowledged is on every copy. A server without a whole
+copy is sent one in the background, shard by shard, in the same ring, and counts from then on. A record that has been
+taken is never taken back.
 """
 
 from collections import defaultdict, deque
@@ -20,6 +21,7 @@ from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.holding import Holding
 from adam_mpi.server.mail import Mail, Torn, near
+from adam_mpi.server.pool import NOTHING
 from adam_mpi.server.published import Published
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
@@ -28,7 +30,6 @@ from adam_mpi.worker.lane import Lane
 
 # Kinds of bodies between servers: a step to take, a part of a whole copy, and what a copy must come to.
 RECORD, PART, CHECK = 4, 5, 6
-NOTHING = np.empty(0, np.float32)
 
 
 @dataclass(eq=False)
@@ -50,14 +51,19 @@ class Record:
 class RecordLetter:
     record: Record
     header: np.ndarray
+    place: int | None
+    """Where in our arena its values are, for a server that can read them there."""
 
     def write(self, body: np.ndarray) -> np.ndarray:
         record, header = self.record, self.header.copy()
-        body[: record.values.size] = record.values.view(np.uint32)
         header["kind"], header["sequence"], header["shard"] = RECORD, record.version, record.shard.index
         header["seen"] = np.float64(record.rate).view(np.int64)
-        header["words"] = header["values"] = record.values.size
-        header["images"] = record.images
+        header["values"], header["images"] = record.values.size, record.images
+        if self.place is None:
+            header["words"] = record.values.size
+            body[: record.values.size] = record.values.view(np.uint32)
+        else:
+            header["first"] = self.place
         return header
 
     def batches(self) -> np.ndarray:
@@ -122,7 +128,8 @@ class CheckLetter:
 def notes(numbers: dict[int, int], batches: Sequence[np.ndarray] = ()) -> np.ndarray:
     """Whose messages are in a step, or in a copy, and of which batches."""
     pairs = np.array([len(numbers), *(word for pair in numbers.items() for word in pair)], np.int64)
-    return np.concatenate([pairs, np.unique(np.concatenate([np.empty(0, np.int64), *batches]))])
+    some = [ids for ids in batches if ids.size]
+    return np.concatenate([pairs, np.unique(np.concatenate(some))]) if some else pairs
 
 
 class Replicator:
@@ -143,6 +150,7 @@ class Replicator:
         }
         self.words, self.slot_words = mirror.memory.view(np.uint32), rings.slot_bytes // 4
         self.floats = mirror.memory.view(np.float32)
+        self.arenas = [self._arena(server) for server in shelves.servers]
         self.headers = np.ndarray(rings.count * rings.slots, mailbox.HEADER, mirror.memory, strides=(rings.slot_bytes,))
         self.near = near(world, shelves.servers)
         self.torn = Torn(published, len(shelves.pushers), world.config.server.torn_seconds)
@@ -166,8 +174,10 @@ class Replicator:
         """To every server that has a copy, whole or on its way before it in the same ring."""
         ready = self._ready(record.shard.index)
         record.pending = len(ready)
+        place = self.stepper.folds.place(record.values) if record.values.size else None
         for server in ready:
-            self.lanes[server].waiting.append(RecordLetter(record, self.header))
+            lane = self.lanes[server]
+            lane.waiting.append(RecordLetter(record, self.header, place if lane.near else None))
         if not ready:
             self.when_safe(record.shard.index, record.done)
 
@@ -255,8 +265,18 @@ class Replicator:
         self.applied[:] = self.collected
         return True
 
+    def _arena(self, server: int) -> np.ndarray:
+        """What a server has folded, where we can read it."""
+        memory = self.mirror.direct(server, self.shelves.peers.bytes, self.shelves.arena)
+        return NOTHING if memory is None else memory.view(np.float32)
+
+    def _values(self, mail: Mail) -> np.ndarray:
+        if mail.words or not mail.values:
+            return self.floats[mail.start : mail.start + mail.words]
+        return self.arenas[mail.ring][mail.first : mail.first + mail.values]
+
     def _take(self, mail: Mail) -> None:
-        holding, values = self.stepper.holdings[mail.shard], self.floats[mail.start : mail.start + mail.words]
+        holding, values = self.stepper.holdings[mail.shard], self._values(mail)
         for pusher, number in self._notes(mail)[0]:
             holding.note(pusher, number)
         if mail.kind == PART:

@@ -1,8 +1,7 @@
 """The server role: takes pushes out of its mailbox, applies them shard by shard, and publishes the weights."""
 
-import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -21,21 +20,22 @@ from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
 from adam_mpi.observe import trace
-from adam_mpi.server import mailbox, schedule
+from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
+from adam_mpi.server.books import Books
 from adam_mpi.server.fold import Fold
 from adam_mpi.server.holding import Holding
 from adam_mpi.server.mail import MOST_PARTS, Inbox, Mail
+from adam_mpi.server.pool import NOTHING
 from adam_mpi.server.published import Published
 from adam_mpi.server.replicate import Record, Replicator, notes
 from adam_mpi.server.shelves import MOST_BATCHES, RECORD_BATCHES, Shelves
 from adam_mpi.server.stepper import Stepper
 from adam_mpi.settlement import Word
+from adam_mpi.worker.conservation import leave_copies
 
 MOST_FOLDED = RECORD_BATCHES // MOST_BATCHES
 COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")
-NEVER = 1 << 62
-log = logging.getLogger(__name__)
 
 
 class Server:
@@ -50,22 +50,12 @@ class Server:
         # A rank with other roles makes more threads, which would be bound with it.
         if world.place.roles == ("server",):
             numa.bind(cores[0])
-        self.position = position or Position(0)
-        """Where training stands here; images applied so far and those of the whole training set the learning rate."""
-        self.total = self.config.train.epochs * epoch_images
-        self.first_clock = self.position.clock
-        self.synchronous = self.config.consistency.staleness == 0
-        self.positions = {0: self.position}
-        """In synchronous training by clock: before and after the one under way."""
-        self.settled: Position | None = None
-        """Where training stood when this generation began: pushes of its batches have been counted."""
+        self.books = Books(self.config, position or Position(0), epoch_images)
+        self.counts = self.books.counts
         self.holdings: dict[int, Holding] = {}
         self.inbox: Any = None
         self.store: WriteBehind | None = None
-        self.counts: Counter[str] = Counter()
         self.busy = 0.0
-        self.leads: Counter[int] = Counter()
-        self.delays: Counter[int] = Counter()
         self.enter(world, shelves, published, mail, window, post, mirror)
 
     def enter(
@@ -79,41 +69,36 @@ class Server:
         self.shards = shelves.held[world.rank]
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self._hold()
-        self.counts += self.inbox.counts if self.inbox else Counter()
+        self.counts.update(self.inbox.counts if self.inbox else {})
         self.inbox = Inbox(world, shelves, mail.memory, published)
         for (index, _), (ring, pusher) in product(self.place.items(), enumerate(self.inbox.members)):
             self.inbox.sequences[index, ring] = self.holdings[index].table.get(pusher, 0)
         factors = self.inbox.factors
-        self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings)
+        arena = mirror.memory[shelves.peers.bytes : shelves.mirror_bytes].view(np.float32) if mirror else NOTHING
+        self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings, arena)
         self.replicator: Replicator | None = None
         if mirror is not None and shelves.peers.count:
             arguments = world, shelves, published, mirror, window, self.stepper, self.appliers
             mine = [(server, shard) for server, shard in lacking if shard in self.place]
-            self.replicator = Replicator(*arguments, mine, self._taken)
-        self.stepper.remembers = self.synchronous and world.survivable
+            self.replicator = Replicator(*arguments, mine, self.books.taken)
+        self.stepper.remembers = self.books.synchronous and world.survivable
         for shard in self.shards:
             self.stepper.derive(shard.index)
-        self.feeding = shelves.feeding(world.rank)
         known = [clocks.get(pusher, 0) for pusher in self.inbox.members]
-        # Strips that push nothing to us are never waited for.
-        self.clocks = [clock if ring in self.feeding else NEVER for ring, clock in enumerate(known)]
-        published.rate[0], published.clock[0] = self.rate, min(self.clocks, default=0)
+        self.books.enter(shelves, world.rank, known, [self.inbox.pusher(ring) for ring in range(len(known))])
+        published.rate[0], published.clock[0] = self.books.rate, self.books.clock
         self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.cut = Cut(len(shelves.pushers))
         self.cut.begun = known
         self.comparing: int | None = None
         """How many copies on other servers are to be compared, when somebody has asked for it."""
-        self.went_on: dict[int, float] = {}
-        """Ring -> when something of it was first applied in this generation, in seconds since 1970."""
 
     def go_back(self, position: Position, version: int | None, clock: int) -> None:
         """To where all servers stand when a generation begins, the fastest pusher at this clock.
 
         In synchronous training what has gone beyond a version is taken back.
         """
-        self.first_clock = position.clock - clock
-        self.position, self.settled = position, Position.unpack(position.pack())
-        self.positions = {version or 0: position}
+        self.books.go_back(position, version, clock)
         for holding in self.holdings.values():
             if version is not None and holding.whole and holding.version > version:
                 holding.take_back()
@@ -129,34 +114,31 @@ class Server:
         for shard, place in self.place.items():
             self.published.versions[place] = self.holdings[shard].version
 
-    @property
-    def rate(self) -> float:
-        return schedule.rate(self.config.optimiser, self.position.images, self.total)
-
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
         shards = [holding.shard for holding in self.holdings.values()]
         self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in shards)
-        self.published.rate[0] = self.rate
+        self.published.rate[0] = self.books.rate
 
     def write_behind(self, path: Path) -> None:
         """Keep a store there from now on; one of an earlier generation gets no more."""
         if self.store is not None:
             self.store.orders.put(None)
-        room = Position.packed_bytes(self.position.batches.size)
+        room = Position.packed_bytes(self.books.position.batches.size)
         touched = partial(self.world.injector.at, "write")
         parts = list(self.stepper.state())
         self.store = WriteBehind(path, self.config.store, self.shards, parts, room, self._copy, touched)
 
     def _copy(self, place: int, buffer: np.ndarray) -> tuple[int, int]:
         """A record for the store: a shard, or after the last one the position."""
+        position = self.books.position
         if place == len(self.shards):
-            buffer[:] = self.position.pack()
-            return self.position.images, self.position.images
+            buffer[:] = position.pack()
+            return position.images, position.images
         shard, kept = self.shards[place], self.stepper.state().values()
         for values, part in zip(kept, np.split(buffer, len(kept)), strict=True):
             part[:] = values[shard.index].view(np.uint8)
-        return int(self.published.versions[place]), self.position.images
+        return int(self.published.versions[place]), position.images
 
     def step(self) -> bool:
         self.mail.sync()
@@ -187,19 +169,6 @@ class Server:
         with trace.span("replicate"):
             return self.replicator.step()
 
-    def _taken(self, record: Mail, batches: np.ndarray) -> None:
-        """A copy here has taken a step."""
-        if self.synchronous and batches.size:
-            self._reach(record.sequence, batches, record.images)
-        else:
-            self.position.add(batches)
-
-    def _reach(self, version: int, batches: np.ndarray, images: int) -> None:
-        """The first step of a clock in synchronous training."""
-        if version not in self.positions:
-            self.position = self.positions[version - 1].after(batches, images)
-            self.positions = {version - 1: self.positions[version - 1], version: self.position}
-
     def _tell_compared(self) -> None:
         """The copies of all that is served here have been compared."""
         done, different = 0, 0
@@ -213,10 +182,10 @@ class Server:
         """Go on with what is written: the store, and a snapshot that is under way."""
         if self.store is not None:
             self.store.step()
-        if self.cut.reached(self.clocks):
+        if self.cut.reached(self.books.clocks):
             name = snapshot.file_name(self.world.rank)
             with trace.span("snapshot"):
-                self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.position)
+                self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.books.position)
         while not self.cut.written.empty():
             self.post.send({"kind": "stored", "role": "server", **self.cut.written.get()}, self.world.layout.head)
 
@@ -265,7 +234,7 @@ class Server:
             mails, version = ready[first], self.holdings[first].version
             delays = [version - mail.seen for mail in mails]
             for delay in delays:
-                self.delays[delay] += len(band)
+                self.books.delays[delay] += len(band)
             step: Callable[[], None] = partial(self.stepper.step, band, mails, delays, rate)
             if self.replicator is not None:
                 folds |= dict.fromkeys((shard.index for shard in band), fold := Fold(band, mails, delays, rate))
@@ -280,13 +249,8 @@ class Server:
         self.world.injector.at("applied")
 
     def _rate(self, ready: dict[int, list[Mail]]) -> float:
-        """As it is now; in synchronous training as it was when the clock began."""
-        if not self.synchronous:
-            return self.rate
         shard, mails = next(iter(ready.items()))
-        version = self.holdings[shard].version
-        self._reach(version + 1, self.inbox.batches(mails[0]), _images(mails))
-        return schedule.rate(self.config.optimiser, self.positions[version].images, self.total)
+        return self.books.rate_of(self.holdings[shard].version + 1, self.inbox.batches(mails[0]), _images(mails))
 
     def _book(self, shard: int, mails: list[Mail]) -> None:
         """A shard has taken a step."""
@@ -297,8 +261,7 @@ class Server:
         self.counts["folded"] += len(mails)
         for mail in mails:
             holding.note(mail.pusher, mail.number)
-            if mail.ring not in self.went_on:
-                self.went_on[mail.ring] = time.time()
+            self.books.applied(mail)
             self.cut.begun[mail.ring] = max(self.cut.begun[mail.ring], mail.clock + 1)
             if mail.last and mail.shard == shard:
                 trace.receives((mail.pusher, mail.sequence, self.world.rank))
@@ -329,33 +292,15 @@ class Server:
             return
         self.inbox.settle(mail)
         self.stepper.release(mail)
-        if mail.last:
-            lead = mail.clock - min(self.clocks)
-            self.leads[max(0, lead)] += 1
-            if lead > self.config.consistency.staleness:
-                self.counts["too_stale"] += 1
-                log.error("push %d of %s is %d clocks ahead", mail.sequence, self.inbox.pusher(mail.ring), lead)
-            self.clocks[mail.ring] = max(self.clocks[mail.ring], mail.clock + 1)
-            self.counts["applied"] += 1
-        if self.synchronous:
-            return
-        ids = self.inbox.batches(mail)
-        self.position.add(ids)
-        if mail.last:
-            self.position.clock = self.first_clock + max(self.clocks[ring] for ring in self.feeding)
-            counted = self.settled is not None and self.config.asynchronous and self.settled.has(ids)
-            # The strips of a replica push the same images: they count once.
-            if mail.ring % self.shelves.strips == self.feeding[0] and not counted:
-                self.position.images += mail.images
+        self.books.settle(mail, self.inbox.batches(mail))
 
     def _publish(self) -> None:
         """Weights are in place: let it be seen that they are, acknowledge, and only then show the clock."""
         self.window.sync()
         if self.store is not None:
-            self.store.acknowledge(self.counts["applied"], self.position.images)
+            self.store.acknowledge(self.counts["applied"], self.books.position.images)
         self.inbox.acknowledge()
-        self.published.rate[0] = self.rate
-        self.published.clock[0] = min(self.clocks)
+        self.published.rate[0], self.published.clock[0] = self.books.rate, self.books.clock
         self.window.sync()
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -375,13 +320,15 @@ class Server:
             case "finish":
                 if self.store is not None:
                     self.store.close()
+                if message["copies"]:
+                    whole = {index: held.weights for index, held in self.holdings.items() if held.whole}
+                    leave_copies(Path(message["copies"]), self.world.place.member, whole)
                 self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
 
     def tell(self, word: Word) -> None:
         word.copies = {index: holding.version for index, holding in self.holdings.items() if holding.whole}
-        word.served, word.positions = frozenset(self.place), dict(self.positions)
-        if not self.synchronous:
-            word.positions = {0: self.position}
+        word.served = frozenset(self.place)
+        self.books.tell(word)
 
     def tables(self) -> dict[str, int]:
         """Pusher -> the last of its pushes that every shard served here has."""
@@ -389,19 +336,21 @@ class Server:
         pushers = set[int]().union(*tables)
         return {str(p): min(table.get(p, 0) for table in tables) // MOST_PARTS for p in pushers}
 
+    def transfers(self) -> list[Any]:
+        return list(self.replicator.lanes.values()) if self.replicator else []
+
     def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
         return ()
 
     def stats(self) -> dict[str, Any]:
         counts = self.counts + self.inbox.counts
-        whole = self.went_on and len(self.went_on) == len(self.feeding)
         return {
             "role": "server",
             "generation": self.world.generation,
             "tables": self.tables(),
             "dropped": self.inbox.counts["duplicates"],
-            "went_on": [min(self.went_on.values(), default=None), max(self.went_on.values()) if whole else None],
+            "went_on": self.books.went_on_at,
             "rebuilt": self.replicator.rebuilt if self.replicator else 0,
             "rank": self.world.place.member,
             "cpu": time.process_time(),
@@ -409,10 +358,10 @@ class Server:
             "busy": self.busy,
             "queue": sum(len(mails) for mails in self.staged.values()),
             "bytes": counts["bytes"],
-            "rate": self.rate,
-            "clocks": dict(zip(self.inbox.members, self.clocks, strict=True)),
-            "leads": dict(self.leads),
-            "delays": dict(self.delays),
+            "rate": self.books.rate,
+            "clocks": dict(zip(self.inbox.members, self.books.clocks, strict=True)),
+            "leads": dict(self.books.leads),
+            "delays": dict(self.books.delays),
             "shards": len(self.shards),
             "parameters": sum(shard.size for shard in self.shards),
             "store": self._store_figures(),

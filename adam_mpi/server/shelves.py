@@ -67,6 +67,8 @@ class Shelves:
     strips: int = 1
     peers: Rings = Rings(0, 0, 0, 0)
     """The servers' rings of records in each other's memory; none where each shard has one copy."""
+    arena: int = 0
+    """Bytes behind those rings for what a server has folded: others on the same node read it there."""
     held: dict[int, tuple[Shard, ...]] = field(init=False)
     """What each server serves."""
     copied: dict[int, tuple[Shard, ...]] = field(init=False)
@@ -100,6 +102,10 @@ class Shelves:
     @property
     def mailbox_bytes(self) -> int:
         return self.rings.bytes
+
+    @property
+    def mirror_bytes(self) -> int:
+        return self.peers.bytes + self.arena
 
     @property
     def parameters(self) -> int:
@@ -170,7 +176,7 @@ def plan(
         peers = Rings(len(servers), max(2, min(MOST_SLOTS, room // (len(servers) * record))), record, len(pushers))
     return Shelves(
         tuple(shards), tuple(holders), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors),
-        owners, len(partition) if partition else 1, peers,
+        owners, len(partition) if partition else 1, peers, peers.bytes,
     )  # fmt: skip
 
 

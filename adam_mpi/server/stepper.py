@@ -12,7 +12,7 @@ from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
 from adam_mpi.server.factors import FactorPlan
 from adam_mpi.server.holding import Holding
 from adam_mpi.server.mail import Mail
-from adam_mpi.server.pool import Pool
+from adam_mpi.server.pool import NOTHING, Pool
 from adam_mpi.server.published import Published
 from adam_mpi.server.shards import Shard
 
@@ -25,9 +25,12 @@ FIRST, UNSCALED = np.zeros(1, np.int64), np.ones(1, np.float32)
 class Stepper:
     def __init__(
         self, config: Config, shards: Sequence[Shard], published: Published, memory: np.ndarray,
-        factors: Mapping[str, FactorPlan], holdings: dict[int, Holding] | None = None,
+        factors: Mapping[str, FactorPlan], holdings: dict[int, Holding] | None = None, arena: np.ndarray = NOTHING,
     ) -> None:  # fmt: skip
-        """`shards` are those that are served here, `holdings` all that there is a copy of; else only those."""
+        """`shards` are those that are served here, `holdings` all that there is a copy of; else only those.
+
+        `arena`: where other servers can read what was folded.
+        """
         self.factors = factors
         self.holdings = published.take_over(shards, {}) if holdings is None else holdings
         self.config, self.shards, self.published = config, shards, published
@@ -35,7 +38,8 @@ class Stepper:
         self.kind = _kind(config)
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
         self.keep, self.decay = np.float32(config.optimiser.momentum), np.float32(config.optimiser.decay)
-        self.pool, self.band = Pool(), BAND if self.kind == "descent" else CACHED_BAND
+        self.pool, self.folds = Pool(), Pool(arena)
+        self.band = BAND if self.kind == "descent" else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
         self.remembers = False
         """Whether each step can be taken back."""
@@ -105,12 +109,12 @@ class Stepper:
             self._follow(shard.index)
 
     def fold(self, band: Sequence[Shard], mails: Sequence[Mail], delays: Sequence[int]) -> np.ndarray | None:
-        """What these messages come to for a band, in a buffer of the pool; None if no message has numbers to add."""
+        """What these messages come to for a band, in a buffer of `folds`; None if no message has numbers to add."""
         scaled = [(mail, scale) for mail, scale in zip(mails, self._scales(delays), strict=True) if mail.finite]
         if not scaled:
             return None
-        buffer, size = self.pool.take(_size(band)), _size(band)
-        plain = [(m.start, scale) for m, scale in scaled if m.kind == mailbox.DELTA and m.codec == NUMBERS["none"]]
+        buffer, size = self.folds.take(_size(band)), _size(band)
+        plain = [(m.start, scale) for m, scale in scaled if _plain(m) and m.values == size]
         if len(plain) == len(scaled):
             apply.fold(buffer[:size], self.floats, *_numbers(plain))
         else:
@@ -140,7 +144,7 @@ class Stepper:
 
     def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
         """Plain messages are folded where they lie; others are worked out in a buffer first, several summed up."""
-        plain = [(m.start, scale) for m, scale in scaled if m.kind == mailbox.DELTA and m.codec == NUMBERS["none"]]
+        plain = [(m.start, scale) for m, scale in scaled if _plain(m)]
         if len(plain) == len(scaled):
             self._kernel(band[0].index, part, self.floats, plain, rate)
             return
@@ -150,7 +154,7 @@ class Stepper:
             self._work_out(band, scaled[0][0], total[:size])
             scale = scaled[0][1]
         else:
-            self._sum(band, scaled, total[:size])
+            self._sum(band, scaled, total[:size], part.start)
         for shard, start in zip(band, accumulate((shard.size for shard in band), initial=0), strict=False):
             own = part if len(band) == 1 else slice(0, shard.size)
             self._kernel(shard.index, own, total, [(start, scale)], rate)
@@ -165,12 +169,18 @@ class Stepper:
             assert mail.factors is not None, "unpacked when it arrived"
             self.factors[band[0].layer].add_product(mail.factors, mail.values, band, -rate * scale, weights)
 
-    def _sum(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], total: np.ndarray) -> None:
+    def _sum(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], total: np.ndarray, first: int = 0) -> None:
+        """What messages of any kind come to, for parameters from `first` on."""
         values = self.pool.take(total.size)
         total[:] = 0
         for mail, scale in scaled:
-            self._work_out(band, mail, values[: total.size])
-            apply.add(total, values[: total.size], np.float32(scale))
+            if mail.kind == mailbox.SPARSE:
+                indices, numbers = self._pairs(mail)
+                total[indices - first] += numbers * np.float32(scale)
+                continue
+            part = total if mail.kind == mailbox.FACTOR else total[mail.first - first :][: mail.values]
+            self._work_out(band, mail, values[: part.size])
+            apply.add(part, values[: part.size], np.float32(scale))
         self.pool.give(values)
 
     def _work_out(self, band: Sequence[Shard], mail: Mail, values: np.ndarray) -> None:
@@ -189,16 +199,25 @@ class Stepper:
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""
+        indices, values = self._pairs(mail)
+        weights, state = self.holdings[shard].weights, self.holdings[shard].state
+        apply.SPARSE_KERNELS[self.kind](weights, state, indices, values * np.float32(scale), np.float32(rate))
+
+    def _pairs(self, mail: Mail) -> tuple[np.ndarray, np.ndarray]:
+        """Indices, each at most once, and their values."""
         indices = self.words[mail.start : mail.start + mail.values].astype(np.int64)
-        values = self.floats[mail.start + mail.values : mail.start + 2 * mail.values] * np.float32(scale)
-        kernel = apply.SPARSE_KERNELS[self.kind]
-        kernel(self.holdings[shard].weights, self.holdings[shard].state, indices, values, np.float32(rate))
+        return indices, self.floats[mail.start + mail.values : mail.start + 2 * mail.values]
 
     def derive(self, shard: int) -> None:
         """What is published beside the weights and follows from them."""
         if shard in self.published.regions.get("short", ()):
             weights = self.published.weights[shard]
             bfloat16.shorten(weights.view(np.uint32), self.published.regions["short"][shard])
+
+
+def _plain(mail: Mail) -> bool:
+    """Whether its values lie in the mailbox as they are."""
+    return mail.kind == mailbox.DELTA and mail.codec == NUMBERS["none"]
 
 
 def _numbers(plain: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:

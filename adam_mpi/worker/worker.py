@@ -297,7 +297,8 @@ class Worker:
 
     def _drain(self) -> bool:
         """The phase has no more batches for us: push what is left, then ask for the next phase."""
-        if self._working or self.ended:
+        # Asked for already: to flush again and again until it comes would keep two threads, and a core, busy.
+        if self._working or self.ended or self.data.waits_for_phase:
             return False
         if self.data.phase.training and not self.data.shared and not self.flushed:
             self.flushed = True
@@ -356,6 +357,9 @@ class Worker:
         pushes = self.pushes
         word.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
         word.batches, word.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
+
+    def transfers(self) -> list[Any]:
+        return [*self.pushes.lanes, self.data, self.pulls]
 
     def awaits(self) -> Iterator[Wait]:
         yield from self.data.awaits()

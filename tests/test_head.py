@@ -1,0 +1,50 @@
+"""The head, without a job around it."""
+
+import types
+
+import pytest
+
+from adam_mpi import head as heads
+from adam_mpi.config import load
+from adam_mpi.errors import RankFailure
+from adam_mpi.head import Head
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time as the test wants it."""
+    now = types.SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(heads.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+@pytest.fixture
+def head(clock, tmp_path):
+    """One that has just heard of ranks 0 and 1."""
+    head = Head.__new__(Head)
+    places = ["rank 0, data on a", "rank 1, server on a"]
+    place = types.SimpleNamespace(member=0)
+    head.config, head.directory = load(None), tmp_path
+    head.world = types.SimpleNamespace(generation=0, place=place, layout=types.SimpleNamespace(places=places))
+    head.stepped, head.heard = clock.seconds, dict.fromkeys(range(2), clock.seconds)
+    return head
+
+
+def look(head):
+    head._notice_stop()
+    head._check_silence()
+
+
+def test_who_is_silent_for_too_long_is_named(head, clock):
+    with pytest.raises(RankFailure, match="rank 1, server on a has not been heard of for 60 s"):
+        for _ in range(200):
+            clock.seconds += 0.5
+            head.heard[0] = clock.seconds
+            look(head)
+    assert 160 < clock.seconds < 162
+
+
+def test_a_head_that_stood_still_itself_accuses_nobody(head, clock):
+    for seconds in (0.5, 70.0, 0.5, 90.0, 0.5):
+        clock.seconds += seconds
+        look(head)

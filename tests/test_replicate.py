@@ -1,0 +1,75 @@
+"""Copies of shards: every server that has one has the same bits, whatever was pushed and however it got there."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from adam_mpi import ParameterServer
+from adam_mpi.server.pool import NOTHING, Pool
+
+pytestmark = pytest.mark.mpi
+COMM = MPI.COMM_WORLD
+SERVERS = max(1, min(3, COMM.size - 1))
+CLIENTS = max(1, COMM.size - SERVERS)
+SIZE = 3000
+
+
+def copies(work, **settings):
+    """Run `work(server, chance)` on every client; then shard -> (version, weights) of every copy, from all servers."""
+    server = ParameterServer(COMM, SIZE, SERVERS, shard=128, copies=3, **settings)
+    if not server.serve():
+        work(server, np.random.default_rng(COMM.rank))
+        server.world.wait(lambda: server.step() and server.idle, "own pushes", 60)
+    # What is acknowledged is on all copies; the windows still have the memory of those that are served.
+    held = server.server.holdings if server.server is not None else {}
+    mine = {index: (holding.version, holding.weights.copy()) for index, holding in held.items()}
+    server.close()
+    return server, COMM.allgather(mine)
+
+
+def check(found, server):
+    for shard in server.shelves.shards:
+        versions, weights = zip(*(held[shard.index] for held in found if shard.index in held), strict=True)
+        assert len(versions) == SERVERS and len(set(versions)) == 1, (shard.index, versions)
+        assert all(np.array_equal(other, weights[0]) for other in weights), f"shard {shard.index} differs"
+
+
+def push_much(server, chance):
+    for _ in range(30):
+        server.push(chance.standard_normal(SIZE))
+        server.push(chance.standard_normal(50), first=int(chance.integers(SIZE - 50)))
+        server.push(chance.standard_normal(20), indices=chance.choice(SIZE, 20, replace=False))
+
+
+@pytest.mark.parametrize("transport", ["shared", "rma", "send"])
+@pytest.mark.parametrize("optimiser", ["additive", "adagrad", "descent"])
+def test_all_copies_have_the_same_bits(optimiser, transport):
+    server, found = copies(push_much, optimiser=optimiser, transport=transport, rate=0.1)
+    check(found, server)
+
+
+@pytest.mark.parametrize("transport", ["shared", "rma"])
+def test_what_is_acknowledged_is_on_every_copy_once(transport):
+    def work(server, chance):
+        for _ in range(40):
+            server.push(np.ones(SIZE))
+            server.push(np.full(7, 2.0), first=125)
+            server.push(np.full(3, 4.0), indices=np.array([0, 129, SIZE - 1]))
+
+    server, found = copies(work, transport=transport)
+    wanted = np.full(SIZE, 40.0 * CLIENTS)
+    wanted[125:132] += 80 * CLIENTS
+    wanted[[0, 129, SIZE - 1]] += 160 * CLIENTS
+    check(found, server)
+    for shard in server.shelves.shards:
+        for held in found:
+            if shard.index in held:
+                assert np.array_equal(held[shard.index][1], wanted[shard.start : shard.stop])
+
+
+def test_more_folds_than_the_arena_holds_are_copied(monkeypatch):
+    """With room for one fold only, most others travel in the rings."""
+    whole = Pool.__init__
+    monkeypatch.setattr(Pool, "__init__", lambda self, arena=NOTHING: whole(self, arena[:1024]))
+    server, found = copies(push_much)
+    check(found, server)
