@@ -20,6 +20,8 @@ from adam_mpi.worker.copy import ROUND, Copy
 RATE = np.float32(1e-4)
 STEPS, SMALL_RATE = 100, 0.0005
 """Of the comparison of losses."""
+TURN = 3.0
+"""Seconds of a turn of the comparison of threads."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,12 +171,13 @@ def torch_loss(torch: Any, model: Model, weights: np.ndarray, block: tuple, dtyp
 def scaling(name: str, model: Model, batch: int, arguments: argparse.Namespace) -> dict:
     """Wall time of two threads against one, both as trainer threads work: on copies, added to the shared weights.
 
+    Turns are long, because a turn ends with the slower thread and training does not end every second.
     `cpu_value` is the same in thread CPU time: what is lost to shared memory, without what others on the machine take.
     """
     run = crew(model, batch, 2, arguments.engine)
     once = min(run(1, ROUND).wall for _ in range(3)) / ROUND
-    steps = max(1, int(0.3 / once) // ROUND) * ROUND
-    rounds = [(run(1, steps), run(2, steps)) for _ in range(max(3, int(arguments.seconds / (2 * steps * once))))]
+    steps = max(1, round(TURN / once) // ROUND) * ROUND
+    rounds = [(run(1, steps), run(2, steps)) for _ in range(max(5, int(arguments.seconds / (2 * steps * once))))]
     value, shown = median(2 * one.wall / two.wall for one, two in rounds), rounds[0][1]
     return line(f"{name}_batch{batch}_threads2", value, "x", 1.85, shown) | {
         "cpu_value": round(median(2 * one.cpu / two.cpu for one, two in rounds), 3)

@@ -36,8 +36,11 @@ def mailbox(threads: int = 1, transport: str = "shared") -> dict[str, float]:
 
 
 def _kernels() -> Iterator[dict]:
-    """Pushed bytes per second of the kernel on one message and on eight at once, against `a += b`."""
-    weights, state, plain = np.zeros(SIZE, np.float32), np.zeros(1, np.float32), np.zeros(SIZE, np.float32)
+    """Pushed bytes per second of the kernel on one message and on eight at once, against `a += b`.
+
+    On the same arrays: where memory happens to lie makes a difference of 15 %.
+    """
+    weights, state = np.zeros(SIZE, np.float32), np.zeros(1, np.float32)
     # As in a ring: messages are a little more than their values apart.
     apart, one, none = SIZE + message_words(0, MOST_BATCHES), np.float32(1), np.float32(0)
     mail, starts = np.ones(MESSAGES * apart, np.float32), apart * np.arange(MESSAGES)
@@ -48,7 +51,7 @@ def _kernels() -> Iterator[dict]:
 
     times = interleaved(
         {
-            "add": lambda: np.add(plain, mail[:SIZE], out=plain),
+            "add": lambda: np.add(weights, mail[:SIZE], out=weights),
             "single": lambda: fold(1),
             "eight": lambda: fold(MESSAGES),
         },

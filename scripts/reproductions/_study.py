@@ -31,7 +31,7 @@ class Scale:
 def jobs(
     scale: Scale, variants: Mapping[str, Sequence[str]], base: Sequence[str], epochs: int, ranks: int = 4
 ) -> Points:
-    """"VARIANT, seed N" for each; seeds vary slowest, so that every variant has one first."""
+    """ "VARIANT, seed N" for each; seeds vary slowest, so that every variant has one first."""
     return {
         f"{variant}, seed {seed}": partial(job, scale, [*base, *settings, f"run.seed={seed}"], epochs, ranks)
         for seed in range(1, scale.seeds + 1)
@@ -40,7 +40,7 @@ def jobs(
 
 
 def by_threads(measure: Callable[[str, int], dict[str, Any]], names: Iterable[str]) -> Points:
-    """"NAME, N threads" for each, up to as many as there are cores."""
+    """ "NAME, N threads" for each, up to as many as there are cores."""
     threads = range(1, (os.cpu_count() or 1) + 1)
     return {f"{name}, {count} threads": partial(measure, name, count) for name in names for count in threads}
 
