@@ -150,11 +150,21 @@ def test_a_job_goes_on_without_a_rank_that_is_stopped(start_job):
     assert stop(job)["recoveries"][0]["members"] == [7]
 
 
-# The detector of Open MPI that finds a stopped rank by itself is not to be relied on: it crashes at some starts.
+def started_with_detector(start_job):
+    """The detector of Open MPI that finds a stopped rank by itself crashes or hangs at some starts: the next will do."""
+    for _ in range(6):
+        job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=0"), options=DETECTOR)
+        try:
+            return job.until(lambda job=job: any(line["images"] for line in job.metrics()), "its first images", 30)
+        except pytest.fail.Exception:
+            job.end()
+    pytest.fail("no start of six was good")
+
+
 @full
+@pytest.mark.timeout(300)
 def test_a_stopped_rank_that_wakes_up_finds_itself_out(start_job):
-    job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=0"), options=DETECTOR)
-    job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
+    job = started_with_detector(start_job)
     stopped = job.rank(2)
     stopped.suspend()
     reached(job, 1)
