@@ -151,7 +151,7 @@ def test_a_job_goes_on_without_a_rank_that_is_stopped(start_job):
 
 
 def started_with_detector(start_job):
-    """The detector of Open MPI that finds a stopped rank by itself crashes or hangs at some starts: the next will do."""
+    """Open MPI's detector, which finds a stopped rank by itself, crashes or hangs at some starts: the next will do."""
     for _ in range(6):
         job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=0"), options=DETECTOR)
         try:
