@@ -134,8 +134,9 @@ def stop(job):
 
 
 def test_all_copies_are_the_same_after_a_loss(start_job):
-    fault = 'inject.faults=["kill rank=3 at=applied step=20"]'
-    job = reached(start_job(8, "train", *SETTINGS, *ENDLESS, *given(fault)), 1)
+    """Of four servers, one that is lost leaves copies to rebuild."""
+    more = given("layout.servers=4", 'inject.faults=["kill rank=3 at=applied step=20"]')
+    job = reached(start_job(9, "train", *SETTINGS, *ENDLESS, *more), 1)
     text, same = compare_copies(job.run, 60)
     assert same and int(text.split()[0]) > 10, text
     assert stop(job)["recoveries"][0]["rebuilt"] > 0

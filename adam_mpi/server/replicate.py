@@ -299,4 +299,5 @@ class Replicator:
         start = mail.start + mail.words + mail.words % 2
         words = self.words[start : start + 2 * mail.batches].view(np.int64)
         pairs = int(words[0]) if words.size else 0
-        return dict(words[1 : 1 + 2 * pairs].reshape(-1, 2).tolist()), words[1 + 2 * pairs :].copy()
+        numbers = words[1 : 1 + 2 * pairs].tolist()
+        return dict(zip(numbers[::2], numbers[1::2], strict=True)), words[1 + 2 * pairs :].copy()
