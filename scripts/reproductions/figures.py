@@ -7,7 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _others
 import _results
+from _others import others
 from _results import Clock, Results, heading
 from _study import Scale
 from _training import Training
@@ -54,11 +56,12 @@ def _measure(name: str, module: ModuleType, kept: Results, scale: Scale) -> Iter
     for point, measure in module.points(scale).items():
         if point in found:
             continue
+        share = others()
         result = measure()
         if result is None:
             yield "time is up; the same command goes on"
             break
-        found[point] = result
+        found[point] = result | {"others": share()}
         kept.keep(name, {"title": module.TITLE, "kind": module.KIND, "machine": machine(), "points": found})
         yield f"{point}: {shown(result)}"
     if found:
@@ -90,9 +93,11 @@ def page(folder: Path) -> Iterator[str]:
         else:
             yield f"![{module.TITLE}](results/figures/{name}.svg)"
             yield ""
-            yield f"{_kind(module.KIND, told['machine'])} {module.PAPER} {module.verdict(told['points'])}"
+            yield f"{_kind(module.KIND, told)} {module.PAPER} {module.verdict(told['points'])}"
         yield ""
 
 
-def _kind(kind: str, machine: dict[str, Any]) -> str:
-    return f"{kind.capitalize()}; {machine['cores']} cores of {machine['cpu']}, commit {machine['commit']}."
+def _kind(kind: str, told: dict[str, Any]) -> str:
+    machine, shares = told["machine"], [point.get("others") for point in told["points"].values()]
+    where = f"{machine['cores']} cores of {machine['cpu']}, commit {machine['commit']}"
+    return "; ".join(filter(None, [kind.capitalize(), where, _others.told(shares)])) + "."
