@@ -51,21 +51,22 @@ def study(name: str) -> ModuleType:
 
 
 def _measure(name: str, module: ModuleType, kept: Results, scale: Scale) -> Iterator[str]:
-    """Every point is kept as soon as it is there; the plot is of all that are."""
-    found = kept.read(name).get("points", {})
+    """Every point is kept and drawn as soon as it is there."""
+    found, plot = kept.read(name).get("points", {}), kept.folder / f"{name}.svg"
+    if found and not plot.exists():
+        draw(plot, module, found)
     for point, measure in module.points(scale).items():
         if point in found:
             continue
         share = others()
-        result = measure()
+        result = None if scale.training.clock.over else measure()
         if result is None:
             yield "time is up; the same command goes on"
-            break
+            return
         found[point] = result | {"others": share()}
         kept.keep(name, {"title": module.TITLE, "kind": module.KIND, "machine": machine(), "points": found})
+        draw(plot, module, found)
         yield f"{point}: {shown(result)}"
-    if found:
-        draw(kept.folder / f"{name}.svg", module, found)
 
 
 def draw(file: Path, module: ModuleType, points: dict[str, dict[str, Any]]) -> None:
