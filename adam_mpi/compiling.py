@@ -38,10 +38,14 @@ def compile_now(roles: Iterable[str], net: Network | None) -> None:
 
 
 def _turns(world: World) -> tuple[list[str], list[str]]:
-    """The roles of this rank that have kernels: those it is the node's first rank of, and the others."""
-    layout = world.layout
+    """The roles of this rank that have kernels: those it is the node's first rank of, and the others.
+
+    Each strip of a replica has kernels of its own.
+    """
+    places = [place for place in world.layout.places if place.host == world.place.host]
     roles = [role for role in ("worker", "server") if role in world.place.roles]
-    firsts = {role: min(r for r in layout.having(role) if world.hosts[r] == world.place.host) for role in roles}
+    alike = {"worker": [p for p in places if p.strip == world.place.strip], "server": places}
+    firsts = {role: min(place.rank for place in alike[role] if role in place.roles) for role in roles}
     return [r for r in roles if firsts[r] == world.rank], [r for r in roles if firsts[r] != world.rank]
 
 
@@ -58,7 +62,9 @@ def _warm(role: str, net: Network | None) -> None:
         apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
         return
     assert net is not None, "a worker has a network"
-    if net.program:
+    if net.program and net.strip:
+        net.strip_context()
+    elif net.program:
         net.context(values)
     else:
         warm(net.shapes)

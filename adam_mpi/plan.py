@@ -21,7 +21,7 @@ from adam_mpi.server import shelves as shelving
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
-from adam_mpi.worker import copy
+from adam_mpi.worker import copy, parts
 from adam_mpi.worker.contribution import contributions
 
 MOST_ROWS = 40
@@ -40,12 +40,12 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
     largest = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
-    memory = _memory(config, layout, description, largest, shelves, captured)
-    working = _working_set(network(config, description, largest.shapes, captured))
+    net = network(config, description, largest.shapes, captured, strip=largest if len(cut) > 1 else None)
+    memory, working = _memory(config, layout, description, net, shelves, captured), _working_set(net)
     strips = [_strips(config, cut)] if len(cut) > 1 else []
     roles = _roles(layout, config.server.copies)
-    parts = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), memory, working]
-    return "\n\n".join("\n".join(part) for part in parts)
+    sections = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), memory, working]
+    return "\n\n".join("\n".join(lines) for lines in sections)
 
 
 def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> int:
@@ -69,8 +69,9 @@ def network(
 ) -> Network:  # fmt: skip
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
+    images = config.train.batch if strip is None else parts.largest(config.train.batch, config.worker.in_flight)
     return Network(
-        shapes, config.train.batch, config.run.seed, engine=engine, captured=captured, choices=choices,
+        shapes, images, config.run.seed, engine=engine, captured=captured, choices=choices,
         batches=copy.batches(config), strip=strip,
     )  # fmt: skip
 
@@ -162,21 +163,21 @@ def _described(images: str) -> Description:
 
 
 def _memory(
-    config: Config, layout: Layout, description: Description, strip: Strip, shelves: Shelves, captured: Sequence[str]
+    config: Config, layout: Layout, description: Description, net: Network, shelves: Shelves, captured: Sequence[str]
 ) -> Iterator[str]:
-    threads, size = config.worker.threads or 1, 4 * strip.parameters
+    threads, size = config.worker.threads or 1, 4 * parameters.total(net.shapes)
     images = description.train + description.validation + description.test
     item = np.dtype(description.dtype).itemsize
     pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
-    # and where there are several threads two copies of the weights each.
-    context = network(config, description, strip.shapes, captured).bytes
+    # and where there are several threads, and no strips, two copies of the weights each.
+    contexts = config.worker.in_flight if net.strip else threads
     dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
-    worker = (2 + threads * (3 if threads > 1 else 1)) * size
+    worker = (2 + contexts * (3 if threads > 1 and not net.strip else 1)) * size
     worker += contributions(threads, bool(shelves.peers.count)) * (size + factors)
-    worker += threads * context
+    worker += contexts * net.bytes
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)
     yield "memory per rank:"

@@ -28,6 +28,7 @@ from adam_mpi.durable import model as model_file
 from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.spans import Spans, gathered
 from adam_mpi.durable.stores import Seen
 from adam_mpi.errors import LostState
 from adam_mpi.head import Head
@@ -74,7 +75,7 @@ def prepare(
     shapes = model(config, description)
     partition(shapes, config.layout.partitions)
     if config.model.weights:
-        _first_weights(config, shapes)
+        _first_weights(config, shapes, ())
     if config.observe.tensorboard:
         metrics.check()
     path = rundir.choose(config, directory, resume)
@@ -199,6 +200,8 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         made["worker"] = _worker(ground, net, old.get("worker"))
     world.begun = True
     windows = [window for window in (ground.mail, ground.window, ground.mirror) if window]
+    if isinstance(worker := made.get("worker"), StripWorker):
+        windows.append(worker.link.window)
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
     crew.abandoned = abandoned
@@ -230,7 +233,9 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     if "worker" in new:
         strip = cut.strips[world.place.strip or 0] if len(cut) > 1 else None
         shapes = strip.shapes if strip else job.shapes
-        net = network(config, job.description, shapes, captured_layers(choices), job.kernels, strip)
+        # Choices of the run are for whole layers: those of a strip are made by arithmetic.
+        kernels = None if strip else job.kernels
+        net = network(config, job.description, shapes, captured_layers(choices), kernels, strip)
     compiling.compile_once(world, net) if kept is None else compiling.compile_now(new, net)
     kind, serves = WINDOWS[config.cluster.transport], "server" in roles
     world.agree()
@@ -262,7 +267,7 @@ def _server(ground: Ground, kept: Server | None) -> Server:
         # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
         sys.setswitchinterval(SWITCH_SECONDS)
     if settled is None:
-        kept.start(_first_state(job))
+        kept.start(_first_state(job, [(h.shard.start, h.shard.stop) for h in kept.holdings.values()]))
     else:
         kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
         kept.enter(*where, ground.mirror, settled.clocks, settled.lacking)
@@ -302,19 +307,24 @@ def life(job: Job, generation: int) -> Path:
     return folder
 
 
-def _first_state(job: Job) -> dict[str, np.ndarray]:
-    """What the servers begin with: the snapshot, or new weights."""
+def _first_state(job: Job, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
+    """What a server with these spans of the flat vector begins with: the snapshot, or new weights."""
     if job.resume is not None:
-        return newest.state(job.resume, parameters.total(job.shapes))
+        return gathered(newest.pieces(job.resume, parameters.total(job.shapes)), spans)
     if job.config.inject.conserve:
-        return {"weights": np.zeros(parameters.total(job.shapes), np.float32)}
-    return {"weights": _first_weights(job.config, job.shapes)}
+        return {"weights": Spans(spans)}
+    return {"weights": _first_weights(job.config, job.shapes, spans)}
 
 
-def _first_weights(config: Config, shapes: tuple[LayerShape, ...]) -> np.ndarray:
+def _first_weights(config: Config, shapes: tuple[LayerShape, ...], spans: Sequence[tuple[int, int]]) -> Spans:
+    weights = Spans(spans)
     if config.model.weights:
-        return model_file.read(Path(config.model.weights), parameters.tensors(shapes))
-    return parameters.initial(shapes, config.run.seed)
+        pieces = model_file.pieces(Path(config.model.weights), parameters.tensors(shapes))
+    else:
+        pieces = parameters.drawn(shapes, config.run.seed)
+    for start, values in pieces:
+        weights.put(start, values.reshape(-1))
+    return weights
 
 
 def _carried(world: World, job: Job) -> np.ndarray | None:

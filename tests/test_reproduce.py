@@ -154,6 +154,30 @@ def test_every_study_has_points_with_names(name):
     assert len(module.points(scale)) >= 2 and os.path.basename(module.__file__) == f"{name}.py"
 
 
+JOB = {"accuracy": 0.98, "images_per_second": 9e3, "images": 100, "epochs": 1, "pushed_bytes": 5, "delay": 1.0}
+FAKES = {
+    "threads": {"model": "mnist", "threads": 1, "connections_per_second": 1e9},
+    "server": {"path": "memory", "threads": 1, "gigabytes_per_second": 1.0},
+    "strips": {"kind": "measured", "strips": 1, "connections": 10, "connections_per_second": 1e9},
+    "replicas": {"kind": "measured", "replicas": 1, "images_per_second": 1e4},
+    "traffic": {"protocol": "delta", "units": 256, "images": 32.0, "bytes_per_image": 9.0, "arithmetic": 8.0},
+    "simulation": {"mode": "async", "ranks": 1, "hosts": None, "ratio": 1.1, "delay_measured": 1, "delay_simulated": 2},
+    "clusters": {"machines": 24, "replicas": 4, "images_per_second": 9.0, "delay": 1, "server_busy": 0, "link_busy": 0},
+}
+
+
+@pytest.mark.parametrize("name", figures.STUDIES)
+def test_every_study_draws_and_tells_what_is_there(name, tmp_path):
+    module = figures.study(name)
+    scale = SimpleNamespace(seeds=2, epochs=1, settings=(), training=None)
+    named = list(module.points(scale))
+    points = {point: FAKES.get(name, JOB | {"accuracy": 0.9 + 0.001 * at**2}) for at, point in enumerate(named)}
+    figures.draw(tmp_path / "figure.svg", module, points)
+    assert (tmp_path / "figure.svg").stat().st_size > 1000
+    # The first point alone is what there is when a study has been cut.
+    assert module.verdict({named[0]: points[named[0]]}).endswith(".") and module.verdict(points)
+
+
 def test_the_largest_that_fits():
     strips = figures.study("strips")
     for wanted in (1, 2, 3, 7, 64, 1000):

@@ -5,6 +5,8 @@ import pytest
 from strips import columns, exchange, gather, run, scatter
 
 from adam_mpi.errors import UserError
+from adam_mpi.model.engine import cpu, library, program
+from adam_mpi.model.engine.strip import EngineStripContext
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
@@ -28,12 +30,19 @@ STACKS = {
     "five convs": ((1, 16, 23), [layer for _ in range(5) for layer in (Conv(3, 3, 1, 1), RELU)] + [Pool(2), Dense(5)]),
     "the paper's": ((1, 28, 28), [Conv(10, 5), RELU, Pool(2), Conv(20, 5), RELU, Pool(2), Dense(40), RELU, Dense(5)]),
 }
+# Wide enough for Winograd's transforms, by squares and along lines; uneven cuts leave odd columns.
+TRANSFORMED = {
+    "squares": ((16, 4, 14), [Conv(16, 3, 1, 1), RELU, Conv(18, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 2), Dense(5)]),
+    "squares without padding": ((16, 6, 13), [Conv(16, 3), RELU, Conv(16, 3, 1, 1), TANH, Conv(16, 3), Dense(5)]),
+    "lines": ((2, 6, 17), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, Pool(2), Conv(8, 5, 1, 2), Dense(5)]),
+}
+SLOW = ("the paper's", "five convs")
 every_cut = pytest.mark.parametrize("strips", [2, 3, 4])
 every_stack = pytest.mark.parametrize("stack", STACKS)
 
 
 def cut_of(stack, strips):
-    shape, layers = STACKS[stack]
+    shape, layers = (STACKS | TRANSFORMED)[stack]
     try:
         return partition(infer(layers, shape, 5), strips)
     except UserError as error:
@@ -63,6 +72,65 @@ def test_loss_and_gradient_are_those_of_one_piece(stack, strips):
     for result in run(contexts, started):
         assert result == (pytest.approx(loss, rel=1e-12), correct)
     np.testing.assert_allclose(gather(cut, gradients), gradient, rtol=1e-9, atol=1e-12)
+
+
+def check_generated(stack, strips, lanes, make, images=6):
+    """A full block and a part of one, on one context each: losses, gradients and evaluation as of one piece."""
+    cut, weights, batch = prepare(stack, strips, images)
+    programs = [program.build(strip.stack, images, lanes, 16) for strip in cut.strips]
+    contexts = [
+        EngineStripContext(strip, images, 11, built, make(built.text, built.lanes))
+        for strip, built in zip(cut.strips, programs, strict=True)
+    ]
+    whole = Network(cut.shapes, images, 11, np.float64).context()
+    parts = scatter(cut, weights.astype(np.float32))
+    gradients = [np.full_like(part, np.nan) for part in parts]
+    for count in (images, 1, images - 1):
+        pixels, labels, ids = (values[:count] for values in batch)
+        gradient = np.zeros_like(weights)
+        loss, correct = whole.train(weights.astype(np.float32).astype(float), gradient, pixels, labels, ids, 2)
+        given = list(zip(contexts, parts, gradients, columns(cut, pixels), strict=True))
+        started = [context.begin(part, own, seen, labels, ids, 2) for context, part, own, seen in given]
+        assert [context.blocks for context in contexts] == [-(-count // built.lanes) for built in programs]
+        for result in run(contexts, started):
+            assert result == (pytest.approx(loss, rel=1e-5), correct)
+        np.testing.assert_allclose(gather(cut, gradients), gradient, atol=1e-5 * max(1, np.abs(gradient).max()))
+        expected = whole.evaluate(weights.astype(np.float32).astype(float), pixels, labels)
+        started = [context.begin(part, None, seen, labels, ids, 2) for context, part, _, seen in given]
+        for result in run(contexts, started):
+            assert result == (pytest.approx(expected[0], rel=1e-5), expected[1])
+    return programs
+
+
+# Uncompiled, these take a second each: all stacks once, and further cuts with --full.
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("strips", [2, *(pytest.param(count, marks=pytest.mark.full) for count in (3, 4))])
+@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack not in SLOW])
+def test_the_generated_program_is_cut_at_its_exchanges(stack, strips):
+    check_generated(stack, strips, 4, library.plain)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("stack", ["odd width", "stride 2", "normalise and dropout"])
+def test_a_few_images_are_blocks_of_their_own(stack):
+    assert all(built.lanes == 1 for built in check_generated(stack, 2, 8, library.plain, images=3))
+
+
+@pytest.mark.parametrize("strips", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("stack", TRANSFORMED)
+def test_transformed_convolutions_of_strips_agree(stack, strips):
+    for built in check_generated(stack, strips, 4, library.plain):
+        wanted = "lines" if stack == "lines" else "winograd"
+        assert {choice["algorithm"] for choice in built.choices.values()} == {wanted}
+
+
+# Compiling takes seconds per strip, more on a busy machine.
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "stack", ["overlapping pools", *(pytest.param(stack, marks=pytest.mark.full) for stack in TRANSFORMED)]
+)
+def test_compiled_strips_agree(stack):
+    check_generated(stack, 2, cpu.lanes(), library.run, images=20)
 
 
 @every_stack

@@ -1,29 +1,37 @@
 """Whole jobs: replicas of several strips go through the same losses to the same weights as replicas of one rank."""
 
+import re
+
 import h5py
 import numpy as np
 import pytest
 from launch import given
 
 CLASSES, STEPS, BATCH = 5, 50, 8
-# Strips, replicas, rows and columns of the image, layers: 'c maps kernel stride pad', 'p size stride', 'd units', 'r'.
+# Rows and columns of the image, layers: 'c maps kernel stride pad', 'p size stride', 'd units', 'r'.
 CASES = {
-    "no conv": (3, 1, (5, 7), "d9 r"),
-    "one conv": (2, 2, (9, 12), "c3,3,1,0 r d8 r"),
-    "odd width": (3, 1, (9, 13), "c4,3,1,1 r p2,2 c3,3,1,1 r d6 r"),
-    "stride 2": (2, 1, (11, 17), "c4,3,2,1 r c3,3,1,1 r"),
-    "stride 3": (2, 1, (10, 16), "c4,1,3,0 r d7 r"),
-    "pad 2": (4, 1, (8, 17), "c3,5,1,2 r p2,2"),
-    "pad 3": (2, 1, (8, 14), "c3,5,1,3 r p2,2 c2,4,1,3"),
-    "overlapping pools": (2, 3, (13, 19), "c3,3,1,1 r p3,2 c4,3,1,1 r p3,2"),
-    "two convs and two dense": (4, 1, (12, 20), "c4,3,1,1 r c4,3,1,1 r p2,2 d12 r d9 r"),
-    "three convs": (2, 1, (12, 15), "c3,3,1,1 r c4,3,1,1 r c3,3,1,1 r d8 r"),
-    "four convs": (3, 1, (10, 18), "c3,3,1,1 r c3,2,1,0 r c3,3,1,1 r c3,3,1,1 r"),
-    "five convs": (2, 1, (16, 23), "c3,3,1,1 r c3,3,1,1 r c3,3,1,1 r c3,3,1,1 r c3,3,1,1 r p2,2"),
+    "one conv": ((9, 12), "c3,3,1,0 r d8 r"),
+    "odd width": ((9, 15), "c4,3,1,1 r p2,2 c3,3,1,1 r d6 r"),
+    "no conv": ((5, 7), "d9 r"),
+    "stride 2": ((11, 17), "c4,3,2,1 r c3,3,1,1 r"),
+    "stride 3": ((10, 16), "c4,1,3,0 r d7 r"),
+    "pad 2": ((8, 17), "c3,5,1,2 r p2,2"),
+    "pad 3": ((8, 14), "c3,5,1,3 r p2,2 c2,4,1,3"),
+    "overlapping pools": ((13, 19), "c3,3,1,1 r p3,2 c4,3,1,1 r p3,2"),
+    "two convs and two dense": ((12, 20), "c4,3,1,1 r c4,3,1,1 r p2,2 d12 r d9 r"),
+    "three convs": ((12, 15), "c3,3,1,1 r c4,3,1,1 r c3,3,1,1 r d8 r"),
+    "four convs": ((10, 18), "c3,3,1,1 r c3,2,1,0 r c3,3,1,1 r c3,3,1,1 r"),
+    "five convs": ((16, 23), "c3,3,1,1 r c3,3,1,1 r c3,3,1,1 r c3,3,1,1 r c3,3,1,1 r p2,2"),
 }
-QUICK = ("one conv", "odd width")
+# Strips and replicas, with one strip and one replica besides: three of each number of strips for three cases.
+LAYOUTS = [[(strips, 1 + (strips + turn) % 3) for strips in (1, 2, 3, 4)] for turn in range(3)]
+QUICK = {"one conv": [(2, 2)], "odd width": [(3, 1)]}
 every_case = pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in CASES]
+    ("case", "layouts"),
+    [
+        *QUICK.items(),
+        *(pytest.param(case, LAYOUTS[i % 3], marks=pytest.mark.full) for i, case in enumerate(CASES)),
+    ],
 )
 
 
@@ -41,23 +49,30 @@ def layers(text):
     return f'[{", ".join(entries)}, {{kind = "dense", units = {CLASSES}}}]'
 
 
-def noise(path, shape):
+def noise(path, shape, batches=1):
+    """As many images as a step takes, so that an epoch is a step and says its loss; or more of them."""
     draw = np.random.default_rng(5)
-    images = draw.integers(0, 256, (STEPS * BATCH + 20, *shape), dtype=np.uint8)
+    images = draw.integers(0, 256, (batches * BATCH + 20, *shape), dtype=np.uint8)
     labels = draw.integers(0, CLASSES, len(images))
-    cut = STEPS * BATCH
+    cut = batches * BATCH
     test = {"test_images": images[cut:], "test_labels": labels[cut:]}
     np.savez(path, train_images=images[:cut], train_labels=labels[:cut], **test)
     return path
 
 
-def trained(launch, path, text, strips, replicas, *more):
-    settings = (
-        f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", "train.epochs=1",
+def settings(path, text, strips, *more):
+    return given(
+        f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", f"train.epochs={STEPS}",
         f"model.layers={layers(text)}", "consistency.staleness=0", "layout.data=1", "layout.servers=1",
-        f"layout.partitions={strips}", "optimiser.rate=0.05", "optimiser.momentum=0.5", "server.shard=128",
+        f"layout.partitions={strips}", "optimiser.rate=0.05", "optimiser.momentum=0.5", "server.shard=128", *more,
     )  # fmt: skip
-    job = launch(2 + strips * replicas, "train", *given(*settings, *more))
+
+
+def trained(launch, path, text, strips, replicas, *more):
+    return result(launch(2 + strips * replicas, "train", *settings(path, text, strips, *more)))
+
+
+def result(job):
     assert job.returncode == 0, job.said()
     weights = {}
     with h5py.File(job.run / "weights.h5") as file:
@@ -65,9 +80,15 @@ def trained(launch, path, text, strips, replicas, *more):
     return job, {name: value for name, value in weights.items() if isinstance(value, np.ndarray)}
 
 
-def same(one, other):
+def losses(job):
+    """Of each step."""
+    return [line["loss"] for line in job.metrics() if line["part"] == "train" and line["done"]]
+
+
+def same(one, other, steps=STEPS):
     (job, weights), (other_job, others) = one, other
-    assert other_job.summary["train_loss"] == pytest.approx(job.summary["train_loss"], rel=1e-5)
+    assert len(losses(job)) == steps
+    np.testing.assert_allclose(losses(other_job), losses(job), rtol=1e-5)
     assert other_job.summary["test_loss"] == pytest.approx(job.summary["test_loss"], rel=1e-5)
     assert weights.keys() == others.keys()
     for name, values in weights.items():
@@ -75,26 +96,54 @@ def same(one, other):
 
 
 @every_case
-@pytest.mark.timeout(300)
-def test_strips_go_the_same_way_as_one_piece(launch, tmp_path, case):
-    strips, replicas, shape, text = CASES[case]
+@pytest.mark.timeout(600)
+def test_strips_go_the_same_way_as_one_piece(launch, tmp_path, case, layouts):
+    shape, text = CASES[case]
     path = noise(tmp_path / "noise.npz", shape)
-    same(trained(launch, path, text, 1, 1), trained(launch, path, text, strips, replicas))
+    alone = trained(launch, path, text, 1, 1)
+    for strips, replicas in layouts:
+        if (strips, replicas) != (1, 1):
+            same(alone, trained(launch, path, text, strips, replicas))
 
 
-@pytest.mark.full
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("setting", ["cluster.transport=send", "worker.in_flight=1", "worker.threads=2"])
+WAYS = ["cluster.transport=send", "worker.in_flight=1", "worker.threads=2"]
+
+
+# Compiling takes seconds per strip.
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "setting", ["kernels.engine=generated", *(pytest.param(way, marks=pytest.mark.full) for way in WAYS)]
+)
 def test_the_same_way_whatever_carries_it(launch, tmp_path, setting):
-    _, _, shape, text = CASES["odd width"]
+    shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape)
     same(trained(launch, path, text, 1, 1), trained(launch, path, text, 2, 1, setting))
 
 
 @pytest.mark.timeout(300)
-def test_asynchronous_and_bounded_strips_come_to_an_end_and_report_every_image(launch, tmp_path):
-    _, _, shape, text = CASES["odd width"]
+def test_a_run_goes_on_with_other_strips(launch, tmp_path):
+    shape, text = CASES["odd width"]
+    path, constant = noise(tmp_path / "noise.npz", shape), "optimiser.schedule=constant"
+    alone = trained(launch, path, text, 1, 1, constant)
+    half, _ = trained(launch, path, text, 2, 1, constant, f"train.epochs={STEPS // 2}")
+    resumed = launch(5, "train", "--run", half.run, "--resume", *settings(path, text, 3, constant))
+    same(alone, result(resumed))
+
+
+@pytest.mark.timeout(300)
+def test_strips_on_three_hosts_go_the_same_way(launch, hosts, tmp_path):
+    shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape)
+    job, weights = result(launch(5, "train", *settings(path, text, 3), environment=hosts.environment))
+    places = {rank: host for log in job.logs().values() for rank, host in re.findall(r"(strip \d)\) on (h\d)", log)}
+    assert len(set(places.values())) == 3, places
+    same(trained(launch, path, text, 1, 1), (job, weights))
+
+
+@pytest.mark.timeout(300)
+def test_asynchronous_and_bounded_strips_come_to_an_end_and_report_every_image(launch, tmp_path):
+    shape, text = CASES["odd width"]
+    path = noise(tmp_path / "noise.npz", shape, STEPS)
     for staleness in ("inf", "2"):
         job, _ = trained(launch, path, text, 2, 2, f"consistency.staleness={staleness}", "train.epochs=2")
         assert job.summary["status"] == "done" and job.summary["images"] == 2 * STEPS * BATCH

@@ -225,8 +225,8 @@ class Consistency:
 class Worker:
     threads: int = limited(0, low=0)
     """Trainer threads per worker rank; 0 shares the node's cores between its workers."""
-    in_flight: int = limited(4, low=1, high=64)
-    """Batches that a strip has in flight: while one waits for another strip, its threads compute the next."""
+    in_flight: int = limited(2, low=1, high=64)
+    """Parts of batches that a strip has in flight: while one waits for another strip, its threads compute the next."""
 
 
 @dataclass

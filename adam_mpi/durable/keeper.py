@@ -82,9 +82,9 @@ class Keeper:
         taken, folder = self.snapshots.taken, self.directory / "snapshots"
         newest = folder / taken[-1] if taken or self.resume is None else self.resume.path
         group = "average/" if self.config.optimiser.average else ""
-        weights = model.read(newest / snapshot.MODEL, self.shelves.tensors, group)
+        pieces = model.pieces(newest / snapshot.MODEL, self.shelves.tensors, group)
         told = self._describe()
-        model.write(self.directory / "weights.h5", weights, self.shelves.tensors, told["config"], told["inputs"])
+        model.write_pieces(self.directory / "weights.h5", pieces, self.shelves.tensors, told["config"], told["inputs"])
 
     def forget_old_stores(self, board: Board) -> None:
         """When every server's store of this job is whole, those of earlier ones are no longer needed."""

@@ -5,7 +5,7 @@ weights there is `optimiser/conv1/weight`, and `average/conv1/weight` where a ru
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.files import new_file, open_file
 from adam_mpi.errors import UserError
-from adam_mpi.model.parameters import Tensor, views
+from adam_mpi.model.parameters import PIECE, Tensor, views
 
 KIND = "model"
 INPUTS = "inputs"
@@ -95,18 +95,44 @@ def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) 
 
 def write(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str, inputs: str) -> None:
     """The weights to use, in one file, with the configuration and what the network takes."""
+    named = views(weights, tensors)
+    write_pieces(path, ((tensor.offset, named[tensor.name]) for tensor in tensors), tensors, config, inputs)
+
+
+def write_pieces(
+    path: Path, pieces: Iterable[tuple[int, np.ndarray]], tensors: Sequence[Tensor], config: str, inputs: str
+) -> None:
+    """The same where nobody has the memory for all of them."""
     with new_file(path, KIND) as file:
         file.attrs["config"], file[INPUTS] = config, inputs
-        for name, view in views(weights, tensors).items():
-            file[name] = view
+        for tensor in tensors:
+            file.create_dataset(tensor.name, tensor.shape, np.float32)
+        for start, values in pieces:
+            tensor = next(t for t in tensors if t.offset <= start < t.offset + t.size)
+            row = (start - tensor.offset) // math.prod(tensor.shape[1:])
+            file[tensor.name][row : row + len(values)] = values
 
 
 def read(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:
     """The flat vector of a model file."""
     flat = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
-    with open_file(path, KIND) as file:
-        for name, view in views(flat, tensors).items():
-            if group + name not in file or file[group + name].shape != view.shape:
-                raise UserError(f"{path}: no {group + name} of shape {view.shape}: not the weights of this model")
-            view[...] = file[group + name]
+    for start, values in pieces(path, tensors, group):
+        flat[start : start + values.size] = values.reshape(-1)
     return flat
+
+
+def pieces(path: Path, tensors: Sequence[Tensor], group: str = "") -> Iterator[tuple[int, np.ndarray]]:
+    """The parameters of a model file: some rows of a tensor at a time, each with its place in the flat vector."""
+    with open_file(path, KIND) as file:
+        _check(path, file, tensors, group)
+        for tensor in tensors:
+            row = math.prod(tensor.shape[1:])
+            step = max(1, PIECE // row)
+            for first in range(0, tensor.shape[0], step):
+                yield tensor.offset + first * row, file[group + tensor.name][first : first + step]
+
+
+def _check(path: Path, file: h5py.File, tensors: Sequence[Tensor], group: str) -> None:
+    for name, shape in ((group + tensor.name, tensor.shape) for tensor in tensors):
+        if name not in file or file[name].shape != shape:
+            raise UserError(f"{path}: no {name} of shape {shape}: not the weights of this model")

@@ -5,7 +5,6 @@ Whole is what has been read and agrees with its checksums; anything else is name
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from adam_mpi.config import Config
 from adam_mpi.durable import slots, snapshot, stores
 from adam_mpi.durable.files import FORMAT
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.spans import Piece
 from adam_mpi.durable.stores import Life, Seen
 from adam_mpi.errors import UserError
 from adam_mpi.observe.rundir import write_json
@@ -171,17 +171,15 @@ def share(resume: Resume, comm: MPI.Comm, place: Path, wanted: bool) -> Resume:
     return replace(resume, shared=stores.state(comm, path, resume.readers, resume.parameters, wanted))
 
 
-def state(resume: Resume, size: int) -> dict[str, np.ndarray]:
-    """Weights, state of the optimiser, and average if there is one, as flat vectors."""
+def pieces(resume: Resume, size: int) -> Iterator[Piece]:
+    """Weights, state of the optimiser, and average if there is one, of a model of so many parameters."""
     if resume.shared is not None:
-        return resume.shared
-    flat: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size, np.float32))
+        yield 0, resume.shared
+        return
     for start, values in _pieces(resume):
-        for name, array in values.items():
-            if start + len(array) > size:
-                raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
-            flat[name][start : start + len(array)] = array
-    return dict(flat)
+        if start + len(values["weights"]) > size:
+            raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
+        yield start, values
 
 
 def residual(resume: Resume, replica: int, replicas: int) -> np.ndarray:

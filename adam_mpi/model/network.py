@@ -9,6 +9,7 @@ from adam_mpi.model import buffers, parameters
 from adam_mpi.model.context import Context
 from adam_mpi.model.engine import cpu, library, program
 from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine.strip import EngineStripContext
 from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, Pool, infer
 from adam_mpi.model.partition import Strip
 from adam_mpi.model.strip import StripContext
@@ -41,8 +42,9 @@ class Network:
         self.captured = tuple(captured)
         self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
         self.program = None
-        if engine == "generated" and self.dtype == np.float32 and strip is None:
-            self.program = program.build(self.shapes, images, cpu.lanes(), cpu.registers(), choices, captured, batches)
+        if engine == "generated" and self.dtype == np.float32:
+            stack = strip.stack if strip else self.shapes
+            self.program = program.build(stack, images, cpu.lanes(), cpu.registers(), choices, captured, batches)
 
     @property
     def choices(self) -> dict:
@@ -84,9 +86,12 @@ class Network:
             )
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
-    def strip_context(self) -> StripContext:
+    def strip_context(self) -> StripContext | EngineStripContext:
         """The same for a strip of a model."""
         assert self.strip is not None
+        if self.program:
+            run = library.run(self.program.text, self.program.lanes)
+            return EngineStripContext(self.strip, self.images, self.seed, self.program, run)
         return StripContext(self.strip, self.images, self.seed, self.dtype)
 
 

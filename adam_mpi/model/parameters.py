@@ -1,12 +1,14 @@
 """The flat parameter vector: where each layer's weight and bias lie in it, and its first values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adam_mpi.model.layers import Activation, Conv, Dense, LayerShape
+
+PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,22 @@ def views(flat: np.ndarray, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
 def initial(shapes: Sequence[LayerShape], seed: int) -> np.ndarray:
     """First values: He before relu, Glorot elsewhere, bias zero; a layer's depend on seed and its own place only."""
     flat = np.zeros(total(shapes), np.float32)
-    named = views(flat, tensors(shapes))
+    for start, values in drawn(shapes, seed):
+        flat[start : start + len(values)] = values
+    return flat
+
+
+def drawn(shapes: Sequence[LayerShape], seed: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Those that are not zero, piece by piece, each with its place: a layer may be larger than memory."""
+    places = {tensor.name: tensor.offset for tensor in tensors(shapes)}
     for index, layer in enumerate(shapes):
         if layer.weight:
             key = np.array([seed % 2**64, index], np.uint64)
             random = np.random.Generator(np.random.Philox(key=key))
-            weight = named[f"{layer.name}/weight"]
-            random.standard_normal(dtype=np.float32, out=weight)
-            weight *= np.float32(_deviation(shapes, index))
-    return flat
+            place, deviation = places[f"{layer.name}/weight"], np.float32(_deviation(shapes, index))
+            for first in range(0, math.prod(layer.weight), PIECE):
+                size = min(PIECE, math.prod(layer.weight) - first)
+                yield place + first, random.standard_normal(size, dtype=np.float32) * deviation
 
 
 def _deviation(shapes: Sequence[LayerShape], index: int) -> float:

@@ -1,16 +1,25 @@
 """One exchange of one context on one strip: what goes to each other strip and comes from it, forward and back.
 
 Arrays are (blocks, lines, places, lanes), with places along the axis that is cut. On the way back every strip has
-errors of all that it needed; who owns a place sums them up, in the order of the strips.
+errors of all that it needed; who owns a place sums them up, its own first, then in the order of the strips.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from adam_mpi.model.exchange import Exchange, Span
 
 FORWARD, BACK = 0, 1
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where a segment ends: an exchange in one direction."""
+
+    passage: int
+    direction: int
 
 
 class Passage:
@@ -35,31 +44,35 @@ class Passage:
         """Source -> shape of what comes from there."""
         return self._others(self.taken if direction == FORWARD else self.given_errors, direction)
 
-    def pack(self, direction: int, out: Mapping[int, np.ndarray]) -> None:
-        """Copy what goes to the other strips into the buffer of each."""
+    def pack(self, direction: int, out: Mapping[int, np.ndarray], blocks: int | None = None) -> None:
+        """Copy what goes to the other strips into the buffer of each: so many blocks, or all."""
         views = self.given if direction == FORWARD else self.taken_errors
         for target, buffer in out.items():
-            np.copyto(buffer, views[target])
+            np.copyto(buffer[:blocks], views[target][:blocks])
 
-    def unpack(self, direction: int, arrived: Mapping[int, np.ndarray]) -> None:
+    def unpack(self, direction: int, arrived: Mapping[int, np.ndarray], blocks: int | None = None) -> None:
         """Put what has come from the others, and what is our own, where it is needed."""
         if direction == FORWARD:
-            self._take(arrived)
+            self._take(arrived, blocks)
         elif self.exchange.summed:
-            self._sum(arrived)
+            self._sum(arrived, blocks)
         else:
             np.copyto(self.given_errors[self.strip], self.taken_errors[self.strip])
 
-    def _take(self, arrived: Mapping[int, np.ndarray]) -> None:
+    def _take(self, arrived: Mapping[int, np.ndarray], blocks: int | None) -> None:
         if self.strip in self.taken:
-            np.copyto(self.taken[self.strip], self.given[self.strip])
+            np.copyto(self.taken[self.strip][:blocks], self.given[self.strip][:blocks])
         for source, values in arrived.items():
-            np.copyto(self.taken[source], values)
+            np.copyto(self.taken[source][:blocks], values[:blocks])
 
-    def _sum(self, arrived: Mapping[int, np.ndarray]) -> None:
-        self.owned_errors[:] = 0
-        for source, view in self.given_errors.items():
-            view += self.taken_errors[source] if source == self.strip else arrived[source]
+    def _sum(self, arrived: Mapping[int, np.ndarray], blocks: int | None) -> None:
+        own = self.given_errors.get(self.strip)
+        if own is None or own.shape != self.owned_errors.shape:
+            self.owned_errors[:blocks] = 0
+        if own is not None:
+            np.copyto(own[:blocks], self.taken_errors[self.strip][:blocks])
+        for source, values in arrived.items():
+            self.given_errors[source][:blocks] += values[:blocks]
 
     def _others(self, views: Mapping[int, np.ndarray], direction: int) -> dict[int, tuple[int, ...]]:
         if direction == BACK and not self.exchange.summed:

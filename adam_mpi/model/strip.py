@@ -11,17 +11,9 @@ from adam_mpi.model import parameters
 from adam_mpi.model.context import Context
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.partition import Strip
-from adam_mpi.model.passage import BACK, FORWARD, Passage
+from adam_mpi.model.passage import BACK, FORWARD, Passage, Port
 
 Work = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Port:
-    """Where a segment ends: an exchange in one direction."""
-
-    passage: int
-    direction: int
 
 
 @dataclass
@@ -41,7 +33,7 @@ class StripContext(Context):
 
     def __init__(self, strip: Strip, images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()) -> None:
         super().__init__(strip.stack, images, seed, dtype, captured)
-        self.stack, self.room, self.result = strip.stack, images, (0.0, 0)
+        self.stack, self.room, self.blocks, self.result = strip.stack, images, 1, (0.0, 0)
         self.views: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
         self.labels = self.arrays["labels"][:0]

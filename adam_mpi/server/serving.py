@@ -19,6 +19,7 @@ from adam_mpi.durable import snapshot, stores
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.spans import Spans
 from adam_mpi.observe import trace
 from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
@@ -114,7 +115,7 @@ class Server:
         for shard, place in self.place.items():
             self.published.versions[place] = self.holdings[shard].version
 
-    def start(self, state: dict[str, np.ndarray]) -> None:
+    def start(self, state: Mapping[str, np.ndarray | Spans]) -> None:
         """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
         shards = [holding.shard for holding in self.holdings.values()]
         self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in shards)

@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from adam_mpi.config import Config
+from adam_mpi.durable.spans import Spans
 from adam_mpi.server import apply, mailbox
 from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
 from adam_mpi.server.factors import FactorPlan
@@ -44,7 +45,7 @@ class Stepper:
         self.remembers = False
         """Whether each step can be taken back."""
 
-    def start(self, shard: Shard, state: dict[str, np.ndarray]) -> None:
+    def start(self, shard: Shard, state: Mapping[str, np.ndarray | Spans]) -> None:
         """Take over weights, and what else there is of `state` and `average`, from flat vectors."""
         part, holding = slice(shard.start, shard.stop), self.holdings[shard.index]
         holding.weights[:], holding.whole = state["weights"][part], True

@@ -1,13 +1,14 @@
 """A contribution: gradients summed over images, on their way from a trainer thread into one push."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 import numpy as np
 from numba import njit
 
+from adam_mpi.data.batch import Batch
 from adam_mpi.server.factors import Matrix
 
 
@@ -21,6 +22,16 @@ class Done:
     loss: float
     correct: int
     epoch: int = 0
+
+
+def done_with(batch: Batch, loss: float, correct: int) -> Done:
+    return Done(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
+
+
+def together(parts: Sequence[Done]) -> Done:
+    """Parts of one batch."""
+    totals = {name: sum(getattr(part, name) for part in parts) for name in ("images", "loss", "correct")}
+    return replace(parts[0], **totals)
 
 
 @dataclass

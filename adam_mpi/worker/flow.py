@@ -16,23 +16,29 @@ import numpy as np
 
 from adam_mpi.cluster.inject import Injector
 from adam_mpi.data.batch import Batch
-from adam_mpi.model.strip import Port, Segment, StripContext
+from adam_mpi.model.engine.strip import EngineStripContext
+from adam_mpi.model.passage import Port
+from adam_mpi.model.strip import Segment, StripContext
 from adam_mpi.observe import trace
 from adam_mpi.worker.link import Link, shaped
 
 Arrays = dict[int, np.ndarray]
+StripContexts = Sequence[StripContext | EngineStripContext]
 
 
 @dataclass(eq=False)
 class Flight:
-    """A batch in a context; `place` is the segment that comes next."""
+    """A part of a batch in a context; `place` is the segment that comes next."""
 
     number: int
     batch: Batch
-    token: Any
+    slot: Any
+    """Where the batch came from, for its last part."""
     context: int
     segments: list[Segment]
     place: int = 0
+    posted: int = 0
+    """When the exchange under way began, in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Event:
 
 @dataclass
 class Flow:
-    contexts: Sequence[StripContext]
+    contexts: StripContexts
     gradients: Sequence[np.ndarray]
     """Of each context."""
     injector: Injector
@@ -75,7 +81,7 @@ class Flow:
             ports = {segment.port for segment in context.training if segment.port is not None}
             self.ports.append({port: self._port(number, context, port) for port in ports})
 
-    def _port(self, number: int, context: StripContext, port: Port) -> tuple[int, Arrays, Arrays]:
+    def _port(self, number: int, context: StripContext | EngineStripContext, port: Port) -> tuple[int, Arrays, Arrays]:
         """The channel of an exchange, what goes out and what comes in."""
         channel, passage = self.channels.index((number, port.passage, port.direction)), context.passages[port.passage]
         out = shaped(self.link.out[channel], passage.shapes_out(port.direction))
@@ -88,12 +94,12 @@ class Flow:
             return False
         return all(self.link.clear(channel) for channel, _, _ in self.ports[context].values())
 
-    def begin(self, number: int, batch: Batch, token: Any, weights: np.ndarray, training: bool) -> None:
+    def begin(self, number: int, batch: Batch, slot: Any, weights: np.ndarray, training: bool) -> None:
         index = number % len(self.contexts)
         self.free.remove(index)
         gradient = self.gradients[index] if training else None
         block = batch.pixels, batch.labels, batch.ids, batch.epoch
-        flight = Flight(number, batch, token, index, self.contexts[index].begin(weights, gradient, *block))
+        flight = Flight(number, batch, slot, index, self.contexts[index].begin(weights, gradient, *block))
         self._ready(flight)
 
     def release(self, flight: Flight) -> None:
@@ -111,6 +117,8 @@ class Flow:
             self._hear(event)
         for flight in [flight for flight in self.parked if self._arrived(flight)]:
             self.parked.remove(flight)
+            # A row for each context: there one exchange follows the other.
+            trace.record("halo", flight.posted, f"context {flight.context}")
             self._ready(flight)
             worked = True
         return worked
@@ -145,7 +153,7 @@ class Flow:
         if event.error is not None:
             raise event.error
         if event.packed is not None:
-            self.link.post(self.ports[flight.context][event.packed][0], flight.number + 1)
+            self._post(flight, event.packed)
             return
         self.computing -= 1
         flight.place += 1
@@ -153,6 +161,14 @@ class Flow:
             self.parked.append(flight)
         else:
             self.landed.append(flight)
+
+    def _post(self, flight: Flight, port: Port) -> None:
+        """A batch may fill a part of its context's blocks."""
+        context = self.contexts[flight.context]
+        channel, out, _ = self.ports[flight.context][port]
+        used = {target: values[: context.blocks].size for target, values in out.items()}
+        flight.posted = trace.now()
+        self.link.post(channel, flight.number + 1, used)
 
     def _arrived(self, flight: Flight) -> bool:
         port = flight.segments[flight.place - 1].port
@@ -179,16 +195,17 @@ class Flow:
             self.busy += time.perf_counter() - start
 
     def _run(self, flight: Flight) -> None:
-        passages, ports = self.contexts[flight.context].passages, self.ports[flight.context]
+        context, ports = self.contexts[flight.context], self.ports[flight.context]
+        passages, blocks = context.passages, context.blocks
         if flight.place:
             before = flight.segments[flight.place - 1].port
             assert before is not None
-            passages[before.passage].unpack(before.direction, ports[before][2])
+            passages[before.passage].unpack(before.direction, ports[before][2], blocks)
         segment = flight.segments[flight.place]
         for work in segment.work:
             work()
         if segment.port is not None:
-            passages[segment.port.passage].pack(segment.port.direction, ports[segment.port][1])
+            passages[segment.port.passage].pack(segment.port.direction, ports[segment.port][1], blocks)
             self.events.put(Event(flight, packed=segment.port))
         for work in segment.meanwhile:
             work()

@@ -18,6 +18,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.worker.channels import Channels
 
 TAGS = 1 << 14
+Used = Mapping[int, int]
 
 
 class Link:
@@ -41,7 +42,7 @@ class Link:
             self._place(strip)
         self.sends: list[list[MPI.Request]] = [[] for _ in channels.keys]
         self.receives: list[list[MPI.Request]] = [[] for _ in channels.keys]
-        self.held: deque[tuple[float, int, int]] = deque()
+        self.held: deque[tuple[float, int, int, Used]] = deque()
         self.bytes = 0
 
     def _place(self, strip: int) -> None:
@@ -53,12 +54,15 @@ class Link:
             elif target == self.strip:
                 self.into[channel][strip] = np.zeros(floats, np.float32)
 
-    def post(self, channel: int, number: int) -> None:
-        """What is packed for the others is theirs now; `number` grows from one use of a channel to the next."""
+    def post(self, channel: int, number: int, used: Used) -> None:
+        """What is packed for the others is theirs now; `number` grows from one use of a channel to the next.
+
+        `used`: of the floats for each of them.
+        """
         if self.latency:
-            self.held.append((time.perf_counter() + self.latency, channel, number))
+            self.held.append((time.perf_counter() + self.latency, channel, number, used))
         else:
-            self._post(channel, number)
+            self._post(channel, number, used)
         tag = self._tag(channel, number)
         self.receives[channel] = [
             self.comm.Irecv(values, source, tag)
@@ -69,15 +73,14 @@ class Link:
     def step(self) -> None:
         """Let go of what an injected delay has held back."""
         while self.held and self.held[0][0] <= time.perf_counter():
-            _, channel, number = self.held.popleft()
-            self._post(channel, number)
+            self._post(*self.held.popleft()[1:])
 
-    def _post(self, channel: int, number: int) -> None:
+    def _post(self, channel: int, number: int, used: Used) -> None:
         self.window.sync()
         self.numbers[self.strip][channel] = number
-        self.bytes += sum(values.nbytes for values in self.out[channel].values())
+        self.bytes += 4 * sum(used.values())
         self.sends[channel] = [
-            self.comm.Isend(values, target, self._tag(channel, number))
+            self.comm.Isend(values[: used[target]], target, self._tag(channel, number))
             for target, values in self.out[channel].items()
             if target not in self.near
         ]

@@ -1,15 +1,14 @@
 """The worker role of one strip: a replica of several ranks goes through its batches together.
 
-The first strip asks for batches and all get their columns, so every strip sees the same batches in the same order:
-batch number n is in context n mod `worker.in_flight` everywhere. Gradients are added up in that order; those of
-convolutions, which every strip has a part of, are summed over the replica before each strip pushes what is its own.
-Weights change by pulls only.
+The first strip asks for batches and all get their columns, so every strip sees the same batches in the same order. They
+are cut into parts, and part number n is in context n mod `worker.in_flight` everywhere. Gradients are added up in that
+order; those of convolutions, which every strip has a part of, are summed over the replica before each strip pushes what
+is its own. Weights change by pulls only.
 """
 
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -17,22 +16,21 @@ from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
-from adam_mpi.data.client import DataClient
+from adam_mpi.data.client import DataClient, Slot
+from adam_mpi.errors import UserError
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
 from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shelves import Shelves
-from adam_mpi.worker import channels
-from adam_mpi.worker.contribution import Contribution, Done
+from adam_mpi.worker import channels, parts
+from adam_mpi.worker.contribution import Contribution, Done, done_with, together
 from adam_mpi.worker.flow import Flight, Flow
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
 from adam_mpi.worker.worker import Worker, cut_batch
 
-LEAST_IMAGES = 16
-"""Of a part of a share: fewer would leave vectors empty."""
 WAIT_SECONDS, SPIN_SECONDS = 0.2e-3, 5e-3
 
 
@@ -45,12 +43,12 @@ class StripWorker(Worker):
         holding = Holding(shelves, cut, self.strip.number)
         super().__init__(world, network, shelves, choices, mail, published, post, threads, carried, holding)
         self.number = self.next = 0
-        """Of the batch that begins next, and of the one whose gradient is added next."""
+        """Of the part that begins next, and of the one whose gradient is added next."""
         self.landed: dict[int, Flight] = {}
-        self.waiting: deque[Batch] = deque()
-        """Parts of the share under way that have not begun."""
-        self.parts = 0
-        """Those that are not added yet."""
+        self.waiting: deque[tuple[Batch, Slot | None]] = deque()
+        """Parts of a batch that have not begun; with the last one goes the place of the batch."""
+        self.added: list[Done] = []
+        """Parts of a batch whose gradients are added, while others of it are not."""
         self.complete: deque[Contribution] = deque()
         self.since = time.perf_counter()
         """When threads began to wait for other strips."""
@@ -72,6 +70,10 @@ class StripWorker(Worker):
 
     def _start(self, world: World, network: Network, threads: int) -> None:
         count, self.trainers = self.config.worker.in_flight, []
+        assert world.replica is not None
+        lanes = network.program.lanes if network.program else 0
+        if len(set(world.replica.allgather(lanes))) > 1:
+            raise UserError("the CPUs of a replica have vectors of several lengths; set kernels.engine = reference")
         contexts = [network.strip_context() for _ in range(count)]
         gradients = [np.zeros_like(self.local) for _ in range(count)]
         self.flow = Flow(contexts, gradients, world.injector)
@@ -81,40 +83,30 @@ class StripWorker(Worker):
         self.flow.start(threads)
 
     def _feed(self) -> bool:
-        if not self.fresh:
-            return False
-        if self.data.shared:
-            return self._feed_share()
         worked = False
-        while self.flow.takes(self.number) and (taken := self.data.take()) is not None:
-            slot, batch = taken
-            self._send_off(batch, slot)
+        while self.fresh and self.flow.takes(self.number) and (self.waiting or self._take_batch()):
+            part, slot = self.waiting.popleft()
+            self.flow.begin(self.number, part, slot, self.local, self.data.phase.training)
+            self.number += 1
             worked = True
         return worked
 
-    def _feed_share(self) -> bool:
-        """Cut our share of the next clock's batch over the contexts."""
-        if self.slot is None and self.data.arrived:
-            if not self._has_room() or (taken := self.data.take()) is None:
-                return False
-            self.slot, batch = taken
-            count = max(1, min(self.config.worker.in_flight, batch.labels.size // LEAST_IMAGES))
-            self.waiting = deque(cut_batch(batch, count))
-            self.parts = len(self.waiting)
-        worked = False
-        while self.slot is not None and self.waiting and self.flow.takes(self.number):
-            self._send_off(self.waiting.popleft(), None)
-            worked = True
-        return worked
+    def _take_batch(self) -> bool:
+        """Cut the next batch into parts, or our share of the next clock's when the one before is pushed."""
+        if self.data.shared and (self.slot is not None or not self.data.arrived or not self._has_room()):
+            return False
+        if (taken := self.data.take()) is None:
+            return False
+        slot, batch = taken
+        *others, last = cut_batch(batch, parts.count(batch.labels.size, self.config.worker.in_flight))
+        self.waiting.extend([*((part, None) for part in others), (last, slot)])
+        self.slot = slot if self.data.shared else None
+        return True
 
     def _has_room(self) -> bool:
         """For one more gradient; all contributions are under way while servers are slow, or other replicas behind."""
         self.share = self.share or self.pool.take()
         return self.share is not None
-
-    def _send_off(self, batch: Batch, token: Any) -> None:
-        self.flow.begin(self.number, batch, token, self.local, self.data.phase.training)
-        self.number += 1
 
     def _collect(self) -> bool:
         """Take back what has gone through all segments, in the order of the batches; then what is summed up."""
@@ -135,25 +127,26 @@ class StripWorker(Worker):
         return worked
 
     def _land(self, flight: Flight) -> None:
-        batch, (loss, correct) = flight.batch, self.flow.contexts[flight.context].result
-        done = Done(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
-        training = self.data.phase.training
-        if training:
+        self.added.append(done_with(flight.batch, *self.flow.contexts[flight.context].result))
+        if self.data.phase.training:
             assert self.share is not None, "there was room"
             descend(self.share.values, self.flow.gradients[flight.context], np.float32(-self.unit))
-            self.share.done.append(done)
         self.flow.release(flight)
-        if flight.token is not None:
-            self.data.release(flight.token)
-        if not training:
+        if flight.slot is not None:
+            self._land_batch(flight.slot)
+
+    def _land_batch(self, slot: Slot) -> None:
+        """All parts of a batch are added."""
+        done, self.added = together(self.added), []
+        if not self.data.shared:
+            self.data.release(slot)
+        if not self.data.phase.training:
             self._report(done)
-        elif self.data.shared:
-            self.parts -= 1
-            self._complete(self.parts == 0)
-        else:
-            self.since_pull += done.images
-            assert self.share is not None
-            self._complete(self.share.images >= self.config.push.images)
+            return
+        assert self.share is not None, "there was room"
+        self.share.done.append(done)
+        self.since_pull += 0 if self.data.shared else done.images
+        self._complete(self.data.shared or self.share.images >= self.config.push.images)
 
     def _complete(self, full: bool) -> None:
         if full and self.share is not None and self.share.done:
@@ -163,9 +156,7 @@ class StripWorker(Worker):
     def _push(self, contribution: Contribution) -> None:
         super()._push(contribution)
         if self.data.shared:
-            assert self.slot is not None
-            self.data.release(self.slot)
-            self.slot, self.fresh = None, False
+            self._end_share()
 
     def _renew(self) -> None:
         self.pulls.seen(self.pushes.seen)
@@ -176,7 +167,8 @@ class StripWorker(Worker):
     @property
     def _working(self) -> bool:
         """Whether batches or sums are under way."""
-        return self.next < self.number or self.slot is not None or bool(self.complete) or self.sums.busy
+        parts = self.next < self.number or bool(self.waiting)
+        return parts or self.slot is not None or bool(self.complete) or self.sums.busy
 
     def _flush(self) -> None:
         self._complete(True)

@@ -40,7 +40,7 @@ class Sums:
         for target, values in self.link.out[channel].items():
             np.concatenate([contribution.values[part] for part in self.parts[target]], out=values)
         self.begun += 1
-        self.link.post(channel, self.begun)
+        self.link.post(channel, self.begun, {to: values.size for to, values in self.link.out[channel].items()})
         self.under_way.append(contribution)
         return True
 

@@ -14,7 +14,7 @@ from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
 from adam_mpi.observe.hunter import Hunter
 from adam_mpi.server.shelves import MOST_BATCHES
-from adam_mpi.worker.contribution import Contribution, Done, Pool
+from adam_mpi.worker.contribution import Contribution, Done, Pool, done_with
 from adam_mpi.worker.copy import Copy
 
 
@@ -126,7 +126,7 @@ def evaluate(batch: Batch, token: object) -> Task:
         with trace.span("evaluate"):
             loss, correct = trainer.context.evaluate(trainer.copy.shared, batch.pixels, batch.labels)
         trainer.injector.at("evaluate")
-        return Result(trainer.index, _done(batch, loss, correct), token)
+        return Result(trainer.index, done_with(batch, loss, correct), token)
 
     return task
 
@@ -146,8 +146,4 @@ def _compute(
         trainer.gradient[:] = 0
     trainer.injector.slow(time.perf_counter() - start)
     trainer.injector.at("compute")
-    return _done(batch, loss, correct)
-
-
-def _done(batch: Batch, loss: float, correct: int) -> Done:
-    return Done(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
+    return done_with(batch, loss, correct)

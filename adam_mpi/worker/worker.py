@@ -223,9 +223,14 @@ class Worker:
             if part.done.images:
                 self.trainers[part.thread].capture(contribution)
         self.clocked.clear()
+        self._end_share()
+        self._push(contribution)
+
+    def _end_share(self) -> None:
+        """Our share of a clock is pushed; the next needs new weights."""
+        assert self.slot is not None
         self.data.release(self.slot)
         self.slot, self.fresh = None, False
-        self._push(contribution)
 
     def _push(self, contribution: Contribution) -> None:
         if self.probe is not None:

@@ -62,9 +62,7 @@ class EngineContext:
 
         `later`: large layers (`program.settled`) have to wait for `settle`, and their gradient is not written.
         """
-        if self.random:
-            self.ids[: len(ids)] = ids
-            dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
+        self.draw(ids, epoch)
         self.count, self.start = len(pixels), self.end if later else 0
         result = self._run(True, overwrite, weights, gradient, pixels, labels, later)
         self.end = self.start + tiles.up(len(pixels), self.program.lanes)
@@ -104,16 +102,33 @@ class EngineContext:
         labels: np.ndarray,
         later: bool = False,
     ) -> tuple[float, int]:
-        # Copied first, so that the program sees one type of array whatever the block is a view of; weights are copied
-        # only if they are not such an array already.
+        # Copied only if they are not such an array already.
         weights = np.require(weights, np.float32, ["C", "A", "W"])
+        count = self.take(pixels, labels)
+        return self.call(0, training, overwrite, later, weights, gradient, count)
+
+    def take(self, pixels: np.ndarray, labels: np.ndarray) -> int:
+        """Copy a block, so that the program sees one type of array whatever the block is a view of."""
         count = len(pixels)
         self.pixels[:count] = pixels
         self.labels[:count] = labels
+        return count
+
+    def draw(self, ids: np.ndarray, epoch: int) -> None:
+        """The random keys of these images in this epoch."""
+        if self.random:
+            self.ids[: len(ids)] = ids
+            dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
+
+    def call(
+        self, part: int, training: bool, overwrite: bool, later: bool, weights: np.ndarray, gradient: np.ndarray,
+        count: int,
+    ) -> tuple[float, int]:  # fmt: skip
+        """The compiled program, on the block that was taken."""
         return self.run(
-            training, overwrite, later, self.start, weights, weights if self.shared is None else self.shared, gradient,
-            self.memory, self.levels, self.pixels.reshape(-1), self.labels, self.keys, self.probabilities.reshape(-1),
-            count,
+            part, training, overwrite, later, self.start, weights, weights if self.shared is None else self.shared,
+            gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels, self.keys,
+            self.probabilities.reshape(-1), count,
         )  # fmt: skip
 
 

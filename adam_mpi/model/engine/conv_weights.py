@@ -74,7 +74,7 @@ def rows_inside(source: Source, shape: Shape) -> None:
 
 def _reached(shape: Shape, column: int, taps: range) -> tuple[int, ...]:
     """The kernel columns that are inside the image at this column."""
-    return tuple(tap for tap in taps if 0 <= column * shape.stride + tap - shape.pad < shape.width)
+    return tuple(tap for tap in taps if 0 <= column * shape.stride + tap - shape.left < shape.width)
 
 
 def _multiply_add(
@@ -87,7 +87,7 @@ def _multiply_add(
         (
             (m * channels + c) * len(taps) + tap - taps.start,
             m * shape.rows * shape.columns * lanes,
-            (c * shape.height * shape.width + tap - shape.pad) * lanes,
+            (c * shape.height * shape.width + tap - shape.left) * lanes,
         )
         for c, tap, m in product(range(channels), reached, range(maps))
     ]

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.source import BROADCAST, Source
+from adam_mpi.model.layers import Conv, LayerShape
 
 Tap = tuple[int, int, int]
 
@@ -25,6 +26,16 @@ class Shape:
     kernel: int
     stride: int
     pad: int
+    margins: tuple[int, int] | None = None
+    """Columns of padding left and right where they are not `pad`: a strip has none beside a neighbour."""
+
+    @property
+    def left(self) -> int:
+        return self.pad if self.margins is None else self.margins[0]
+
+    @property
+    def right(self) -> int:
+        return self.pad if self.margins is None else self.margins[1]
 
     @property
     def rows(self) -> int:
@@ -34,31 +45,38 @@ class Shape:
     @property
     def columns(self) -> int:
         """Of the output."""
-        return (self.width + 2 * self.pad - self.kernel) // self.stride + 1
+        return (self.width + self.left + self.right - self.kernel) // self.stride + 1
 
     def __str__(self) -> str:
         return (
             f"{self.channels} x {self.height} x {self.width} -> {self.maps} x {self.rows} x {self.columns}, "
-            f"kernel {self.kernel}, stride {self.stride}, pad {self.pad}"
+            f"kernel {self.kernel}, stride {self.stride}, pad {self.margins or self.pad}"
         )
 
 
+def shape_of(shape: LayerShape) -> Shape:
+    layer = shape.layer
+    assert isinstance(layer, Conv)
+    margins = shape.margins if shape.extent else None
+    return Shape(*shape.input, layer.maps, layer.kernel, layer.stride, layer.pad, margins)
+
+
 def forward_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:
-    """Output columns from `start` on read input column `column * stride + kernel column - pad`."""
+    """Output columns from `start` on read input column `column * stride + kernel column - left`."""
     return tuple(
-        (tap, column, column * shape.stride + tap - shape.pad)
+        (tap, column, column * shape.stride + tap - shape.left)
         for tap in range(shape.kernel)
         for column in range(width)
-        if 0 <= (start + column) * shape.stride + tap - shape.pad < shape.width
+        if 0 <= (start + column) * shape.stride + tap - shape.left < shape.width
     )
 
 
 def data_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:
-    """Input columns from `start` on were read by output column `(column + pad - kernel column) / stride`."""
+    """Input columns from `start` on were read by output column `(column + left - kernel column) / stride`."""
     taps = []
     for tap in range(shape.kernel):
         for column in range(width):
-            place, rest = divmod(start + column + shape.pad - tap, shape.stride)
+            place, rest = divmod(start + column + shape.left - tap, shape.stride)
             if rest == 0 and 0 <= place < shape.columns:
                 taps.append((tap, column, place - start // shape.stride))
     return tuple(taps)

@@ -30,10 +30,22 @@ class Job:
     errors: Buffer
     input_errors: Buffer | None
     """None when nobody needs them."""
+    apart: bool = False
+    """Whether another strip waits for the errors of the inputs: those of all blocks come first, then the gradient."""
 
     def buffer(self, what: str, floats: int, lasting: bool = False) -> Buffer:
         """For one block's turn, or lasting for all."""
         return Buffer(f"{self.name}/{what}", floats, each_block=False, lasting=lasting)
+
+    def errors_buffer(self, what: str, floats: int) -> Buffer:
+        """What both the errors of the inputs and the gradient are computed from."""
+        return Buffer(f"{self.name}/{what}", floats, each_block=self.apart)
+
+    def backward(self, first: list[Call], to_weights: list[Call], to_data: list[Call]) -> dict[str, list[Call]]:
+        """As a step has them."""
+        if self.apart:
+            return {"backward": first + to_data, "later": to_weights}
+        return {"backward": first + to_weights + to_data}
 
 
 Choice = dict[str, Any]
@@ -69,13 +81,12 @@ def direct(job: Job, choice: Choice) -> Step:
     forward: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
     if winners:
         forward += (winners, job.buffer("strip", conv_forward.strip_floats(shape, job.window, tile, lanes)))
-    step = Step(True, [Call(f"{name}_forward", forward)], back)
-    step.backward.append(Call(f"{name}_weights", ("memory", "gradient", errors, job.inputs)))
+    to_weights, to_data = [Call(f"{name}_weights", ("memory", "gradient", errors, job.inputs))], []
     if job.input_errors:
         tile = tiles.Tile(*choice["data"])
         conv_data.emit(job.source, f"{name}_data", shape, job.weight, lanes, tile, job.masked)
-        step.backward.append(Call(f"{name}_data", ("memory", "weights", errors, job.inputs, job.input_errors)))
-    return step
+        to_data = [Call(f"{name}_data", ("memory", "weights", errors, job.inputs, job.input_errors))]
+    return Step(True, [Call(f"{name}_forward", forward)], **job.backward(back, to_weights, to_data))
 
 
 def unpool(job: Job) -> tuple[list[Call], Buffer, Buffer | None]:
@@ -87,5 +98,5 @@ def unpool(job: Job) -> tuple[list[Call], Buffer, Buffer | None]:
         job.source, f"{job.name}_unpool", (shape.maps, shape.rows, shape.columns), job.window, job.window, job.lanes
     )
     winners = Buffer(f"{job.name}/winners", job.outputs.floats)
-    before = job.buffer("errors before pooling", shape.maps * shape.rows * shape.columns * job.lanes)
+    before = job.errors_buffer("errors before pooling", shape.maps * shape.rows * shape.columns * job.lanes)
     return [Call(f"{job.name}_unpool", ("memory", job.errors, winners, before))], before, winners

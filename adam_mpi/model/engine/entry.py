@@ -1,28 +1,33 @@
 """The function that Python calls: the whole network, forward and backward, for a batch of any size."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
+from adam_mpi.model.engine.parts import Part
 from adam_mpi.model.engine.source import Source
 
 Timed = Callable[[], float]
 ARGUMENTS = (
-    "training, overwrite, later, kept, weights, shared, gradient, memory, levels, pixels, labels, keys, probabilities, "
-    "count"
+    "part, training, overwrite, later, kept, weights, shared, gradient, memory, levels, pixels, labels, keys, "
+    "probabilities, count"
 )
 
 
 def emit(
-    source: Source, phases: Sequence[Phase], settling: Sequence[Call], pass_blocks: int, lanes: int,
+    source: Source, parts: Sequence[Part], settling: Sequence[Call], pass_blocks: int, lanes: int,
     added: list[tuple[int, int]],
 ) -> tuple[str, int, dict[Buffer, int]]:  # fmt: skip
     """Emit `run` and, if there are such calls, `settle`; return all that was emitted, the floats of memory that they
     work in, and the place of each buffer.
 
-    A gradient to be overwritten is made zero in its parts `added`, before sums are added there.
+    A gradient to be overwritten is made zero in its spans `added`, before sums are added there. Where there are ports,
+    `run` computes one part only.
     """
-    places, floats = lay_out([*phases, Phase(False, tuple(settling))], pass_blocks)
+    cut = any(part.port for part in parts)
+    lasting = [phase for part in parts for phase in part.lasting]
+    places, floats = lay_out([*lasting, Phase(False, tuple(settling))], pass_blocks)
     if settling:
         _settle(source, settling, places)
     source("")
@@ -32,21 +37,20 @@ def emit(
         source('"""Sum of losses and number correct; in training gradients are added to `gradient`."""')
         source("before = flush_to_zero()")
         source("loss, correct = 0.0, 0")
-        with source.inside("if training and overwrite:"):
+        with source.inside("if training and overwrite and part == 0:"):
             for start, stop in added:
                 source(f"gradient[{start}:{stop}] = 0")
         source(f"all_blocks = (count + {lanes - 1}) // {lanes}")
         with source.inside(f"for start in range(0, all_blocks, {pass_blocks}):"):
             source(f"blocks = min({pass_blocks}, all_blocks - start)")
             source("fresh = overwrite and start == 0")
-            forward = True
-            for phase in phases:
-                if forward:
-                    _phase(source, phase, places, lanes)
-                else:
-                    with source.inside("if training:"):
+            for number, part in enumerate(parts):
+                when = f"part == {number}" if cut else "training" if part.training else ""
+                with source.inside(f"if {when}:") if when else nullcontext():
+                    for phase in part.phases:
                         _phase(source, phase, places, lanes)
-                forward = forward and phase.calls[-1].kernel != "cross_entropy"
+                    if not part.phases:
+                        source("pass")
         source("restore(before)")
         source("return loss, correct")
     return source.text, floats, places

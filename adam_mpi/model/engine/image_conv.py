@@ -1,7 +1,7 @@
 """The convolution of one image, for batches too small to fill the lanes with images: here a vector is eight columns.
 
-Inputs are spread out first: column `place * stride + phase - pad` lies at `place` of row `phase`, zeros around them, so
-that the values which a kernel column meets lie side by side whatever stride and pad are. Errors get zeros around them.
+Inputs are spread out first: column `place * stride + phase - left` lies at `place` of row `phase`, zeros around them,
+so that the values which a kernel column meets lie side by side whatever stride and pad are. Errors get zeros too.
 
     forward:     spread the inputs
                  for each row, tile of maps, tile of vectors of columns:
@@ -49,7 +49,7 @@ class Spread:
     @property
     def back(self) -> int:
         """Floats in one phase of a row of input errors."""
-        return tiles.up((self.shape.width - 1 + self.shape.pad) // self.shape.stride + 1, self.wide)
+        return tiles.up((self.shape.width - 1 + self.shape.left) // self.shape.stride + 1, self.wide)
 
     @property
     def error_pitch(self) -> int:
@@ -59,8 +59,8 @@ class Spread:
     def places(self, phase: int) -> tuple[int, int]:
         """First and last + 1 of the places of a phase that are columns of the image."""
         shape = self.shape
-        first = max(0, -((phase - shape.pad) // shape.stride))
-        return first, (shape.width - 1 + shape.pad - phase) // shape.stride + 1
+        first = max(0, -((phase - shape.left) // shape.stride))
+        return first, (shape.width - 1 + shape.left - phase) // shape.stride + 1
 
 
 def step(job: Job, wide: int) -> Step:
@@ -71,24 +71,24 @@ def step(job: Job, wide: int) -> Step:
     _emit_forward(job.source, f"{name}_forward", spread, job)
     back, errors, winners = unpool(job)
     raw = job.buffer("before pooling", shape.maps * shape.rows * shape.columns) if winners else job.outputs
-    made = Step(True, [Call(f"{name}_spread", ("memory", job.inputs, inputs))], back)
-    made.forward.append(Call(f"{name}_forward", ("memory", "weights", inputs, raw)))
+    forward = [Call(f"{name}_spread", ("memory", job.inputs, inputs))]
+    forward.append(Call(f"{name}_forward", ("memory", "weights", inputs, raw)))
     if winners:
         planes = shape.maps, shape.rows, shape.columns
         pool.emit_forward(job.source, f"{name}_pool", planes, job.window, job.window, 1, job.relu)
-        made.forward.append(Call(f"{name}_pool", ("memory", raw, job.outputs, winners)))
-    padded = job.buffer("errors with zeros", shape.maps * shape.rows * spread.error_pitch)
+        forward.append(Call(f"{name}_pool", ("memory", raw, job.outputs, winners)))
+    padded = job.errors_buffer("errors with zeros", shape.maps * shape.rows * spread.error_pitch)
     _emit_surround(job.source, f"{name}_surround", spread)
     _emit_weights(job.source, f"{name}_weights", spread, job)
-    made.backward.append(Call(f"{name}_surround", ("memory", errors, padded)))
-    made.backward.append(Call(f"{name}_weights", ("memory", "gradient", padded, inputs)))
+    back.append(Call(f"{name}_surround", ("memory", errors, padded)))
+    to_weights, to_data = [Call(f"{name}_weights", ("memory", "gradient", padded, inputs))], []
     if job.input_errors:
         result = job.buffer("spread errors", lines * spread.back)
         _emit_data(job.source, f"{name}_data", spread, job)
         _emit_gather(job.source, f"{name}_gather", spread, job.masked)
-        made.backward.append(Call(f"{name}_data", ("memory", "weights", padded, result)))
-        made.backward.append(Call(f"{name}_gather", ("memory", result, job.inputs, job.input_errors)))
-    return made
+        to_data.append(Call(f"{name}_data", ("memory", "weights", padded, result)))
+        to_data.append(Call(f"{name}_gather", ("memory", result, job.inputs, job.input_errors)))
+    return Step(True, forward, **job.backward(back, to_weights, to_data))
 
 
 def _emit_spread(source: Source, name: str, spread: Spread) -> None:
@@ -97,7 +97,7 @@ def _emit_spread(source: Source, name: str, spread: Spread) -> None:
         with source.inside(f"for line in range({shape.channels * shape.height}):"):
             for phase in range(spread.phases):
                 source(f"to = spread + (line * {spread.phases} + {phase}) * {spread.pitch}")
-                source(f"column = inputs + line * {shape.width} + {phase - shape.pad}")
+                source(f"column = inputs + line * {shape.width} + {phase - shape.left}")
                 first, last = (min(place, spread.pitch) for place in spread.places(phase))
                 _copy(source, spread.pitch, first, last, shape.stride)
 
@@ -248,7 +248,7 @@ def _emit_gather(source: Source, name: str, spread: Spread, masked: bool) -> Non
         with source.inside(f"for line in range({shape.channels * shape.height}):"):
             for phase in range(shape.stride):
                 source(f"v = result + (line * {spread.phases} + {phase}) * {spread.back}")
-                source(f"column = line * {shape.width} + {phase - shape.pad}")
+                source(f"column = line * {shape.width} + {phase - shape.left}")
                 # Columns that no kernel column meets have no error.
                 value = "load(memory, v + place)" if phase < spread.phases else "zero()"
                 if masked:

@@ -33,9 +33,12 @@ class Layer:
 
 def step(
     source: Source, name: str, layer: Layer, relu: bool, masked: bool, registers: int,
-    inputs: Buffer, outputs: Buffer, errors: Buffer, input_errors: Buffer | None,
+    inputs: Buffer, outputs: Buffer, errors: Buffer, input_errors: Buffer | None, apart: bool,
 ) -> Step:  # fmt: skip
-    """`relu`: the outputs are its; `masked`: the inputs are; `input_errors`: None when nobody needs them."""
+    """`relu`: the outputs are its; `masked`: the inputs are; `input_errors`: None when nobody needs them.
+
+    `apart`: as of a convolution.
+    """
     _emit_forward(source, f"{name}_forward", layer, relu)
     _emit_weights(source, f"{name}_weights", layer)
     made = Step(False, [Call(f"{name}_forward", ("memory", layer.weights, inputs, outputs, "blocks"))])
@@ -43,7 +46,8 @@ def step(
         _emit_data(source, f"{name}_data", layer, masked, registers)
         arguments = ("memory", layer.weights, inputs, errors, input_errors, "blocks")
         made.backward.append(Call(f"{name}_data", arguments))
-    made.backward.append(Call(f"{name}_weights", ("memory", "gradient", inputs, errors, "blocks", "fresh")))
+    to_weights = made.later if apart else made.backward
+    to_weights.append(Call(f"{name}_weights", ("memory", "gradient", inputs, errors, "blocks", "fresh")))
     return made
 
 

@@ -32,7 +32,7 @@ from adam_mpi.model.kernels.dropout import SPREAD, mix
 globals().update(kit({lanes}))
 '''
 SIGNATURE = (
-    "(boolean, boolean, boolean, int64, float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], "
+    "(int64, boolean, boolean, boolean, int64, float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], "
     "uint8[::1], int64[::1], uint64[::1], float32[::1], int64)"
 )
 

@@ -113,14 +113,14 @@ def emit_spread(source: Source, name: str, lines: Lines, masked: bool) -> None:
     with source.kernel(f"{name}(memory, products, inputs, input_errors)", "Errors of the inputs from their tiles."):
         with source.inside(f"for line in range({shape.channels * shape.height}):"):
             source(f"carried = {source.make('zeros', reach)}()")
-            source(f"to = (line * {shape.width} - {shape.pad}) * {lanes}")
-            for run in tiles.each(source, "tile", present(lines, COLUMNS, -shape.pad, shape.width)):
+            source(f"to = (line * {shape.width} - {shape.left}) * {lanes}")
+            for run in tiles.each(source, "tile", present(lines, COLUMNS, -shape.left, shape.width)):
                 source(f"points = carried + {loads}(memory, products + (line * {lines.across} + tile) * {lanes})")
                 source(f"columns = {source.make('combine', *matrix[:COLUMNS])}(points)")
                 source(f"carried = {source.make('combine', *matrix[COLUMNS:])}(points)")
                 _store(source, f"to + tile * {COLUMNS * lanes}", "columns", lines.places(run.pattern), masked)
             end = COLUMNS * lines.across
-            rest = tuple(end + column - shape.pad < shape.width for column in range(reach))
+            rest = tuple(end + column - shape.left < shape.width for column in range(reach))
             _store(source, f"to + {end * lanes}", "carried", lines.places(rest), masked)
 
 

@@ -35,8 +35,8 @@ def emit_values(source: Source, name: str, lines: Lines) -> None:
                     with source.inside(f"for tile in range({lines.across}):"):
                         source(f"{stores}(memory, to + tile * {lanes}, {source.make('zeros', lines.points)}())")
                     source("continue")
-            for run in tiles.each(source, "tile", present(lines, lines.points, -shape.pad, shape.width)):
-                source(f"column = (plane * {shape.height} + row) * {shape.width} + tile * {COLUMNS} - {shape.pad}")
+            for run in tiles.each(source, "tile", present(lines, lines.points, -shape.left, shape.width)):
+                source(f"column = (plane * {shape.height} + row) * {shape.width} + tile * {COLUMNS} - {shape.left}")
                 loads = source.make("loads", *lines.places(run.pattern))
                 source(f"columns = {loads}(memory, inputs + column * {lanes})")
                 source(f"points = {source.make('combine', *matrices(shape.kernel)[2])}(columns)")

@@ -16,13 +16,14 @@ def step(job: Job) -> Step:
     lines_backward.emit_gradient(source, f"{name}_gradient", lines, job.weight, maps)
     winograd.emit_clear(source, f"{name}_clear", sums)
     back, errors, winners = unpool(job)
-    transformed = job.buffer("transformed errors", lines.product_floats)
-    forward = _forward(job, lines, kernels, winners)
-    back += _to_weights(job, lines, maps, errors, transformed, gradient)
+    transformed = job.errors_buffer("transformed errors", lines.product_floats)
+    lines_backward.emit_errors(source, f"{name}_errors", lines)
+    back.append(Call(f"{name}_errors", ("memory", errors, transformed)))
+    to_weights = _to_weights(job, lines, maps, errors, transformed, gradient)
     return Step(
         True,
-        forward,
-        back + _to_data(job, lines, kernels, transformed),
+        _forward(job, lines, kernels, winners),
+        **job.backward(back, to_weights, _to_data(job, lines, kernels, transformed)),
         prepare=[Call(f"{name}_transform", ("memory", "weights", kernels))],
         clear=[Call(f"{name}_clear", ("memory", gradient))],
         finish=[Call(f"{name}_gradient", ("memory", "gradient", gradient))],
@@ -51,13 +52,11 @@ def _to_weights(
 ) -> list[Call]:
     """The values are made again: kept from the way forward they would fill the cache."""
     name, source, values = job.name, job.source, job.buffer("values again", lines.value_floats)
-    lines_backward.emit_errors(source, f"{name}_errors", lines)
     lines_backward.emit_sums(source, f"{name}_sums", lines, maps)
     with source.kernel(f"{name}_bias(memory, gradient, errors)", "Gradient of the bias."):
         conv_weights.emit_bias(source, job.shape, job.bias, job.lanes)
     return [
         Call(f"{name}_bias", ("memory", "gradient", errors)),
-        Call(f"{name}_errors", ("memory", errors, transformed)),
         Call(f"{name}_values", ("memory", job.inputs, values)),
         Call(f"{name}_sums", ("memory", transformed, values, gradient)),
     ]

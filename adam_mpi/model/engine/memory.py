@@ -34,7 +34,8 @@ class Call:
 class Step:
     """What one layer, or several joined ones, call: forward and backward, by block or for all blocks at once.
 
-    `prepare` comes before all blocks' forward, `clear` before and `finish` after their backward.
+    `prepare` comes before all blocks' forward, `clear` before and `finish` after their backward; what is `later`, after
+    all blocks' backward.
     """
 
     by_block: bool
@@ -43,6 +44,7 @@ class Step:
     prepare: list[Call] = field(default_factory=list)
     clear: list[Call] = field(default_factory=list)
     finish: list[Call] = field(default_factory=list)
+    later: list[Call] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,18 @@ from adam_mpi.model.engine import (
     lines_step,
     loss,
     normalise,
+    parts,
     pixels,
     pointwise,
     pool,
     tiles,
     winograd_step,
 )
-from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step, size
+from adam_mpi.model.engine.convolution import shape_of
+from adam_mpi.model.engine.memory import Buffer, Call, Step, size
+from adam_mpi.model.engine.parts import Crossing, Part
 from adam_mpi.model.engine.source import Source
+from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 PASS_IMAGES = 64
@@ -57,6 +60,11 @@ class Program:
     """Those of them whose gradient and step are one pass over the weights, at the end of a round of batches."""
     kept: dict[str, tuple[tuple[int, int], ...]]
     """Captured layer -> where its activations and its errors lie in memory, image by image: (place, floats apart)."""
+    parts: tuple[Part, ...]
+    """What `run` computes; between those of a strip there are exchanges, and it is called for each of them."""
+    crossings: tuple[Crossing, ...]
+    places: dict[Buffer, int]
+    """Of all buffers, in memory."""
 
 
 def build(
@@ -71,7 +79,7 @@ def build(
     """The program for batches of up to `images` images; what is not among the choices is decided by arithmetic.
 
     Activations and errors of the dense layers in `captured` are kept, and those of large layers for a round of
-    `batches`.
+    `batches`. Where there are exchanges among the layers, as in the stack of a strip, the program is cut there.
     """
     return Builder(shapes, images, lanes, registers, choices, captured, batches).program()
 
@@ -96,19 +104,26 @@ class Builder:
         batches: int = 1,
     ) -> None:
         self.choices = dict(choices or {})
+        self.cut = any(isinstance(shape.layer, Exchange) for shape in shapes)
         # Few images would leave most lanes empty: each is a block of its own then, and vectors lie along its columns.
         self.wide, lanes = lanes, 1 if 2 * images < lanes else lanes
         self.kept: dict[str, tuple[Buffer, ...]] = {layer: () for layer in captured}
         self.batches, self.images = batches, batches * tiles.up(images, lanes)
         """For which buffers that are kept have room."""
         self.shapes, self.lanes, self.registers = shapes, lanes, registers
-        self.blocks = min(-(-images // lanes), max(1, PASS_IMAGES // lanes))
+        # A batch waits for other strips as one: then there are no passes.
+        blocks = -(-images // lanes)
+        self.blocks = blocks if self.cut else min(blocks, max(1, PASS_IMAGES // lanes))
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
-        self.uncopied = tuple(s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > COPIED)
+        large = [s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > COPIED]
+        self.uncopied = () if self.cut else tuple(large)
         self.settled = self.uncopied if lanes == self.wide else ()
         self.settling: list[Call] = []
         self.source = Source()
         self.steps: list[Step] = []
+        self.groups = [self.steps]
+        """Steps between exchanges; `steps` are those of the last group."""
+        self.crossings: list[Crossing] = []
         dense = next(index for index, shape in enumerate(shapes) if isinstance(shape.layer, Dense))
         windows = [index for index in range(dense) if not isinstance(shapes[index].layer, Activation | Dropout)]
         self.dense, self.last_window = dense, max(windows, default=-1)
@@ -129,18 +144,19 @@ class Builder:
         index = 0
         while index < len(self.shapes):
             index += self.layer(index)
-        phases = self.phases(inputs)
+        cut = self.parts(inputs)
         # Only the weights of fully-connected layers are overwritten as they come; the rest is added up from zero.
         added = [
             (tensor.offset, tensor.offset + tensor.size)
             for tensor in parameters.tensors(self.shapes)
             if len(tensor.shape) != 2
         ]
-        text, floats, places = entry.emit(self.source, phases, self.settling, self.blocks, self.lanes, added)
+        text, floats, places = entry.emit(self.source, cut, self.settling, self.blocks, self.lanes, added)
         apart = sum(size(buffer, self.blocks) for buffer in places)
         kept = {layer: tuple((places[b], b.floats) for b in buffers) for layer, buffers in self.kept.items()}
         return Program(
-            text, floats, apart, self.blocks, self.lanes, self.batches, self.choices, self.uncopied, self.settled, kept
+            text, floats, apart, self.blocks, self.lanes, self.batches, self.choices, self.uncopied, self.settled,
+            kept, cut, tuple(self.crossings), places,
         )  # fmt: skip
 
     def layer(self, index: int) -> int:
@@ -158,21 +174,36 @@ class Builder:
             self.normalise(index, layer)
         elif isinstance(layer, Dropout):
             self.dropout(index, layer)
+        elif isinstance(layer, Exchange):
+            self.exchange(index, layer)
         elif isinstance(layer, Activation):
             self.activation(index, layer)
         return 1
 
+    def exchange(self, index: int, layer: Exchange) -> None:
+        """Ends a group of steps; what errors still lack when they come back is that group's first work."""
+        owned, owned_errors, by_block = self.values, self.errors, index < self.dense
+        if masks := self.mask_calls(by_block):
+            self.steps.append(Step(by_block, [], masks))
+        needed, needed_errors = self.output(index, handed=True)
+        self.crossings.append(Crossing(layer, owned, needed, owned_errors, needed_errors, self.learning))
+        self.steps = []
+        self.groups.append(self.steps)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the next step is the first behind an exchange that takes errors back to other strips."""
+        return not self.steps and len(self.groups) > 1 and self.learning
+
     def conv(self, index: int) -> int:
         relu, window, taken = joined(self.shapes, index)
-        layer = self.shapes[index].layer
-        assert isinstance(layer, Conv)
-        shape = Shape(*self.shapes[index].input, layer.maps, layer.kernel, layer.stride, layer.pad)
+        shape, apart = shape_of(self.shapes[index]), self.apart
         inputs, input_errors, masked = self.values, self.errors, self.relu
-        outputs, errors = self.output(index + taken - 1)
+        outputs, errors = self.output(index + taken - 1, handed=apart)
         job = convs.Job(
             self.source, self.shapes[index].name, shape, self.lanes, self.registers, relu, window, masked,
             self.places[f"{self.shapes[index].name}/weight"], self.places[f"{self.shapes[index].name}/bias"],
-            inputs, outputs, errors, input_errors if self.learning else None,
+            inputs, outputs, errors, input_errors if self.learning else None, apart,
         )  # fmt: skip
         if self.lanes < self.wide:
             self.steps.append(image_conv.step(job, self.wide))
@@ -196,7 +227,7 @@ class Builder:
         if self.lanes < self.wide:
             layer = image_dense.Layer(weights, units, features, int(weight), bias, self.wide)
             buffers = inputs, outputs, errors, input_errors if self.learning else None
-            step = image_dense.step(source, name, layer, relu, mask, self.registers, *buffers)
+            step = image_dense.step(source, name, layer, relu, mask, self.registers, *buffers, self.apart)
             self.keep(step, name, (inputs, features), (errors, units))
             self.steps.append(step)
             self.learning, self.relu = True, relu
@@ -213,9 +244,10 @@ class Builder:
             panel = self.product(f"{name}_data", dense_product.to_data(units, features, mask))
             arguments = ("memory", weights, weight, errors, input_errors, inputs, panel, "blocks")
             step.backward.append(Call(f"{name}_data", arguments))
-        step.backward.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
         sums = ("memory", "gradient", weight, errors, turned, "blocks", "fresh")
-        step.backward.append(Call(f"{name}_weights", sums, "not later" if name in self.settled else ""))
+        to_weights = step.later if self.apart else step.backward
+        to_weights.append(Call(f"{name}_turn", ("memory", inputs, turned, "blocks")))
+        to_weights.append(Call(f"{name}_weights", sums, "not later" if name in self.settled else ""))
         if name in self.settled:
             self.settle(name, units, features, weight, bias, errors, turned)
         if name in self.kept:
@@ -296,7 +328,10 @@ class Builder:
         shape, inputs = self.shapes[index], self.values
         masks = self.mask_calls(True)
         self.values = Buffer(shape.name, inputs.floats)
-        dropout.emit(self.source, shape.name, math.prod(shape.input), index, layer.rate, self.lanes)
+        # Masks know layers by their number among all of the model's, whatever a strip has between them.
+        number = sum(not isinstance(before.layer, Exchange) for before in self.shapes[:index])
+        units = math.prod(shape.input)
+        dropout.emit(self.source, shape.name, units, shape.within, number, layer.rate, self.lanes)
         arguments = ("memory", "keys", inputs, self.values, "first", "training")
         step = Step(True, [Call(shape.name, arguments)])
         if self.learning:
@@ -321,28 +356,24 @@ class Builder:
         self.relu = False
         return calls
 
-    def output(self, index: int) -> tuple[Buffer, Buffer]:
-        """The buffers of a step's output and its errors; spatial errors live for one block's turn only."""
+    def output(self, index: int, handed: bool = False) -> tuple[Buffer, Buffer]:
+        """The buffers of a step's output and its errors; spatial errors live for one block's turn only, where they are
+        not handed over to or by an exchange."""
         shape = self.shapes[index]
+        after = (s.layer for s in self.shapes[index + 1 :] if not isinstance(s.layer, Activation | Dropout))
+        each_block = handed or index >= self.last_window or isinstance(next(after, None), Exchange)
         self.values = Buffer(shape.name, math.prod(shape.output) * self.lanes)
-        self.errors = Buffer(f"{shape.name}/errors", self.values.floats, each_block=index >= self.last_window)
+        self.errors = Buffer(f"{shape.name}/errors", self.values.floats, each_block=each_block)
         return self.values, self.errors
 
     def is_relu(self, index: int) -> bool:
         return index < len(self.shapes) and self.shapes[index].layer == Activation("relu")
 
-    def phases(self, inputs: Buffer) -> list[Phase]:
-        """Forward, loss, backward; neighbouring steps of one kind make a phase."""
+    def parts(self, inputs: Buffer) -> tuple[Part, ...]:
         load = Call("load_pixels", ("pixels", "levels", "memory", inputs, "first", "count"))
-        side = Buffer("side", 3 * self.lanes)
-        places = self.values, self.errors, side
+        places = self.values, self.errors, Buffer("side", 3 * self.lanes)
         end = Call("cross_entropy", ("memory", "labels", "probabilities", *places, "first", "count", "blocks"))
-        forward = [Phase(False, tuple(call for step in self.steps for call in step.prepare)), Phase(True, (load,))]
-        forward += [Phase(step.by_block, tuple(step.forward)) for step in self.steps]
-        backward = [Phase(False, tuple(call for step in self.steps for call in step.clear))]
-        backward += [Phase(step.by_block, tuple(step.backward)) for step in reversed(self.steps)]
-        backward += [Phase(False, tuple(call for step in self.steps for call in step.finish))]
-        return [*_merged(forward), Phase(False, (end,)), *_merged(backward)]
+        return parts.assemble(self.groups, self.crossings, load, end)
 
 
 def joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
@@ -361,12 +392,3 @@ def joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
             break
         taken += 1
     return relu, window, taken
-
-
-def _merged(phases: list[Phase]) -> list[Phase]:
-    merged: list[Phase] = []
-    for phase in [phase for phase in phases if phase.calls]:
-        if merged and merged[-1].by_block == phase.by_block:
-            phase = Phase(phase.by_block, merged.pop().calls + phase.calls)
-        merged.append(phase)
-    return merged

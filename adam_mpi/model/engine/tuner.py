@@ -10,7 +10,7 @@ import numpy as np
 
 from adam_mpi.model.engine import convs, cpu, entry, library
 from adam_mpi.model.engine.context import aligned
-from adam_mpi.model.engine.convolution import Shape
+from adam_mpi.model.engine.convolution import Shape, shape_of
 from adam_mpi.model.engine.memory import Buffer, Phase
 from adam_mpi.model.engine.program import conv_step, joined
 from adam_mpi.model.engine.source import Source
@@ -38,12 +38,8 @@ def _jobs(shapes: Sequence[LayerShape]) -> dict[str, convs.Job]:
         if isinstance(shape.layer, Conv):
             relu, window, _ = joined(shapes, index)
             learning = any(before.weight for before in shapes[:index])
-            jobs[shape.name] = _job(Shape(*shape.input, *_parts(shape.layer)), relu, window, learning)
+            jobs[shape.name] = _job(shape_of(shape), relu, window, learning)
     return jobs
-
-
-def _parts(layer: Conv) -> tuple[int, int, int, int]:
-    return layer.maps, layer.kernel, layer.stride, layer.pad
 
 
 def _job(shape: Shape, relu: bool, window: int, learning: bool) -> convs.Job:

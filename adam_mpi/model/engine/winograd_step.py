@@ -19,13 +19,16 @@ class Side:
     planes: int
     height: int
     width: int
-    pad: int
+    pads: tuple[int, int, int]
+    """Lines of zeros above and below, columns of zeros left, and right."""
     rows: int
     columns: int
 
     @property
     def padded(self) -> tuple[int, int]:
-        return winograd.padded(self.height, self.pad), winograd.padded(self.width, self.pad)
+        """Sides of a plane with its border, filled up to whole tiles."""
+        lines, left, right = self.pads
+        return tiles.up(self.height + 2 * lines, 2), tiles.up(self.width + left + right, 2)
 
     @property
     def group_rows(self) -> int:
@@ -39,8 +42,11 @@ class Side:
 
 def step(job: Job) -> Step:
     shape, name, source = job.shape, job.name, job.source
-    inputs = Side(shape.channels, shape.height, shape.width, shape.pad, shape.rows // 2, shape.columns // 2)
-    errors = Side(shape.maps, shape.rows, shape.columns, 2 - shape.pad, shape.height // 2, shape.width // 2)
+    pads = shape.pad, shape.left, shape.right
+    columns = shape.columns // 2 if job.window == 2 else -(-shape.columns // 2)
+    inputs = Side(shape.channels, shape.height, shape.width, pads, shape.rows // 2, columns)
+    turned_pads = 2 - shape.pad, 2 - shape.left, 2 - shape.right
+    errors = Side(shape.maps, shape.rows, shape.columns, turned_pads, shape.height // 2, -(-shape.width // 2))
     floats = PARTS * shape.maps * shape.channels
     kernels = job.buffer("transformed kernels", floats, lasting=True)
     sums = job.buffer("gradient of transformed kernels", floats, lasting=True)
@@ -54,16 +60,17 @@ def step(job: Job) -> Step:
     forward = ("memory", "weights", job.inputs, job.outputs, winners or job.outputs, kernels, *scratch)
     turned = job.buffer("turned", inputs.group * dense_weights.turned_floats(shape.channels, job.lanes))
     scratch = _scratch(job, "to weights", (inputs, errors))
-    backward = [Call(f"{name}_weights", ("memory", "gradient", output_errors, job.inputs, sums, *scratch, turned))]
+    arguments = ("memory", "gradient", output_errors, job.inputs, sums, *scratch, turned)
+    to_weights, to_data = [Call(f"{name}_weights", arguments)], []
     if job.input_errors:
         emit_data(job, errors)
         scratch = _scratch(job, "to data", (inputs, errors))
         arguments = ("memory", "weights", output_errors, job.input_errors, job.inputs, kernels, *scratch)
-        backward.append(Call(f"{name}_data", arguments))
+        to_data = [Call(f"{name}_data", arguments)]
     return Step(
         True,
         [Call(f"{name}_forward", forward)],
-        [*back, *backward],
+        **job.backward(back, to_weights, to_data),
         prepare=[Call(f"{name}_transform", ("memory", "weights", kernels))],
         clear=[Call(f"{name}_clear", ("memory", sums))],
         finish=[Call(f"{name}_gradient", ("memory", "gradient", sums))],
@@ -110,7 +117,8 @@ def emit_data(job: Job, side: Side) -> None:
 def _emit_chain(job: Job, name: str, side: Side, product: dense_product.Product, parts: list[int]) -> None:
     """Planes in, planes out; `extra` is for winners, or the mask of a relu; `parts` is the order of the kernels."""
     source, lanes, pairs = job.source, job.lanes, product.units * product.terms
-    winograd.emit_pad(source, f"{name}_pad", side.planes, side.height, side.width, side.pad, lanes)
+    size, (top, left, _) = (side.height, side.width), side.pads
+    winograd.emit_pad(source, f"{name}_pad", side.planes, size, side.padded, top, left, lanes)
     winograd.emit_values(source, f"{name}_values", side.planes, *side.padded, side.group_rows, side.columns, lanes)
     chosen = dense_product.choose(product, side.group, job.registers)
     dense_product.emit(source, f"{name}_product", product, lanes, *chosen)

@@ -34,9 +34,9 @@ def measure(name: str, threads: int) -> dict[str, Any]:
 
 def paint(axes: Any, found: Found) -> None:
     for name, own in _models(found).items():
-        axes.plot(own, [value / 1e9 for value in own.values()], "o-", label=name)
+        axes.plot(own.keys(), [value / 1e9 for value in own.values()], "o-", label=name)
         first = own[min(own)] / min(own) / 1e9
-        axes.plot(own, [first * threads for threads in own], "k:", linewidth=0.8)
+        axes.plot(own.keys(), [first * threads for threads in own], "k:", linewidth=0.8)
     axes.set(xlabel="threads (dotted: linear)", ylabel="billion connections/s", xticks=sorted({1, *_threads(found)}))
     axes.legend()
 

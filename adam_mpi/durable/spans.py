@@ -1,0 +1,40 @@
+"""Some spans of a flat parameter vector, where nobody has the memory for all of it."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+Piece = tuple[int, dict[str, np.ndarray]]
+"""Where it begins in the flat vector, and its values by what they are: weights, state, average."""
+
+
+class Spans:
+    """Reads like a vector, but has the values of the spans (start, stop) that it was made for only."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        self.values = {start: np.zeros(stop - start, np.float32) for start, stop in sorted(spans)}
+        self.starts = list(self.values)
+
+    def put(self, start: int, values: np.ndarray) -> None:
+        """Take over what of a piece is ours."""
+        stop = start + len(values)
+        for first in self.starts[max(0, bisect_right(self.starts, start) - 1) : bisect_left(self.starts, stop)]:
+            mine = self.values[first]
+            low, high = max(first, start), min(first + len(mine), stop)
+            if low < high:
+                mine[low - first : high - first] = values[low - start : high - start]
+
+    def __getitem__(self, span: slice) -> np.ndarray:
+        """A span that it was made for."""
+        return self.values[span.start][: span.stop - span.start]
+
+
+def gathered(pieces: Iterator[Piece], spans: Iterable[tuple[int, int]]) -> dict[str, Spans]:
+    """What of the pieces is in these spans, by what it is."""
+    found: dict[str, Spans] = {}
+    spans = tuple(spans)
+    for start, values in pieces:
+        for name, array in values.items():
+            found.setdefault(name, Spans(spans)).put(start, array)
+    return found

@@ -1,0 +1,206 @@
+"""The two ranks of the halo bench: run by it under MPI; the first prints a JSON object for each line."""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _models import MODELS
+from mpi4py import MPI
+
+from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.cluster.world import World
+from adam_mpi.config import load
+from adam_mpi.data.batch import Batch
+from adam_mpi.model.engine.update import descend
+from adam_mpi.model.network import Network
+from adam_mpi.model.parameters import initial
+from adam_mpi.model.partition import partition
+from adam_mpi.worker import channels
+from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.flow import Flow
+from adam_mpi.worker.link import Link
+from adam_mpi.worker.sums import Sums
+
+SHAPES = MODELS["alexnet"].shapes
+IMAGES, PART, FEW, ROUNDS, SECONDS = 32, 16, 4, 5, 60.0
+"""Of a batch, of a part of one as strips have it in flight, and of one that is quick to compute."""
+ONE = np.float32(-1)
+DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
+
+
+def arrange(hosts: list[str], _: object) -> Layout:
+    """All ranks are the strips of one replica."""
+    roles = [("data", "worker", "server") if rank == 0 else ("worker",) for rank in range(len(hosts))]
+    places = [Place(rank, host, roles[rank], 0, rank) for rank, host in enumerate(hosts)]
+    return Layout(tuple(places), len(hosts))
+
+
+def batch(number: int, images: int, columns: tuple[int, int]) -> Batch:
+    draw = np.random.default_rng(number)
+    pixels = draw.integers(0, 256, (images, *SHAPES[0].input), dtype=np.uint8)
+    labels = draw.integers(0, SHAPES[-1].output[0], images)
+    return Batch(0, 1, number, np.arange(images), labels, pixels[..., columns[0] : columns[1]].copy())
+
+
+class Replica:
+    """One of as many strips as there are ranks, with so many batches of so many images in flight."""
+
+    def __init__(self, in_flight: int, images: int, *settings: str) -> None:
+        self.world = World(MPI.COMM_WORLD, load(None, list(settings)), arrange)
+        self.cut = partition(SHAPES, MPI.COMM_WORLD.size)
+        strip = self.cut.strips[MPI.COMM_WORLD.rank]
+        net = Network(strip.shapes, images, 1, engine="generated", strip=strip)
+        contexts = [net.strip_context() for _ in range(in_flight)]
+        self.flow = Flow(contexts, [np.zeros(strip.parameters, np.float32) for _ in contexts], self.world.injector)
+        self.link = Link(self.world, channels.plan(self.cut, in_flight, contexts[0].room))
+        self.flow.attach(self.link)
+        self.flow.start(1)
+        self.sums = Sums(self.link, self.cut)
+        flat = initial(SHAPES, 1)
+        self.weights = np.concatenate([flat[piece.start : piece.start + piece.size] for piece in strip.pieces])
+        self.total = Contribution(0, np.zeros_like(self.weights))
+        self.batch, self.begun, self.next = batch(1, images, strip.columns), 0, 0
+        self.waited = self.idle = 0.0
+        """Seconds in which a batch waited for the other strip, and those of them in which no other was computed."""
+
+    def train(self, batches: int) -> float:
+        """So many of them, and a sum over the strips for each; returns the seconds it took."""
+        flow, landed, end = self.flow, {}, self.begun + batches
+        unsummed: deque[Contribution] = deque()
+        MPI.COMM_WORLD.Barrier()
+        began = last = time.perf_counter()
+        while self.next < end or unsummed or self.sums.busy:
+            while self.begun < end and flow.takes(self.begun):
+                flow.begin(self.begun, self.batch, None, self.weights, training=True)
+                self.begun += 1
+            if not flow.step():
+                flow.wait(0.2e-3)
+            while flow.landed:
+                flight = flow.landed.popleft()
+                landed[flight.number] = flight
+            while self.next in landed:
+                flight = landed.pop(self.next)
+                descend(self.total.values, flow.gradients[flight.context], ONE)
+                flow.release(flight)
+                unsummed.append(self.total)
+                self.next += 1
+            while unsummed and self.sums.begin(unsummed[0]):
+                unsummed.popleft()
+            self.sums.step()
+            now = time.perf_counter()
+            self.waited += (now - last) * bool(flow.parked)
+            self.idle += (now - last) * (bool(flow.parked) and not flow.computing)
+            last = now
+            assert now < began + SECONDS, f"{self.next} of {end} batches are through"
+        return time.perf_counter() - began
+
+    def exchange(self) -> float:
+        """Once through all exchanges of a batch, one after the other; returns the seconds it took."""
+        link, context, number = self.link, self.flow.contexts[0], self.begun + 1
+        ports = sorted(self.flow.ports[0].items(), key=lambda item: (item[0].direction, item[0].passage))
+        self._wait(lambda: link.finished(0, number - 1) and all(link.clear(channel) for _, (channel, _, _) in ports))
+        MPI.COMM_WORLD.Barrier()
+        began = time.perf_counter()
+        for port, (channel, out, into) in ports:
+            context.passages[port.passage].pack(port.direction, out)
+            link.post(channel, number, {to: values.size for to, values in out.items()})
+            self._wait(lambda channel=channel: link.arrived(channel, number))
+            context.passages[port.passage].unpack(port.direction, into)
+        took = time.perf_counter() - began
+        link.finish(0, number)
+        self.begun = self.next = number
+        return took
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        limit = time.perf_counter() + SECONDS
+        while not until():
+            os.sched_yield()
+            assert time.perf_counter() < limit, "the other strip does not answer"
+
+    def end(self) -> None:
+        self.flow.stop()
+        MPI.COMM_WORLD.Barrier()
+        self.link.free()
+
+
+class Alone:
+    """A whole model on each rank."""
+
+    def __init__(self) -> None:
+        self.context, self.weights = Network(SHAPES, IMAGES, 1, engine="generated").context(), initial(SHAPES, 1)
+        self.gradient, self.total = np.zeros_like(self.weights), np.zeros_like(self.weights)
+        self.batch = batch(1, IMAGES, (0, SHAPES[0].input[2]))
+
+    def train(self, batches: int) -> float:
+        MPI.COMM_WORLD.Barrier()
+        began, given = time.perf_counter(), self.batch
+        for _ in range(batches):
+            self.context.train(self.weights, self.gradient, given.pixels, given.labels, given.ids, 1, overwrite=True)
+            descend(self.total, self.gradient, ONE)
+        return time.perf_counter() - began
+
+
+def turns(*contenders: Callable[[], float]) -> list[list[float]]:
+    """Seconds of each contender, the slower rank's; the first turn does not count."""
+    took: list[list[float]] = [[] for _ in contenders]
+    for turn in range(ROUNDS + 1):
+        for times, contender in zip(took, contenders, strict=True):
+            seconds = MPI.COMM_WORLD.allreduce(contender(), MPI.MAX)
+            times += [seconds] if turn else []
+    return took
+
+
+def ratio(one: list[float], other: list[float]) -> float:
+    return median(a / b for a, b in zip(one, other, strict=True))
+
+
+def exchanges() -> Iterator[dict[str, Any]]:
+    replicas = [Replica(1, PART, f"cluster.transport={kind}") for kind in ("shared", "send")]
+    shared, mpi = turns(*(lambda r=r: median(r.exchange() for _ in range(10)) for r in replicas))
+    for name, times in {"exchange_shared": shared, "exchange_mpi": mpi}.items():
+        yield {"name": name, "value": round(1e6 * median(times)), "unit": "us"}
+    yield {"name": "exchange_mpi_vs_shared", "value": round(ratio(mpi, shared), 2), "unit": "x"}
+    for replica in replicas:
+        replica.end()
+
+
+def strips() -> Iterator[dict[str, Any]]:
+    alone, replica = Alone(), Replica(4, PART)
+    parts = 6 * IMAGES // PART
+    ranks, cut = turns(lambda: alone.train(3), lambda: replica.train(parts))
+    hidden = MPI.COMM_WORLD.allreduce(1 - replica.idle / replica.waited, MPI.MIN)
+    yield {"name": "exchange_hidden", "value": round(hidden, 3), "unit": "share"}
+    yield {
+        "name": "strips_vs_ranks", "value": round(ratio(ranks, cut), 3), "unit": "x",
+        "images_per_second": [round(6 * IMAGES / median(cut)), round(6 * IMAGES / median(ranks))],
+    }  # fmt: skip
+    replica.end()
+
+
+def delayed() -> Iterator[dict[str, Any]]:
+    free, one, four = Replica(1, FEW), Replica(1, FEW, DELAY), Replica(4, FEW, DELAY)
+    _, alone, together = turns(lambda: free.train(12), lambda: one.train(12), lambda: four.train(12))
+    compute = free.flow.busy / free.next
+    yield {
+        "name": "in_flight_4_vs_1", "value": round(ratio(alone, together), 2), "unit": "x", "images": FEW,
+        "compute_ms_per_batch": round(1e3 * compute, 1),
+        "images_per_second": [round(12 * FEW / median(together)), round(12 * FEW / median(alone))],
+    }  # fmt: skip
+    for replica in (free, one, four):
+        replica.end()
+
+
+def main() -> None:
+    for part in (exchanges, strips, delayed):
+        for line in part():
+            if MPI.COMM_WORLD.rank == 0:
+                print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

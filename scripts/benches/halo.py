@@ -1,0 +1,25 @@
+"""A model in two strips: what exchanges between them cost, how much of it computing hides, and what a delay costs.
+
+The AlexNet-like model, two ranks with a trainer thread each; the contenders of a line take turns.
+`exchange_mpi_vs_shared`: all exchanges of a part of 16 images with nothing else to do, by messages against through
+memory that both see. `exchange_hidden`: of the time in which batches waited for the other strip, the share in which the
+thread computed others. `strips_vs_ranks`: images per second of one replica of two strips, sums of gradients over the
+strips included, against two replicas of one rank. `in_flight_4_vs_1`: four batches in flight against one, with every
+exchange held back by 2 ms.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import _jobs
+
+RANKS = Path(__file__).with_name("_halo_ranks.py")
+TARGETS = {"exchange_hidden": 0.8, "strips_vs_ranks": 0.8, "in_flight_4_vs_1": 1.6}
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[dict]:
+    for line in _jobs.under_mpi(2, RANKS).splitlines():
+        found = json.loads(line)
+        yield {**found, "target": TARGETS.get(found["name"])}
