@@ -44,7 +44,7 @@ def available() -> list[Mpi]:
     """The MPIs that scripts/test has found, or else the one beside this Python or on PATH."""
     listed = os.environ.get("ADAM_MPI_TEST_MPIS")
     beside = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    return [_describe(Path(path)) for path in (listed or beside or "").split(":") if path]
+    return [_describe(Path(path).absolute()) for path in (listed or beside or "").split(":") if path]
 
 
 def _describe(mpirun: Path) -> Mpi:

@@ -15,6 +15,7 @@ from adam_mpi.model.layers import infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
+from adam_mpi.observe import trace
 
 pytestmark = pytest.mark.mpi(min_size=2)
 CONTEXTS, BATCHES, IMAGES = 3, 8, 6
@@ -104,7 +105,11 @@ def test_contexts_may_complete_in_any_order(stack, transport):
     link = Link(world, channels.plan(cut, CONTEXTS, contexts[0].room))
     flow.attach(link)
     flow.start(2)
+    recorder = trace.start(room=1000)
     landed = fly(world, flow, cut, weights)
+    trace.stop()
+    halos = {row: {event[0] for event in events} for row, events in recorder.rows if row.startswith("context")}
+    assert halos == {f"context {number}": {"halo"} for number in range(CONTEXTS)}
     whole = Network(shapes, IMAGES, 11).context()
     for number, batch in enumerate(batches(shape)):
         gradient = np.zeros_like(weights)

@@ -19,6 +19,7 @@ for folder in (FOLDER, ROOT / "scripts" / "benches"):
     sys.path.append(str(folder))
 
 import _frames  # noqa: E402
+import _others  # noqa: E402
 import _recipes  # noqa: E402
 import _results  # noqa: E402
 import _search  # noqa: E402
@@ -176,6 +177,14 @@ def test_every_study_draws_and_tells_what_is_there(name, tmp_path):
     assert (tmp_path / "figure.svg").stat().st_size > 1000
     # The first point alone is what there is when a study has been cut.
     assert module.verdict({named[0]: points[named[0]]}).endswith(".") and module.verdict(points)
+
+
+def test_what_others_use_of_the_machine_is_told():
+    share = _others.others()
+    worker = subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+    assert worker.returncode == 0 and 0 <= share() <= 1
+    assert _others.told([0.1, None, 0.25]) == "other programs used up to 25% of the cores meanwhile"
+    assert _others.told([None]) == ""
 
 
 def test_the_largest_that_fits():

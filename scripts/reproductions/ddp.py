@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import _others
 import _results
+from _others import others
 from _results import Clock, Results, heading, not_run
 from _training import Training
 
@@ -78,13 +80,14 @@ def best(kept: Results, side: str) -> dict[str, Any]:
 def _measure(
     side: str, settings: dict[str, Any], seed: int, training: Training, more: list[str]
 ) -> dict[str, Any] | None:
+    share = others()
     found = _ours(settings, seed, training, more) if side == "adam_mpi" else _torch(side, settings, seed)
     if found is None:
         return None
     to_target = next((seconds for seconds, accuracy, *_ in found["curve"] if accuracy >= TARGET), None)
     return {"side": side, "seed": seed, "settings": settings, "seconds_to_target": to_target, **found} | {
-        "machine": machine()
-    }
+        "others": share(), "machine": machine()
+    }  # fmt: skip
 
 
 def _ours(settings: dict[str, Any], seed: int, training: Training, more: list[str]) -> dict[str, Any] | None:
@@ -142,7 +145,10 @@ def page(folder: Path) -> Iterator[str]:
         yield f"| {side} | {_row(rounds)} |"
     yield ""
     ours, *theirs = (median(_seconds(rounds)) for rounds in found.values())
-    yield f"adam_mpi gets there {min(theirs) / ours:.1f} times as fast as the better of the two (wanted: {WANTED})."
+    yield (
+        f"adam_mpi gets there {min(theirs) / ours:.1f} times as fast as the better of the two (wanted: {WANTED}); "
+        f"{_others.told([told['others'] for rounds in found.values() for told in rounds])}."
+    )
     yield ""
 
 

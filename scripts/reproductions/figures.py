@@ -7,7 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _others
 import _results
+from _others import others
 from _results import Clock, Results, heading
 from _study import Scale
 from _training import Training
@@ -49,20 +51,22 @@ def study(name: str) -> ModuleType:
 
 
 def _measure(name: str, module: ModuleType, kept: Results, scale: Scale) -> Iterator[str]:
-    """Every point is kept as soon as it is there; the plot is of all that are."""
-    found = kept.read(name).get("points", {})
+    """Every point is kept and drawn as soon as it is there."""
+    found, plot = kept.read(name).get("points", {}), kept.folder / f"{name}.svg"
+    if found and not plot.exists():
+        draw(plot, module, found)
     for point, measure in module.points(scale).items():
         if point in found:
             continue
-        result = measure()
+        share = others()
+        result = None if scale.training.clock.over else measure()
         if result is None:
             yield "time is up; the same command goes on"
-            break
-        found[point] = result
+            return
+        found[point] = result | {"others": share()}
         kept.keep(name, {"title": module.TITLE, "kind": module.KIND, "machine": machine(), "points": found})
+        draw(plot, module, found)
         yield f"{point}: {shown(result)}"
-    if found:
-        draw(kept.folder / f"{name}.svg", module, found)
 
 
 def draw(file: Path, module: ModuleType, points: dict[str, dict[str, Any]]) -> None:
@@ -90,9 +94,11 @@ def page(folder: Path) -> Iterator[str]:
         else:
             yield f"![{module.TITLE}](results/figures/{name}.svg)"
             yield ""
-            yield f"{_kind(module.KIND, told['machine'])} {module.PAPER} {module.verdict(told['points'])}"
+            yield f"{_kind(module.KIND, told)} {module.PAPER} {module.verdict(told['points'])}"
         yield ""
 
 
-def _kind(kind: str, machine: dict[str, Any]) -> str:
-    return f"{kind.capitalize()}; {machine['cores']} cores of {machine['cpu']}, commit {machine['commit']}."
+def _kind(kind: str, told: dict[str, Any]) -> str:
+    machine, shares = told["machine"], [point.get("others") for point in told["points"].values()]
+    where = f"{machine['cores']} cores of {machine['cpu']}, commit {machine['commit']}"
+    return "; ".join(filter(None, [kind.capitalize(), where, _others.told(shares)])) + "."
