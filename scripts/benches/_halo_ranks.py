@@ -74,7 +74,7 @@ class Replica:
         unsummed: deque[Contribution] = deque()
         MPI.COMM_WORLD.Barrier()
         began = last = time.perf_counter()
-        while self.next < end or unsummed or self.sums.busy:
+        while self.next < end or unsummed or self.sums.busy or self.link.held:
             while self.begun < end and flow.takes(self.begun):
                 flow.begin(self.begun, self.batch, None, self.weights, training=True)
                 self.begun += 1
@@ -93,9 +93,9 @@ class Replica:
                 unsummed.popleft()
             self.sums.step()
             now = time.perf_counter()
-            self.waited += (now - last) * bool(flow.parked)
-            self.idle += (now - last) * (bool(flow.parked) and not flow.computing)
-            last = now
+            # At the end there is nothing left to compute meanwhile.
+            waited = (now - last) * (bool(flow.parked) and self.begun < end)
+            self.waited, self.idle, last = self.waited + waited, self.idle + waited * (not flow.computing), now
             assert now < began + SECONDS, f"{self.next} of {end} batches are through"
         return time.perf_counter() - began
 
