@@ -54,7 +54,11 @@ def run(
     """
     try:
         world, job = _begin(comm, given, overrides, directory, resume, minutes)
-    except (MPI.Exception, RankFailure) as error:
+    except UserError:
+        raise
+    except Exception as error:
+        if comm.size == 1:
+            raise
         _end_at_start(comm, error)
     config, failure_file = job.config, job.directory / "log" / "failure.txt"
     logs.start(job.directory, world.rank, str(world.place))
@@ -94,8 +98,10 @@ def _begin(
 
 
 def _end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
-    """A rank was lost while the job was put together; MPI's own end would wait for it for ever."""
-    print(f"adam_mpi: process {comm.rank}: a rank was lost at the start: {error}", file=sys.stderr, flush=True)
+    """A rank was lost, or fails, while the job is put together; MPI's own end would wait for ever."""
+    lost = isinstance(error, MPI.Exception | RankFailure)
+    what = f"a rank was lost at the start: {error}" if lost else "".join(traceback.format_exception(error)).rstrip()
+    print(f"adam_mpi: process {comm.rank}: {what}", file=sys.stderr, flush=True)
     # Only a death reaches those who wait for us inside MPI.
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(1)
@@ -232,7 +238,8 @@ def _agree(comm: MPI.Comm, make: Callable[[], Any]) -> Any:
         try:
             made = make()
         except UserError as error:
-            made = error
+            # Some kinds of it do not travel.
+            made = UserError(str(error))
     made = comm.bcast(made)
     if isinstance(made, UserError):
         raise made

@@ -53,6 +53,13 @@ def test_a_killed_rank_is_named(rank, launch):
     assert "Traceback" not in job.stderr
 
 
+def test_a_surprise_at_the_start_ends_the_job(launch, tmp_path):
+    # Nobody has thought of that; the others are waiting for rank 0 inside MPI by then.
+    (tmp_path / "run" / "summary.json").mkdir(parents=True)
+    job = launch(3, "train", "--run", tmp_path / "run", *ENDLESS, timeout=60)
+    assert "IsADirectoryError" in job.stderr and job.left_over() == []
+
+
 @pytest.mark.parametrize(("rank", "mpi"), spread(list(PLACES)), indirect=["mpi"])
 def test_a_rank_that_raises_is_named_with_its_traceback(rank, launch):
     fault = f'inject.faults=["raise rank={rank} at={POINTS[rank]} step=30"]'
