@@ -109,6 +109,7 @@ def test_several_apply_threads_add_the_same(build):
 
 
 def test_a_push_sent_again_is_dropped(build, caplog):
+    caplog.set_level("DEBUG")
     house = build()
     for sequence in (1, 2, 2, 1, 3):
         house.lane.waiting.append(Forged({"sequence": sequence}))

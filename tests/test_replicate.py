@@ -73,3 +73,22 @@ def test_more_folds_than_the_arena_holds_are_copied(monkeypatch):
     monkeypatch.setattr(Pool, "__init__", lambda self, arena=NOTHING: whole(self, arena[:1024]))
     server, found = copies(push_much)
     check(found, server)
+
+
+def test_a_step_that_is_taken_back_has_not_happened_on_any_copy():
+    """Its pushes come again, with the numbers they had: none may be taken for one that was applied."""
+    server = ParameterServer(COMM, SIZE, SERVERS, shard=128, copies=3)
+    held = server.server.holdings if server.server is not None else {}
+    if server.server is not None:
+        server.server.stepper.remembers = True
+    if not server.serve():
+        for value in range(3):
+            server.wait(server.push(np.full(SIZE, value, np.float32)))
+    before = {index: (holding.version, dict(holding.table)) for index, holding in held.items()}
+    for holding in held.values():
+        holding.take_back()
+    for index, holding in held.items():
+        version, table = before[index]
+        assert holding.version == version - 1
+        assert any(holding.table.get(pusher, 0) < number for pusher, number in table.items()), index
+    server.close()

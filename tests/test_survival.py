@@ -63,12 +63,16 @@ def test_a_job_goes_on_without_a_rank(fault, role, launch):
         ("kill rank=2 at=apply step=30", "kill rank=4 at=apply step=30"),
         pytest.param(("kill rank=0 at=batch step=50", "kill rank=1 at=batch step=50"), marks=full),
         pytest.param(("kill rank=6 at=push step=10", "kill rank=3 at=recover"), marks=full),
-        pytest.param(("kill rank=3 at=applied step=20", "kill rank=2 at=rebuild step=2"), marks=full),
+        # Of four servers, one that is lost leaves copies to rebuild.
+        pytest.param(
+            ("kill rank=3 at=applied step=20", "kill rank=2 at=rebuild step=2", "layout.servers=4"), marks=full
+        ),
     ],
 )
 def test_a_job_goes_on_without_two_ranks(faults, launch):
-    summary = survive(launch, *faults)
-    assert summary["ranks"]["total"] == 6 and summary["stopped_by"] == "target"
+    ranks = 8 + len(faults) - 2
+    summary = survive(launch, *faults[:2], ranks=ranks, more=faults[2:])
+    assert summary["ranks"]["total"] == ranks - 2 and summary["stopped_by"] == "target"
     assert len({member for recovery in summary["recoveries"] for member in recovery["members"]}) == 2
 
 
@@ -130,8 +134,9 @@ def stop(job):
 
 
 def test_all_copies_are_the_same_after_a_loss(start_job):
-    fault = 'inject.faults=["kill rank=3 at=applied step=20"]'
-    job = reached(start_job(8, "train", *SETTINGS, *ENDLESS, *given(fault)), 1)
+    """Of four servers, one that is lost leaves copies to rebuild."""
+    more = given("layout.servers=4", 'inject.faults=["kill rank=3 at=applied step=20"]')
+    job = reached(start_job(9, "train", *SETTINGS, *ENDLESS, *more), 1)
     text, same = compare_copies(job.run, 60)
     assert same and int(text.split()[0]) > 10, text
     assert stop(job)["recoveries"][0]["rebuilt"] > 0
@@ -146,11 +151,21 @@ def test_a_job_goes_on_without_a_rank_that_is_stopped(start_job):
     assert stop(job)["recoveries"][0]["members"] == [7]
 
 
-# The detector of Open MPI that finds a stopped rank by itself is not to be relied on: it crashes at some starts.
+def started_with_detector(start_job):
+    """Open MPI's detector, which finds a stopped rank by itself, crashes or hangs at some starts: the next will do."""
+    for _ in range(6):
+        job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=0"), options=DETECTOR)
+        try:
+            return job.until(lambda job=job: any(line["images"] for line in job.metrics()), "its first images", 30)
+        except pytest.fail.Exception:
+            job.end()
+    pytest.fail("no start of six was good")
+
+
 @full
+@pytest.mark.timeout(300)
 def test_a_stopped_rank_that_wakes_up_finds_itself_out(start_job):
-    job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=0"), options=DETECTOR)
-    job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
+    job = started_with_detector(start_job)
     stopped = job.rank(2)
     stopped.suspend()
     reached(job, 1)

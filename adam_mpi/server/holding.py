@@ -43,11 +43,11 @@ class Holding:
         weights[:], average[:] = self.weights, self.average
         self.weights, self.average = weights, average
 
-    def become(self, parts: Sequence[np.ndarray], version: int) -> None:
+    def become(self, parts: Sequence[np.ndarray], version: int, table: dict[int, int]) -> None:
         """A whole copy has come."""
         for mine, new in zip(self.parts, parts, strict=True):
             mine[:] = new
-        self.version, self.whole = version, True
+        self.version, self.table, self.whole = version, table, True
 
     def remember(self) -> None:
         """Before a step that may have to be taken back."""

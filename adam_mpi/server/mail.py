@@ -227,5 +227,8 @@ class Inbox:
             raise UserError(f"push {mail.sequence} of {self.pusher(mail.ring)}: {trouble}; server.on_nan = stop")
 
     def _refuse(self, mail: Mail, trouble: str) -> None:
-        self.counts["duplicates" if trouble == SENT_AGAIN else "refused"] += 1
-        log.error("push %d of %s not applied: %s", mail.sequence, self.pusher(mail.ring), trouble)
+        again = trouble == SENT_AGAIN
+        self.counts["duplicates" if again else "refused"] += 1
+        # After a loss there may be hundreds that were sent again, as they should be.
+        level = logging.DEBUG if again else logging.ERROR
+        log.log(level, "push %d of %s not applied: %s", mail.sequence, self.pusher(mail.ring), trouble)

@@ -277,13 +277,12 @@ class Replicator:
 
     def _take(self, mail: Mail) -> None:
         holding, values = self.stepper.holdings[mail.shard], self._values(mail)
-        for pusher, number in self._notes(mail)[0]:
-            holding.note(pusher, number)
+        numbers = self._notes(mail)[0]
         if mail.kind == PART:
             self.arriving[mail.shard].append(values.copy())
             if mail.part == mail.parts - 1:
                 # Until now the old copy, if there was one, was as good as ever.
-                holding.become(self.arriving[mail.shard], mail.sequence)
+                holding.become(self.arriving[mail.shard], mail.sequence, numbers)
                 self.arriving[mail.shard] = []
         elif mail.kind == CHECK:
             self.different[mail.ring] += holding.checksum() != mail.seen
@@ -291,10 +290,14 @@ class Replicator:
             assert mail.sequence == holding.version + 1, f"shard {mail.shard}: {mail.sequence} after {holding.version}"
             self.stepper.take(mail.shard, values, float(np.int64(mail.seen).view(np.float64)))
             holding.version = mail.sequence
+            # Not before the step: what is remembered, in case it has to be taken back, has nothing of these.
+            for pusher, number in numbers.items():
+                holding.note(pusher, number)
 
-    def _notes(self, mail: Mail) -> tuple[list[list[int]], np.ndarray]:
-        """Whose messages are in it, as (pusher, number), and of which batches."""
+    def _notes(self, mail: Mail) -> tuple[dict[int, int], np.ndarray]:
+        """Whose messages are in it, as pusher -> number, and of which batches."""
         start = mail.start + mail.words + mail.words % 2
         words = self.words[start : start + 2 * mail.batches].view(np.int64)
         pairs = int(words[0]) if words.size else 0
-        return words[1 : 1 + 2 * pairs].reshape(-1, 2).tolist(), words[1 + 2 * pairs :].copy()
+        numbers = words[1 : 1 + 2 * pairs].tolist()
+        return dict(zip(numbers[::2], numbers[1::2], strict=True)), words[1 + 2 * pairs :].copy()
