@@ -144,7 +144,8 @@ def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
     # The ranks themselves give up after `recover.seconds`, if they can.
     grace = world.config.recover.seconds + GRACE_SECONDS
     if world.node.rank == 0:
-        path = sentinel.start(failure_file, world.node.size, world.survivable, patience, grace)
+        elsewhere = world.comm.size > world.node.size
+        path = sentinel.start(failure_file, world.node.size, world.survivable, patience, grace, elsewhere)
     return sentinel.Wire(world.node.bcast(path), str(world.place))
 
 

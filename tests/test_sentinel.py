@@ -162,6 +162,15 @@ def test_when_nobody_goes_on_the_first_death_was_the_cause(watch, failure_file):
     assert failure_file.read_text() == "rank 2, worker on h died; the job ends\n"
 
 
+def test_when_a_whole_host_dies_others_elsewhere_may_go_on(watch, failure_file, capfd):
+    watched = watch(2, survivable=True, elsewhere=True)
+    watched.settle()
+    for rank in (1, 0):
+        watched.die(rank)
+    assert watched.ended()
+    assert not failure_file.exists() and capfd.readouterr().err == ""
+
+
 def test_who_neither_goes_on_nor_ends_is_ended(watch, failure_file):
     watched = watch(1, survivable=True, grace=0.5)
     hanging = separate_rank(watched.path, "compute")

@@ -15,7 +15,7 @@ While it watches, `log/watched-HOST-PID.txt` has the names of its ranks: one tha
 of a host that was lost as a whole.
 
 Run as a plain file with the standard library only, so that it starts in milliseconds:
-    sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE GRACE
+    sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE GRACE ELSEWHERE
 """
 
 import json
@@ -38,15 +38,16 @@ LOOK_SECONDS = 0.25
 
 
 def start(
-    failure_file: Path, ranks: int, survivable: bool = False, patience: float = 0.0, grace: float = 60.0
-) -> str:
+    failure_file: Path, ranks: int, survivable: bool = False, patience: float = 0.0, grace: float = 60.0,
+    elsewhere: bool = False,
+) -> str:  # fmt: skip
     """Start the sentinel of this host for so many ranks, and those that join later; returns what they connect to.
 
     `survivable`: the others may go on after a death, within `grace` seconds. `patience`: seconds that a rank may be
-    stopped; 0 lets it be.
+    stopped; 0 lets it be. `elsewhere`: there are ranks on other hosts, which may go on when all of these are dead.
     """
     path = tempfile.mkdtemp(prefix="adam_mpi-") + "/sentinel"
-    words = [path, str(failure_file), str(ranks), str(int(survivable)), str(patience), str(grace)]
+    words = [path, str(failure_file), str(ranks), str(int(survivable)), str(patience), str(grace), str(int(elsewhere))]
     command = [sys.executable, "-I", "-S", __file__, *words]
     # A session of its own: launchers end the process groups of the ranks they started.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
@@ -135,10 +136,11 @@ class Watch:
     """What the sentinel does: it hears from ranks, and looks at them now and then."""
 
     def __init__(
-        self, path: str, failure_file: Path, ranks: int, survivable: bool, patience: float, grace: float
-    ) -> None:
+        self, path: str, failure_file: Path, ranks: int, survivable: bool, patience: float, grace: float,
+        elsewhere: bool,
+    ) -> None:  # fmt: skip
         self.failure_file, self.expected, self.survivable = failure_file, ranks, survivable
-        self.patience, self.grace = patience, grace
+        self.patience, self.grace, self.elsewhere = patience, grace, elsewhere
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(ranks)
@@ -228,7 +230,7 @@ class Watch:
 
     def _tell_death(self) -> None:
         """The first one, unless somebody is left who may go on."""
-        if self.deaths and not (self.survivable and self.ranks):
+        if self.deaths and not (self.survivable and (self.ranks or self.elsewhere)):
             report(self.failure_file, self.deaths[0])
 
 
@@ -251,9 +253,10 @@ def _note_again(failure_file: Path) -> None:
 
 
 def main() -> None:
-    path, failure_file, ranks, survivable, patience, grace = sys.argv[1:]
+    path, failure_file, ranks, survivable, patience, grace, elsewhere = sys.argv[1:]
     try:
-        watch = Watch(path, Path(failure_file), int(ranks), survivable == "1", float(patience), float(grace))
+        limits = float(patience), float(grace)
+        watch = Watch(path, Path(failure_file), int(ranks), survivable == "1", *limits, elsewhere == "1")
         print("listening", flush=True)
         watch.run()
         _note_again(watch.failure_file)

@@ -40,7 +40,8 @@ def measure(count: int, scale: Scale) -> dict[str, Any]:
     cluster = Cluster()
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = count, 1, CORES
     cluster.costs.image = 6 * sum(shape.connections for shape in shapes) / CORE
-    told = predict(cluster, settings, batches=CORES * 6)
+    # Several pushes of every thread.
+    told = predict(cluster, settings, batches=6 * CORES * IMAGES // settings.train.batch)
     return {
         "machines": count, "replicas": told.replicas, "images_per_second": told.images_per_second,
         "delay": told.staleness_mean, "server_busy": told.server_busy, "link_busy": told.link_busy,
