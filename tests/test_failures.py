@@ -55,7 +55,7 @@ def test_a_killed_rank_is_named(rank, launch):
 
 def test_a_surprise_at_the_start_ends_the_job(launch, tmp_path):
     # Nobody has thought of that; the others are waiting for rank 0 inside MPI by then.
-    (tmp_path / "run" / "summary.json").mkdir(parents=True)
+    (tmp_path / "run" / "STOP").mkdir(parents=True)
     job = launch(3, "train", "--run", tmp_path / "run", *ENDLESS, timeout=60)
     assert "IsADirectoryError" in job.stderr and job.left_over() == []
 
