@@ -127,7 +127,8 @@ def _page(data: str, kept: Results, log: dict[str, dict[str, Any]]) -> Iterator[
     yield (
         f"Recipes were chosen among the same candidates for both modes, {next(iter(log.values()))['epochs']} epochs "
         f"each, by the accuracy on {HELD_OUT:.0%} of the training set, held out, over the last {LAST} epochs; "
-        "the test set was not evaluated then. "
+        "the test set was not evaluated then. Some candidates were added, and others dropped, as results came in, for "
+        "both modes alike; the delay of asynchronous ones depends on what else ran on the machine. "
         f"The log is [search.json](results/{data}/search.json)."
     )
     yield ""
