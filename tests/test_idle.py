@@ -2,6 +2,7 @@
 
 import time
 
+import psutil
 from launch import given
 
 SHARE = 0.05
@@ -24,10 +25,11 @@ def shares(processes):
 def test_all_others_hardly_run_while_a_worker_stands_still(start_job):
     """The other worker has nothing more to do in this epoch, and waits for the next."""
     keys = given("data.images=1000", "train.epochs=1000000", "observe.interval=0.5", "cluster.stopped=0")
-    job = start_job(4, "train", *keys)
+    # With a batch in its hands, without which the epoch does not end.
+    job = start_job(4, "train", *keys, *given('inject.faults=["stop rank=3 at=compute step=100"]'))
     job.until(lambda: any(line["done"] for line in job.metrics()), "the end of an epoch")
     *others, worker = (job.rank(number) for number in range(4))
-    worker.suspend()
+    job.until(lambda: worker.status() == psutil.STATUS_STOPPED, "rank 3 to stop")
     try:
         # The best of a few: what was under way ends first, and on a busy machine every wake-up costs more.
         for _ in range(TRIES):
