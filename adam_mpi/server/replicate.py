@@ -4,8 +4,8 @@ A record is what a shard's next step was taken on: the folded gradient, the rate
 into a ring of each server with a copy, which takes the same step with the same kernel, and so has the same bits, and
 publishes how far it has got. On the same node the gradient stays where it was folded, and every copy reads it there.
 When all have taken it, the pushers are acknowledged: what is acknowledged is on every copy. A server without a whole
-copy is sent one in the background, shard by shard, in the same ring, and counts from then on. A record that has been
-taken is never taken back.
+copy is sent one in the background, shard by shard, in the same ring, and counts from then on. What was acknowledged is
+never taken back; in synchronous training a last step that not all have taken is, when a generation ends.
 """
 
 from collections import defaultdict, deque
