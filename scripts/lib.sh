@@ -169,7 +169,8 @@ run_directory() {
 
 # supervise RUN RESTARTS COMMAND...: runs a training job until its run directory says that it is complete. A job that
 # fails is started again, so many times at the most; it goes on from what the run directory holds. Returns 0 when the
-# training is complete, 3 when the job was stopped on request, else what the job returned (never 0).
+# training is complete, 3 when the job was stopped on request, else what the job returned (never 0; 128 and the number of
+# a trapped signal that came in the moment the job ended).
 # While it runs, the job's process is $job; once $warned is set, nothing is started again.
 supervise() {
     local run=$1 left=$2 status
@@ -212,9 +213,9 @@ wait_for_job() {
     while true; do
         wait "$job" && status=0 || status=$?
         kill -0 "$job" 2>/dev/null && continue
-        # The signal may have come as the job ended: bash then still knows how.
+        # The signal may have come as the job ended. Bash then still knows how it ended, or says 127, or (5.2) -1.
         wait "$job" 2>/dev/null && again=0 || again=$?
-        [ $again = 127 ] || status=$again
+        case $again in 127 | -1) ;; *) status=$again ;; esac
         return $status
     done
 }
