@@ -13,6 +13,7 @@ from _results import Results
 from _training import Run, Training
 
 MODES = {"async": "inf", "sync": "0"}
+"""Of training: how stale it may be, unless an asynchronous recipe sets a bound."""
 EPOCHS, HELD_OUT, LAST = 12, 1 / 6, 3
 """Epochs of a candidate, the part of the training set that judges it, and the epochs that count."""
 
@@ -25,10 +26,10 @@ def search(options: argparse.Namespace, results: Results, training: Training) ->
     settings = [f"train.epochs={options.epochs or EPOCHS}", f"data.validation={HELD_OUT}", "train.test=false"]
     log = results.read("search")
     for name, recipe in candidates.items():
-        for mode, staleness in MODES.items():
+        for mode in MODES:
             if f"{mode} {name}" in log:
                 continue
-            run = training.run(recipe, [f"consistency.staleness={staleness}", *settings, *options.set])
+            run = training.run(recipe, [f"consistency.staleness={staleness(recipe, mode)}", *settings, *options.set])
             if run is None:
                 yield "time is up; the same command goes on"
                 return
@@ -41,6 +42,12 @@ def search(options: argparse.Namespace, results: Results, training: Training) ->
         _write(file, candidates[best], mode, log[f"{mode} {best}"]["score"], best)
         yield f"{mode}: {best}, written to {file}"
     yield "commit both recipes before `scripts/reproduce table1`"
+
+
+def staleness(recipe: Mapping[str, Any], mode: str) -> str:
+    """A recipe may bound asynchronous training; synchronous training stays what it is."""
+    bound = recipe.get("consistency", {}).get("staleness")
+    return MODES[mode] if mode == "sync" or bound is None else str(bound)
 
 
 def _entry(mode: str, name: str, run: Run) -> dict[str, Any]:
@@ -66,5 +73,5 @@ def choose(log: Mapping[str, dict[str, Any]], mode: str) -> str:
 
 def _write(file: Path, recipe: Mapping[str, Any], mode: str, score: float, name: str) -> None:
     head = f"# Chosen by `scripts/reproduce table1 search`: candidate {name}, {score:.4f} of the held-out images.\n"
-    whole = _recipes.merged(recipe, {"consistency": {"staleness": float(MODES[mode])}})
+    whole = _recipes.merged(recipe, {"consistency": {"staleness": float(staleness(recipe, mode))}})
     file.write_text(f"{head}\n{tomli_w.dumps(whole)}")

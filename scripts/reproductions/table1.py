@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", choices=_recipes.SETS, default="mnist")
     parser.add_argument("--epochs", type=int, help=f"other than the recipe's (in a search {EPOCHS}); needs -o")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many ({SEEDS})")
+    parser.add_argument("--mode", choices=MODES, help="train seeds of this one only (both)")
     parser.add_argument("--only", action="append", metavar="CANDIDATE", help="search among these only; needs -o")
     _results.arguments(parser)
 
@@ -45,7 +46,7 @@ def reproduce(options: argparse.Namespace) -> Iterator[str]:
 def _seeds(options: argparse.Namespace, kept: Results, training: Training) -> Iterator[str]:
     """Modes alternate, so that both are there when it is cut."""
     for seed in range(1, options.seeds + 1):
-        for mode in MODES:
+        for mode in [options.mode] if options.mode else MODES:
             if kept.read(f"{mode}-{seed}"):
                 continue
             file = kept.folder / f"{mode}.toml"
