@@ -14,6 +14,7 @@ from _training import Run, Training
 
 MODES = {"async": "inf", "sync": "0"}
 """Of training: how stale it may be, unless an asynchronous recipe sets a bound."""
+NAMES = {"async": "asynchronous", "sync": "synchronous"}
 EPOCHS, HELD_OUT, LAST = 12, 1 / 6, 3
 """Epochs of a candidate, the part of the training set that judges it, and the epochs that count."""
 
@@ -75,3 +76,25 @@ def _write(file: Path, recipe: Mapping[str, Any], mode: str, score: float, name:
     head = f"# Chosen by `scripts/reproduce table1 search`: candidate {name}, {score:.4f} of the held-out images.\n"
     whole = _recipes.merged(recipe, {"consistency": {"staleness": float(staleness(recipe, mode))}})
     file.write_text(f"{head}\n{tomli_w.dumps(whole)}")
+
+
+def told(data: str, log: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    """For people, as Markdown."""
+    yield (
+        f"Recipes were chosen among the same candidates for both modes, {next(iter(log.values()))['epochs']} epochs "
+        f"each, by the accuracy on {HELD_OUT:.0%} of the training set, held out, over the last {LAST} epochs; "
+        "the test set was not evaluated then. Some candidates were added, and others dropped, as results came in, for "
+        "both modes alike; the delay of asynchronous ones depends on what else ran on the machine. "
+        f"The log is [search.json](results/{data}/search.json)."
+    )
+    yield ""
+    yield "| candidate | rate, momentum, batch | bound | " + ", % | ".join(NAMES.values()) + ", % | delay |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    candidates = _recipes.candidates(data)
+    for name in dict.fromkeys(entry["candidate"] for entry in log.values()):
+        recipe, cells = candidates[name], [log.get(f"{mode} {name}") for mode in MODES]
+        step = f"{recipe['optimiser']['rate']}, {recipe['optimiser']['momentum']}, {recipe['train']['batch']}"
+        scores = " | ".join(f"{100 * cell['score']:.3f}" if cell else "" for cell in cells)
+        delay = f"{cells[0]['delay']:.1f}" if cells[0] else ""
+        yield f"| {name} | {step} | {recipe.get('consistency', {}).get('staleness', 'none')} | {scores} | {delay} |"
+    yield ""
