@@ -39,6 +39,13 @@ def test_initial_is_he_before_relu_and_glorot_elsewhere():
     assert not any(named[f"{layer}/bias"].any() for layer in ("conv1", "dense1", "dense2"))
 
 
+def test_initial_is_four_times_glorot_before_sigmoid():
+    shapes = infer([Dense(300), Activation("sigmoid"), Dense(10)], (2, 10, 10), 10)
+    named = views(initial(shapes, 7), tensors(shapes))
+    assert named["dense1/weight"].std() == pytest.approx(4 * math.sqrt(2 / 500), rel=0.02)
+    assert named["dense2/weight"].std() == pytest.approx(math.sqrt(2 / 310), rel=0.05)
+
+
 def test_initial_depends_on_the_seed_and_the_layer_only():
     first = initial(SHAPES, 7)
     assert first.dtype == np.float32 and first.shape == (total(SHAPES),)

@@ -53,7 +53,8 @@ def views(flat: np.ndarray, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
 
 
 def initial(shapes: Sequence[LayerShape], seed: int) -> np.ndarray:
-    """First values: He before relu, Glorot elsewhere, bias zero; a layer's depend on seed and its own place only."""
+    """First values: He before relu, four times Glorot before sigmoid, Glorot elsewhere, bias zero; a layer's depend on
+    seed and its own place only."""
     flat = np.zeros(total(shapes), np.float32)
     for start, values in drawn(shapes, seed):
         flat[start : start + len(values)] = values
@@ -77,14 +78,18 @@ def _deviation(shapes: Sequence[LayerShape], index: int) -> float:
     """Standard deviation of a layer's weights."""
     weight = shapes[index].weight or ()
     inputs, outputs = math.prod(weight[1:]), weight[0] * math.prod(weight[2:])
-    return math.sqrt(2 / inputs) if feeds_relu(shapes[index + 1 :]) else math.sqrt(2 / (inputs + outputs))
+    function = feeds(shapes[index + 1 :])
+    if function == "relu":
+        return math.sqrt(2 / inputs)
+    # The slope of a sigmoid is a quarter of that which Glorot's rule is made for.
+    return (4 if function == "sigmoid" else 1) * math.sqrt(2 / (inputs + outputs))
 
 
-def feeds_relu(following: Sequence[LayerShape]) -> bool:
-    """Whether the first activation before the next weights is relu; pools and dropout in between do not matter."""
+def feeds(following: Sequence[LayerShape]) -> str | None:
+    """The first activation before the next weights, if there is one; pools and dropout in between do not matter."""
     for shape in following:
         if isinstance(shape.layer, Conv | Dense):
-            return False
+            return None
         if isinstance(shape.layer, Activation):
-            return shape.layer.function == "relu"
-    return False
+            return shape.layer.function
+    return None

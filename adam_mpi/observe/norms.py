@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.parameters import Tensor, feeds_relu, tensors
+from adam_mpi.model.parameters import Tensor, feeds, tensors
 
 SHARE = 0.005
 """Of a worker's time that may go into this."""
@@ -17,7 +17,7 @@ class Probe:
 
     def __init__(self, shapes: Sequence[LayerShape], interval: float) -> None:
         self.tensors, self.interval, self.next = tensors(shapes), interval, 0.0
-        self.rectified = {shape.name for index, shape in enumerate(shapes) if feeds_relu(shapes[index + 1 :])}
+        self.rectified = {shape.name for index, shape in enumerate(shapes) if feeds(shapes[index + 1 :]) == "relu"}
         self.layers: dict[str, dict[str, float]] = {}
 
     def look(self, values: np.ndarray, images: int, weights: np.ndarray) -> None:

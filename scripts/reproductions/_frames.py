@@ -7,7 +7,7 @@ import numpy as np
 
 FEATURES, CLASSES, KINDS = 440, 40, 3
 """Eleven frames of 40 numbers, states of phones, and ways to speak each."""
-TRAIN, TEST, HIDDEN, NOISE = 30_000, 5_000, 12, 1.0
+TRAIN, TEST, HIDDEN, NOISE = 90_000, 5_000, 12, 1.0
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from _results import Results
 from _training import Run, Training
 
 MODES = {"async": "inf", "sync": "0"}
+"""Of training: how stale it may be, unless an asynchronous recipe sets a bound."""
+NAMES = {"async": "asynchronous", "sync": "synchronous"}
 EPOCHS, HELD_OUT, LAST = 12, 1 / 6, 3
 """Epochs of a candidate, the part of the training set that judges it, and the epochs that count."""
 
@@ -25,10 +27,10 @@ def search(options: argparse.Namespace, results: Results, training: Training) ->
     settings = [f"train.epochs={options.epochs or EPOCHS}", f"data.validation={HELD_OUT}", "train.test=false"]
     log = results.read("search")
     for name, recipe in candidates.items():
-        for mode, staleness in MODES.items():
+        for mode in MODES:
             if f"{mode} {name}" in log:
                 continue
-            run = training.run(recipe, [f"consistency.staleness={staleness}", *settings, *options.set])
+            run = training.run(recipe, [f"consistency.staleness={staleness(recipe, mode)}", *settings, *options.set])
             if run is None:
                 yield "time is up; the same command goes on"
                 return
@@ -41,6 +43,12 @@ def search(options: argparse.Namespace, results: Results, training: Training) ->
         _write(file, candidates[best], mode, log[f"{mode} {best}"]["score"], best)
         yield f"{mode}: {best}, written to {file}"
     yield "commit both recipes before `scripts/reproduce table1`"
+
+
+def staleness(recipe: Mapping[str, Any], mode: str) -> str:
+    """A recipe may bound asynchronous training; synchronous training stays what it is."""
+    bound = recipe.get("consistency", {}).get("staleness")
+    return MODES[mode] if mode == "sync" or bound is None else str(bound)
 
 
 def _entry(mode: str, name: str, run: Run) -> dict[str, Any]:
@@ -66,5 +74,27 @@ def choose(log: Mapping[str, dict[str, Any]], mode: str) -> str:
 
 def _write(file: Path, recipe: Mapping[str, Any], mode: str, score: float, name: str) -> None:
     head = f"# Chosen by `scripts/reproduce table1 search`: candidate {name}, {score:.4f} of the held-out images.\n"
-    whole = _recipes.merged(recipe, {"consistency": {"staleness": float(MODES[mode])}})
+    whole = _recipes.merged(recipe, {"consistency": {"staleness": float(staleness(recipe, mode))}})
     file.write_text(f"{head}\n{tomli_w.dumps(whole)}")
+
+
+def told(data: str, log: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    """For people, as Markdown."""
+    yield (
+        f"Recipes were chosen among the same candidates for both modes, {next(iter(log.values()))['epochs']} epochs "
+        f"each, by the accuracy on {HELD_OUT:.0%} of the training set, held out, over the last {LAST} epochs; "
+        "the test set was not evaluated then. Some candidates were added, and others dropped, as results came in, for "
+        "both modes alike; the delay of asynchronous ones depends on what else ran on the machine. "
+        f"The log is [search.json](results/{data}/search.json)."
+    )
+    yield ""
+    yield "| candidate | rate, momentum, batch | bound | " + ", % | ".join(NAMES.values()) + ", % | delay |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    candidates = _recipes.candidates(data)
+    for name in dict.fromkeys(entry["candidate"] for entry in log.values()):
+        recipe, cells = candidates[name], [log.get(f"{mode} {name}") for mode in MODES]
+        step = f"{recipe['optimiser']['rate']}, {recipe['optimiser']['momentum']}, {recipe['train']['batch']}"
+        scores = " | ".join(f"{100 * cell['score']:.3f}" if cell else "" for cell in cells)
+        delay = f"{cells[0]['delay']:.1f}" if cells[0] else ""
+        yield f"| {name} | {step} | {recipe.get('consistency', {}).get('staleness', 'none')} | {scores} | {delay} |"
+    yield ""

@@ -43,13 +43,13 @@ def reproduce(options: argparse.Namespace) -> Iterator[str]:
 
 
 def recipe(file: Path, epochs: int) -> dict[str, Any]:
-    """Adagrad, as in that paper."""
+    """Plain descent: Adagrad, as in that paper, is much slower here at any rate that learns."""
     layers = [entry for _ in range(LAYERS) for entry in ({"kind": "dense", "units": UNITS}, "sigmoid")]
     return {
         "data": {"set": str(file), "transform": {"normalise": True}},
         "model": {"layers": [*layers, {"kind": "dense", "units": _frames.CLASSES}]},
         "train": {"epochs": epochs},
-        "optimiser": {"kind": "adagrad", "rate": 0.02},
+        "optimiser": {"rate": 0.5, "warm_up": 0.1},
     }
 
 
@@ -62,8 +62,8 @@ def page(folder: Path) -> Iterator[str]:
         return
     yield (
         f"{LAYERS} sigmoid layers of {UNITS} units on {_frames.FEATURES} generated features of {_frames.CLASSES} "
-        "states, trained with Adagrad. How the features were drawn is known, so the least error that anything can have "
-        "on these test frames is known too."
+        "states, trained by plain descent. How the features were drawn is known, so the least error that anything can "
+        "have on these test frames is known too."
     )
     yield ""
     yield "| | error on the test part, % | least possible, % | seeds | epochs | images/s |"

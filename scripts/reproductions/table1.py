@@ -9,7 +9,7 @@ from typing import Any
 import _recipes
 import _results
 from _results import ROOT, Clock, Results, heading
-from _search import EPOCHS, HELD_OUT, LAST, MODES, search
+from _search import EPOCHS, MODES, NAMES, search, told
 from _spread import compared, spread
 from _training import Run, Training
 
@@ -17,7 +17,6 @@ from adam_mpi.errors import UserError
 
 SEEDS = 5
 PAPER = {"Goodfellow et al.": 99.55, "Adam": 99.63, "Adam, synchronous": 99.39}
-NAMES = {"async": "asynchronous", "sync": "synchronous"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", choices=_recipes.SETS, default="mnist")
     parser.add_argument("--epochs", type=int, help=f"other than the recipe's (in a search {EPOCHS}); needs -o")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many ({SEEDS})")
+    parser.add_argument("--mode", choices=MODES, help="train seeds of this one only (both)")
     parser.add_argument("--only", action="append", metavar="CANDIDATE", help="search among these only; needs -o")
     _results.arguments(parser)
 
@@ -45,7 +45,7 @@ def reproduce(options: argparse.Namespace) -> Iterator[str]:
 def _seeds(options: argparse.Namespace, kept: Results, training: Training) -> Iterator[str]:
     """Modes alternate, so that both are there when it is cut."""
     for seed in range(1, options.seeds + 1):
-        for mode in MODES:
+        for mode in [options.mode] if options.mode else MODES:
             if kept.read(f"{mode}-{seed}"):
                 continue
             file = kept.folder / f"{mode}.toml"
@@ -83,15 +83,21 @@ def table(kept: Results) -> Iterator[str]:
     found = {mode: _read(kept, mode) for mode in MODES}
     if not any(found.values()):
         return
-    yield "| | test accuracy, % | seeds | epochs | seconds | images/s | delay of a push, mean (most) |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    if kept.folder.name == "mnist":
-        yield from (f"| {name}, paper | {accuracy} | | | | | |" for name, accuracy in PAPER.items())
+    yield "| | test accuracy, % | seeds | epochs | seconds | images/s | delay of a push, mean (most) | lead |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    if _is_the_papers(kept):
+        yield from (f"| {name}, paper | {accuracy} | | | | | | |" for name, accuracy in PAPER.items())
     for mode, seeds in found.items():
         if seeds:
             yield f"| {NAMES[mode]}, {seeds[0]['ranks']['replicas']} replicas | {_row(seeds)} |"
     yield ""
-    yield compared(*NAMES.values(), *([100 * seed["test_accuracy"] for seed in found[mode]] for mode in MODES))
+    accuracies = [[100 * seed["test_accuracy"] for seed in found[mode]] for mode in MODES]
+    paper = f" The paper's is {PAPER['Adam'] - PAPER['Adam, synchronous']:+.2f} %." if _is_the_papers(kept) else ""
+    yield compared(*NAMES.values(), *accuracies) + paper
+
+
+def _is_the_papers(kept: Results) -> bool:
+    return kept.folder.name == "mnist"
 
 
 def _row(seeds: list[dict[str, Any]]) -> str:
@@ -104,6 +110,7 @@ def _row(seeds: list[dict[str, Any]]) -> str:
             spread(column("test_accuracy"), 3, 100), str(len(seeds)), str(seeds[0]["epochs"]),
             spread(column("seconds"), 0), f"{fmean(column('images_per_second')):,.0f}",
             f"{fmean(delay['mean'] for delay in delays):.2f} ({max(delay['max'] for delay in delays)})",
+            f"{fmean(column('staleness')):.2f}",
         ]
     )  # fmt: skip
 
@@ -116,28 +123,16 @@ def _read(kept: Results, mode: str) -> list[dict[str, Any]]:
 def page(folder: Path) -> Iterator[str]:
     for data in _recipes.SETS:
         kept = Results(folder / data)
-        if log := kept.read("search"):
-            yield from _page(data, kept, log)
+        if (kept.folder / "async.toml").exists():
+            yield from _page(data, kept)
 
 
-def _page(data: str, kept: Results, log: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _page(data: str, kept: Results) -> Iterator[str]:
     option = "" if data == "mnist" else f" --data {data}"
     title = f"Table 1{'' if data == 'mnist' else f', on {data}'}"
-    yield from heading(title, f"table1 search{option}", f"table1{option}")
-    yield (
-        f"Recipes were chosen among the same candidates for both modes, {next(iter(log.values()))['epochs']} epochs "
-        f"each, by the accuracy on {HELD_OUT:.0%} of the training set, held out, over the last {LAST} epochs; "
-        "the test set was not evaluated then. Some candidates were added, and others dropped, as results came in, for "
-        "both modes alike; the delay of asynchronous ones depends on what else ran on the machine. "
-        f"The log is [search.json](results/{data}/search.json)."
-    )
-    yield ""
-    yield "| candidate | " + " | ".join(f"{NAMES[mode]}, held out, %" for mode in MODES) + " |"
-    yield "| --- | " + " | ".join("---" for _ in MODES) + " |"
-    for name in dict.fromkeys(entry["candidate"] for entry in log.values()):
-        cells = [log.get(f"{mode} {name}") for mode in MODES]
-        yield f"| {name} | " + " | ".join(f"{100 * cell['score']:.3f}" if cell else "" for cell in cells) + " |"
-    yield ""
+    log = kept.read("search")
+    yield from heading(title, *([f"table1 search{option}"] if log else []), f"table1{option}")
+    yield from told(data, log) if log else ["Recipes as chosen on MNIST, with distortions for this data set.", ""]
     rows = list(table(kept))
     yield from rows or ["No seed has been trained with the chosen recipes yet: the test set has not been looked at."]
     yield ""
@@ -148,14 +143,15 @@ def _page(data: str, kept: Results, log: dict[str, dict[str, Any]]) -> Iterator[
 def _about(kept: Results) -> Iterator[str]:
     """Where the rows come from."""
     seeds = [seed for mode in MODES for seed in _read(kept, mode)]
-    told = seeds[0]["provenance"]
-    cores = told.get("cores") or 1
+    where = seeds[0]["provenance"]
+    cores = where.get("cores") or 1
     shares = [seed["cpu_seconds"] / seed["seconds"] / cores for seed in seeds]
     yield (
-        f"Machine: {cores} cores of {told['cpu']}; {told['mpi']}, Python {told['python']}, "
-        + ", ".join(f"{name} {version}" for name, version in told["packages"].items())
+        f"Machine: {cores} cores of {where['cpu']}; {where['mpi']}, Python {where['python']}, "
+        + ", ".join(f"{name} {version}" for name, version in where["packages"].items())
         + f". Each run looked at the test set once, with its last weights; the jobs had {min(shares):.0%} to "
         f"{max(shares):.0%} of the machine's CPU time. The delay of a push counts the optimiser steps between the "
-        "weights it was computed on and those it was applied to."
+        "weights it was computed on and those it was applied to; the lead counts the clocks that a replica is ahead of "
+        "the slowest."
     )
     yield ""
