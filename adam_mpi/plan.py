@@ -171,12 +171,12 @@ def _memory(
     pixels = item * math.prod(description.shape)
     lanes = len(shelves.servers) * shelves.ring_bytes
     # Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
-    # and where there are several threads, and no strips, two copies of the weights each.
+    # without strips a copy of what a pull brings, and two of the weights for each of several threads.
     contexts = config.worker.in_flight if net.strip else threads
     dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
-    worker = (2 + contexts * (3 if threads > 1 and not net.strip else 1)) * size
-    worker += contributions(threads, bool(shelves.peers.count)) * (size + factors)
+    worker = (2 + contexts if net.strip else 3 + contexts * (3 if threads > 1 else 1)) * size
+    worker += contributions(threads, bool(shelves.peers.count), config.consistency.staleness) * (size + factors)
     worker += contexts * net.bytes
     worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
     largest = max(shelves.size(server) for server in shelves.servers)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from adam_mpi import compiling
 from adam_mpi import config as configuration
 from adam_mpi.cluster import fence, sentinel
@@ -47,6 +45,7 @@ from adam_mpi.server.serving import Server
 from adam_mpi.server.shelves import Shelves, cut_for
 from adam_mpi.settlement import Settlement, settle
 from adam_mpi.worker.conservation import Conservation
+from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.strip import StripWorker
 from adam_mpi.worker.worker import Worker
 
@@ -286,9 +285,10 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None) -> Worker:
         return kept
     assert net is not None, "compiled above"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
-    carried = _carried(world, ground.job) if settled is None else None
-    if net.strip is not None:
-        cut = partition(ground.job.shapes, ground.plan.strips)
+    cut = partition(ground.job.shapes, ground.plan.strips) if net.strip is not None else None
+    holding = Holding(ground.plan, cut, world.place.strip or 0)
+    carried = _carried(world, ground.job, holding) if settled is None else None
+    if cut is not None:
         return StripWorker(world, net, *where, ground.threads, carried, cut)
     worker = Worker(world, net, *where, ground.threads, carried)
     if settled is not None:
@@ -311,7 +311,7 @@ def life(job: Job, generation: int) -> Path:
 def _first_state(job: Job, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
     """What a server with these spans of the flat vector begins with: the snapshot, or new weights."""
     if job.resume is not None:
-        return gathered(newest.pieces(job.resume, parameters.total(job.shapes)), spans)
+        return gathered(newest.pieces(job.resume, parameters.total(job.shapes), spans), spans)
     if job.config.inject.conserve:
         return {"weights": Spans(spans)}
     return {"weights": _first_weights(job.config, job.shapes, spans)}
@@ -328,11 +328,12 @@ def _first_weights(config: Config, shapes: tuple[LayerShape, ...], spans: Sequen
     return weights
 
 
-def _carried(world: World, job: Job) -> np.ndarray | None:
-    """What the codec of our replica's pushes had left out when the snapshot was taken."""
+def _carried(world: World, job: Job, holding: Holding) -> Spans | None:
+    """What the codec of our replica's pushes had left out of what we push when the snapshot was taken."""
     if job.resume is None or not CODECS[job.config.push.codec].feedback:
         return None
-    return newest.residual(job.resume, world.place.replica or 0, world.layout.replicas)
+    spans = [(shard.start, shard.stop) for shards in holding.pushed.values() for shard in shards]
+    return newest.residual(job.resume, world.place.replica or 0, world.layout.replicas, spans)
 
 
 def _position(job: Job) -> Position:

@@ -68,7 +68,7 @@ class House:
     def pull(self):
         self.pulls.start()
         self.world.wait(lambda: bool(self.server.step() or True) and self.pulls.step(), "a pull", 20)
-        return self.pulls.arrived
+        return self.pulls.latest
 
     def free(self):
         self.mail.free()

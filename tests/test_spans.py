@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as some
 
-from adam_mpi.durable.spans import Spans, gathered
+from adam_mpi.durable.spans import Spans, gathered, joined, meets
 from adam_mpi.model.layers import Activation, Conv, Dense, infer
 from adam_mpi.model.parameters import drawn, initial, total
 
@@ -22,6 +22,14 @@ def test_spans_are_what_the_pieces_have_there(cuts, others, random):
     for a, b in spans:
         np.testing.assert_array_equal(found["weights"][a:b], flat[a:b])
         np.testing.assert_array_equal(found["state"][a:b], -flat[a:b])
+
+
+@given(edges, some.randoms(), some.integers(0, SIZE - 1), some.integers(1, SIZE))
+def test_what_meets_spans(cuts, random, start, size):
+    spans = [span for span in zip(cuts, cuts[1:], strict=False) if random.random() < 0.5]
+    stop = min(start + size, SIZE)
+    assert meets(joined(spans), start, stop) == any(a < stop and start < b for a, b in spans)
+    assert sum(b - a for a, b in joined(spans)) == sum(b - a for a, b in spans)
 
 
 def test_first_weights_are_the_same_however_they_are_cut(monkeypatch):

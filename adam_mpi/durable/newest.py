@@ -5,7 +5,7 @@ Whole is what has been read and agrees with its checksums; anything else is name
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from adam_mpi.config import Config
 from adam_mpi.durable import slots, snapshot, stores
 from adam_mpi.durable.files import FORMAT
 from adam_mpi.durable.position import Position
-from adam_mpi.durable.spans import Piece
+from adam_mpi.durable.spans import Piece, Spans, gathered
 from adam_mpi.durable.stores import Life, Seen
 from adam_mpi.errors import UserError
 from adam_mpi.observe.rundir import write_json
@@ -171,29 +171,32 @@ def share(resume: Resume, comm: MPI.Comm, place: Path, wanted: bool) -> Resume:
     return replace(resume, shared=stores.state(comm, path, resume.readers, resume.parameters, wanted))
 
 
-def pieces(resume: Resume, size: int) -> Iterator[Piece]:
-    """Weights, state of the optimiser, and average if there is one, of a model of so many parameters."""
+def pieces(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+    """Weights, state of the optimiser, and average if there is one, of a model of so many parameters: those shards at
+    least that meet the spans.
+    """
     if resume.shared is not None:
         yield 0, resume.shared
         return
-    for start, values in _pieces(resume):
+    for start, values in _pieces(resume, spans):
         if start + len(values["weights"]) > size:
             raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
         yield start, values
 
 
-def residual(resume: Resume, replica: int, replicas: int) -> np.ndarray:
-    """What a replica carries on: what it had left out itself, and where there are fewer now, a share of the others'."""
-    total = np.zeros(resume.parameters, np.float32)
+def residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
+    """What a replica carries on of these spans: what it had left out itself, and where there are fewer now, a share of
+    the others'."""
+    total = Spans(spans)
     for files in resume.residuals[replica::replicas]:
-        for start, values in snapshot.pieces(resume.path, files):
-            total[start : start + len(values["residual"])] += values["residual"]
+        for found in gathered(snapshot.pieces(resume.path, files, spans), spans).values():
+            total.add(found)
     return total
 
 
-def _pieces(resume: Resume) -> Iterator[tuple[int, dict[str, Any]]]:
+def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, dict[str, Any]]]:
     if resume.kind == "snapshot":
-        yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"])
+        yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
         return
     for path in sorted(resume.path.glob("server-*.h5")):
         for piece in slots.read(path).written:

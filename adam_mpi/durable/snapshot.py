@@ -23,6 +23,7 @@ from h5py import h5t
 from adam_mpi.durable.checksum import add_checksums
 from adam_mpi.durable.files import FORMAT, lay_out, new_file, open_file, put_past_cache
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.spans import joined, meets
 from adam_mpi.errors import UserError
 from adam_mpi.server.shards import Shard
 
@@ -112,11 +113,17 @@ def _check_shards(path: Path, file: h5py.File) -> int:
     return int(sizes.sum())
 
 
-def pieces(path: Path, files: Iterable[str]) -> Iterator[tuple[int, dict[str, h5py.Dataset | np.ndarray]]]:
-    """(start, values by name) of every shard in these files of a snapshot that has been checked."""
+def pieces(
+    path: Path, files: Iterable[str], spans: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """(start, values by name) of the shards in these files of a snapshot that has been checked; others than those that
+    meet the spans are not read.
+    """
+    wanted = joined(spans)
     for file_ in files:
         with open_file(path / file_, KIND) as file:
             offset = 0
             for start, size, _, _ in file["shards"][...].tolist():
-                yield start, {part: file[part][offset : offset + size] for part in parts(file)}
+                if meets(wanted, start, start + size):
+                    yield start, {part: file[part][offset : offset + size] for part in parts(file)}
                 offset += size

@@ -1,12 +1,28 @@
 """Some spans of a flat parameter vector, where nobody has the memory for all of it."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 Piece = tuple[int, dict[str, np.ndarray]]
 """Where it begins in the flat vector, and its values by what they are: weights, state, average."""
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, those that follow each other as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return found
+
+
+def meets(spans: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
+    """Whether something of it is in these spans, which are in order."""
+    before = bisect_left(spans, (stop, 0)) - 1
+    return before >= 0 and spans[before][1] > start
 
 
 class Spans:
@@ -24,6 +40,11 @@ class Spans:
             low, high = max(first, start), min(first + len(mine), stop)
             if low < high:
                 mine[low - first : high - first] = values[low - start : high - start]
+
+    def add(self, other: "Spans") -> None:
+        """Of the same spans."""
+        for start, values in self.values.items():
+            values += other.values[start]
 
     def __getitem__(self, span: slice) -> np.ndarray:
         """A span that it was made for."""

@@ -17,7 +17,7 @@ from adam_mpi.worker.holding import Holding
 
 
 class PullClient:
-    """`start`, then `step` until it says that the weights have arrived, in `arrived`.
+    """`start`, then `step` until it says that the weights have arrived, in `latest`.
 
     With a least clock: the clocks first, again and again until every server has reached it, then all weights (one
     read over both might bring a new clock with old weights). Without: versions first, then the shards that changed.
@@ -31,8 +31,6 @@ class PullClient:
         size = self.holding.size
         self.latest = np.zeros(size, np.float32)
         """The weights as last read."""
-        self.arrived = np.zeros(size, np.float32)
-        """A copy of them that the caller may change."""
         self.halves = np.zeros(size if "short" in shelves.regions else 0, np.uint16)
         self.versions = {server: np.zeros(len(shelves.held[server]), np.int64) for server in self.servers}
         self.known = {server: np.full(len(shelves.held[server]), -1, np.int64) for server in self.servers}
@@ -139,7 +137,6 @@ class PullClient:
             bfloat16.lengthen(self.halves[part], self.latest[part].view(np.uint32))
         for server in self.servers:
             self.known[server][:] = self.versions[server]
-        self.arrived[:] = self.latest
         trace.record("pull", int(self.began * 1e9), row="pull")
         self.active = False
         self.count += 1

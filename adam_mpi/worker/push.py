@@ -10,6 +10,7 @@ import numpy as np
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.durable.position import batch_id
+from adam_mpi.durable.spans import Spans
 from adam_mpi.observe.hunter import Trouble
 from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
@@ -118,9 +119,9 @@ class FactorLetter:
 class PushClient:
     def __init__(
         self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
-        holding: Holding | None = None, carried: np.ndarray | None = None,
+        holding: Holding | None = None, carried: Spans | None = None,
     ) -> None:  # fmt: skip
-        """`carried`: what an earlier job's codec had left out, over the whole flat vector."""
+        """`carried`: what an earlier job's codec had left out of what we push."""
         self.holding = holding or Holding(shelves)
         self.lanes: list[Lane[ShardLetter | FactorLetter]] = []
         self.seen = np.zeros(len(shelves.shards), np.int64)

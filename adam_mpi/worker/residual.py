@@ -13,12 +13,13 @@ import numpy as np
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.spans import Spans
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
 
 
 class Residual:
-    def __init__(self, holding: Holding, feedback: bool, carried: np.ndarray | None = None) -> None:
+    def __init__(self, holding: Holding, feedback: bool, carried: Spans | None = None) -> None:
         self.values = np.zeros(holding.size if feedback else 0, np.float32)
         self._share_out(holding)
         if carried is not None:

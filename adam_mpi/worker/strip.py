@@ -18,6 +18,7 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
+from adam_mpi.durable.spans import Spans
 from adam_mpi.errors import UserError
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
@@ -38,7 +39,7 @@ REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 class StripWorker(Worker):
     def __init__(
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int, carried: np.ndarray | None, cut: Partition,
+        published: Window, post: Post, threads: int, carried: Spans | None, cut: Partition,
     ) -> None:  # fmt: skip
         self.cut, self.strip = cut, cut.strips[world.place.strip or 0]
         holding = Holding(shelves, cut, self.strip.number)
@@ -163,7 +164,7 @@ class StripWorker(Worker):
     def _renew(self) -> None:
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
-        self.local[:] = self.pulls.arrived
+        self.local[:] = self.pulls.latest
         self.fresh = True
 
     @property

@@ -17,6 +17,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.durable.position import batch_id
+from adam_mpi.durable.spans import Spans
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
@@ -44,14 +45,14 @@ TASKS_AHEAD = 2
 class Worker:
     def __init__(
         self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int, carried: np.ndarray | None = None, holding: Holding | None = None,
+        published: Window, post: Post, threads: int, carried: Spans | None = None, holding: Holding | None = None,
     ) -> None:  # fmt: skip
         self.config, self.shape = world.config, network.shapes[0].input
         holding = holding or Holding(shelves)
         self.local = np.zeros(holding.size, np.float32)
         self.pushes = PushClient(world, shelves, choices, mail, published, holding, carried)
         dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
-        count = contributions(threads, bool(shelves.peers.count))
+        count = contributions(threads, bool(shelves.peers.count), self.config.consistency.staleness)
         self.pool = Pool(count, holding.size, dense, largest_push(self.config))
         self.conservation: Conservation | None = None
         """In a run whose every push adds 1 to every parameter."""
@@ -120,7 +121,8 @@ class Worker:
         return DataClient(world, self.shape)
 
     def _start(self, world: World, network: Network, threads: int) -> None:
-        """The trainer threads."""
+        """The trainer threads, and what the weights of a pull are put together in."""
+        self.arrived = np.zeros_like(self.local)
         alone = threads == 1 or self.config.push.images <= self.config.train.batch
         copies = [Copy(network, self.local, index, alone) for index in range(threads)]
         self.trainers = [
@@ -291,7 +293,8 @@ class Worker:
         """local = pulled + own updates that are not in it yet."""
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
-        arrived, factor = self.pulls.arrived, np.float32(self._prediction)
+        arrived, factor = self.arrived, np.float32(self._prediction)
+        arrived[:] = self.pulls.latest
         for lane in self.pushes.lanes:
             for letter in lane.missing(self.pulls.applied[lane.server]):
                 for part in letter.missing():
