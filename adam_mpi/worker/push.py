@@ -178,6 +178,11 @@ class PushClient:
         self.clock = clock
         return forgotten
 
+    def give_up(self) -> list[Contribution]:
+        """Take back what is under way; their numbers are used up, as a part of them may be applied."""
+        given_up, self.unacknowledged = list(self.unacknowledged), deque()
+        return given_up
+
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
         contribution.clock = self.clock
