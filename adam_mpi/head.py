@@ -85,7 +85,8 @@ class Head:
             "train_seconds": self.train_seconds,
             "began": self.began_at,
             "stopped_by": self.stopped_by,
-            "stale": self.keeper.stale,
+            # A snapshot that is under way is given up with the generation.
+            "stale": self.keeper.stale or self.keeper.snapshots.busy,
             "snapshots": self.keeper.snapshots.taken,
             "recoveries": self.told_recoveries(),
             "pushes": self.board.of_pushers(),

@@ -96,6 +96,11 @@ def test_strips_in_step_come_to_the_same_numbers(launch):
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_loss_while_the_last_snapshot_is_taken_leaves_no_job_without_its_weights(launch):
+    summary = survive(launch, "kill rank=3 at=store", more=["train.epochs=1", "train.target=0"])
+    assert len(summary["snapshots"]) == 1 and summary["stopped_by"] == "epochs"
+
+
 def test_a_shard_without_a_copy_ends_the_job_and_is_named(launch):
     fault = 'inject.faults=["kill role=server at=apply step=30"]'
     job = launch(4, "train", *given("data.images=1000", "train.epochs=1000", fault))
