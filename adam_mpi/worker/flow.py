@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -123,14 +124,12 @@ class Flow:
             worked = True
         return worked
 
-    def wait(self, seconds: float) -> bool:
-        """Until a thread has something to say, if one is computing, but not longer."""
+    def rest(self, seconds: float) -> bool:
+        """Until a thread has something to say, but not longer; False at once if none is computing."""
         if not self.computing:
             return False
-        try:
+        with suppress(Empty):
             self._hear(self.events.get(timeout=seconds))
-        except Empty:
-            return False
         return True
 
     @property

@@ -6,6 +6,7 @@ order; those of convolutions, which every strip has a part of, are summed over t
 is its own. Weights change by pulls only.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
 from adam_mpi.worker.worker import Worker, cut_batch
 
-WAIT_SECONDS, SPIN_SECONDS = 0.2e-3, 5e-3
+REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 
 
 class StripWorker(Worker):
@@ -98,11 +99,12 @@ class StripWorker(Worker):
         return super().step() or self._linger()
 
     def _linger(self) -> bool:
-        """Stay awake for what comes soon: other strips' word for threads that are idle, or our own threads'."""
+        """Rest while all threads compute: each look takes time from theirs. Stay awake while one waits for strips."""
         now = time.perf_counter()
         if not self.flow.idle:
             self.since = now
-            return self.flow.wait(WAIT_SECONDS)
+            return self.flow.rest(REST_SECONDS)
+        os.sched_yield()
         return now - self.since < SPIN_SECONDS
 
     def _client(self, world: World) -> DataClient:
