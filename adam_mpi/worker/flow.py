@@ -137,7 +137,7 @@ class Flow:
         """Whether a thread has nothing to do though contexts wait for other strips."""
         return bool(self.parked) and self.computing < len(self.threads)
 
-    def rest(self) -> None:
+    def halt(self) -> None:
         """Until no thread computes any more; what is under way ends here, at whatever exchange it has come to."""
         while self.computing:
             event = self.events.get()

@@ -69,7 +69,7 @@ class StripWorker(Worker):
         What was under way and is in no server's weights is handed out again; no push is sent again that other strips
         of the replica may never have made.
         """
-        self.flow.rest()
+        self.flow.halt()
         for contribution in (*self.complete, *self.sums.under_way):
             self.pool.give(contribution)
         self._take_back()
@@ -85,7 +85,7 @@ class StripWorker(Worker):
 
     def retire(self) -> None:
         """This rank has another strip from now on, or none."""
-        self.flow.rest()
+        self.flow.halt()
         self._end_threads()
 
     def tell(self, word: Word) -> None:
