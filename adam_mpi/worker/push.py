@@ -171,7 +171,7 @@ class PushClient:
 
     def forget(self, clock: int) -> list[Contribution]:
         """Take back what is under way, but for what has reached all servers: that of earlier clocks."""
-        forgotten, self.unacknowledged = list(self.unacknowledged), deque()
+        forgotten = self.give_up()
         for contribution in forgotten:
             self.settled += contribution.clock < clock
             self.sent -= contribution.clock >= clock
@@ -179,7 +179,10 @@ class PushClient:
         return forgotten
 
     def give_up(self) -> list[Contribution]:
-        """Take back what is under way; their numbers are used up, as a part of them may be applied."""
+        """Take back what is under way, a part of which may be applied."""
+        for lane in self.lanes:
+            # What was sent is not kept to be sent again.
+            lane.sent.clear()
         given_up, self.unacknowledged = list(self.unacknowledged), deque()
         return given_up
 
