@@ -1,9 +1,10 @@
 """PyTorch DDP on MNIST: processes with gloo, one thread each; run by `reproduce ddp`, prints JSON.
 
-    python _ddp_job.py PROCESSES BATCH RATE MOMENTUM TARGET EPOCHS SEED MODE
+    python _ddp_job.py PROCESSES BATCH RATE MOMENTUM AVERAGE TARGET EPOCHS SEED MODE
 
-BATCH is that of all processes together; MODE is eager or compile, both channels-last. Ends when the validation accuracy
-reaches TARGET. Time counts from the first batch: loading, meeting and compiling are told apart.
+BATCH is that of all processes together, AVERAGE the share of each step in the running average of the weights, which is
+evaluated; MODE is eager or compile, both channels-last. Ends when the validation accuracy reaches TARGET. Time counts
+from the first batch: loading, meeting and compiling are told apart.
 """
 
 import json
@@ -29,6 +30,7 @@ class Task:
     batch: int
     rate: float
     momentum: float
+    average: float
     target: float
     epochs: int
     seed: int
@@ -40,7 +42,7 @@ class Task:
 def main() -> None:
     from torch import multiprocessing
 
-    kinds = (int, int, float, float, float, int, int, str)
+    kinds = (int, int, float, float, float, float, int, int, str)
     given = [kind(word) for kind, word in zip(kinds, sys.argv[1:], strict=True)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -67,11 +69,13 @@ def train(rank: int, task: Task) -> dict[str, Any]:
     import torch
     from _models import MODELS, in_torch
     from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     module = in_torch(MODELS["mnist"].shapes).to(memory_format=torch.channels_last)
     model = DistributedDataParallel(module)
     called = torch.compile(model) if task.mode == "compile" else model
     optimiser = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
+    average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(1 - task.average))
     loss, parts = torch.nn.CrossEntropyLoss(), images()
     own = task.batch // task.processes
 
@@ -89,8 +93,9 @@ def train(rank: int, task: Task) -> dict[str, Any]:
         for first in range(0, len(order) - task.batch + 1, task.batch):
             chosen = order[first + rank * own : first + (rank + 1) * own]
             step(*batch(parts["train"], chosen))
+            average.update_parameters(module)
         trained = time.perf_counter() - trained
-        accuracy = evaluate(module, parts["validation"], rank, task.processes)
+        accuracy = evaluate(average, parts["validation"], rank, task.processes)
         rate = len(order) // task.batch * task.batch / trained
         curve.append([round(time.perf_counter() - begun, 3), accuracy, rate])
         if accuracy >= task.target:
