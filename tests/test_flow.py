@@ -125,7 +125,7 @@ def test_contexts_may_complete_in_any_order(stack, transport):
                     total[piece.start : piece.start + piece.size] += part[piece.local : piece.local + piece.size]
             np.testing.assert_allclose(total, gradient, rtol=1e-4, atol=1e-5 * np.abs(gradient).max())
     world.comm.Barrier()
-    link.free()
+    link.window.free()
 
 
 def test_sums_over_a_replica_are_those_of_all_strips():
@@ -158,4 +158,4 @@ def test_sums_over_a_replica_are_those_of_all_strips():
             mine = contribution.values[strip.local(a) :][: b - a]
             np.testing.assert_allclose(mine, expected * (turn + 1))
     world.comm.Barrier()
-    link.free()
+    link.window.free()

@@ -26,13 +26,16 @@ class Link:
 
     def __init__(self, world: World, channels: Channels) -> None:
         assert world.replica is not None, "a worker has a replica"
-        self.channels, self.comm = channels, world.replica.Dup()
-        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.channels, self.comm = channels, world.replica
         self.strip, self.latency = self.comm.rank, world.injector.latency("exchange")
         together = self.strip if world.config.cluster.transport != "shared" else 0
-        shared: Any = self.comm.Split_type(MPI.COMM_TYPE_SHARED).Split(together)
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        shared: Any = node.Split(together)
         self.window: Window = SharedWindow(shared, shared, channels.bytes(self.strip))
         strips = MPI.Group.Translate_ranks(shared.Get_group(), None, self.comm.Get_group())
+        # The window has a communicator of its own.
+        for comm in (shared, node):
+            comm.Free()
         memory = {strip: self.window.direct(place, 0, channels.bytes(strip)) for place, strip in enumerate(strips)}
         self.near = {strip: view for strip, view in memory.items() if view is not None}
         self.numbers = {strip: view[: 8 * channels.numbers].view(np.int64) for strip, view in self.near.items()}
@@ -113,11 +116,6 @@ class Link:
         """Of context, layer, direction, and the batch's number."""
         count = len(self.channels.keys)
         return channel + count * (number % max(1, TAGS // count))
-
-    def free(self) -> None:
-        """Collective, at the end of a job that went well."""
-        self.window.free()
-        self.comm.Free()
 
 
 def shaped(pieces: Mapping[int, np.ndarray], shapes: Mapping[int, tuple[int, ...]]) -> dict[int, np.ndarray]:

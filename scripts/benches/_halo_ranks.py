@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -24,11 +25,12 @@ from adam_mpi.worker import channels
 from adam_mpi.worker.contribution import Contribution
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.link import Link
+from adam_mpi.worker.strip import REST_SECONDS
 from adam_mpi.worker.sums import Sums
 
 SHAPES = MODELS["alexnet"].shapes
-IMAGES, PART, FEW, ROUNDS, SECONDS = 32, 16, 4, 5, 60.0
-"""Of a batch, of a part of one as strips have it in flight, and of one that is quick to compute."""
+IMAGES, IN_FLIGHT, ROUNDS, SECONDS = 32, 2, 5, 60.0
+"""Of a rank's batch, and of each part in flight of a replica whose batch is as large as that of two ranks."""
 ONE = np.float32(-1)
 DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
 
@@ -78,8 +80,8 @@ class Replica:
             while self.begun < end and flow.takes(self.begun):
                 flow.begin(self.begun, self.batch, None, self.weights, training=True)
                 self.begun += 1
-            if not flow.step():
-                flow.wait(0.2e-3)
+            if not flow.step() and (flow.idle or not flow.rest(REST_SECONDS)):
+                os.sched_yield()
             while flow.landed:
                 flight = flow.landed.popleft()
                 landed[flight.number] = flight
@@ -125,7 +127,7 @@ class Replica:
     def end(self) -> None:
         self.flow.stop()
         MPI.COMM_WORLD.Barrier()
-        self.link.free()
+        self.link.window.free()
 
 
 class Alone:
@@ -160,7 +162,7 @@ def ratio(one: list[float], other: list[float]) -> float:
 
 
 def exchanges() -> Iterator[dict[str, Any]]:
-    replicas = [Replica(1, PART, f"cluster.transport={kind}") for kind in ("shared", "send")]
+    replicas = [Replica(1, IMAGES, f"cluster.transport={kind}") for kind in ("shared", "send")]
     shared, mpi = turns(*(lambda r=r: median(r.exchange() for _ in range(10)) for r in replicas))
     for name, times in {"exchange_shared": shared, "exchange_mpi": mpi}.items():
         yield {"name": name, "value": round(1e6 * median(times)), "unit": "us"}
@@ -170,9 +172,8 @@ def exchanges() -> Iterator[dict[str, Any]]:
 
 
 def strips() -> Iterator[dict[str, Any]]:
-    alone, replica = Alone(), Replica(4, PART)
-    parts = 6 * IMAGES // PART
-    ranks, cut = turns(lambda: alone.train(3), lambda: replica.train(parts))
+    alone, replica = Alone(), Replica(IN_FLIGHT, IMAGES)
+    ranks, cut = turns(lambda: alone.train(3), lambda: replica.train(6))
     hidden = MPI.COMM_WORLD.allreduce(1 - replica.idle / replica.waited, MPI.MIN)
     yield {"name": "exchange_hidden", "value": round(hidden, 3), "unit": "share"}
     yield {
@@ -182,24 +183,23 @@ def strips() -> Iterator[dict[str, Any]]:
     replica.end()
 
 
-def delayed() -> Iterator[dict[str, Any]]:
-    free, one, four = Replica(1, FEW), Replica(1, FEW, DELAY), Replica(4, FEW, DELAY)
+def delayed(images: int, name: str) -> Iterator[dict[str, Any]]:
+    free, one, four = Replica(1, images), Replica(1, images, DELAY), Replica(4, images, DELAY)
     _, alone, together = turns(lambda: free.train(12), lambda: one.train(12), lambda: four.train(12))
     compute = free.flow.busy / free.next
     yield {
-        "name": "in_flight_4_vs_1", "value": round(ratio(alone, together), 2), "unit": "x", "images": FEW,
+        "name": name, "value": round(ratio(alone, together), 2), "unit": "x", "images": images,
         "compute_ms_per_batch": round(1e3 * compute, 1),
-        "images_per_second": [round(12 * FEW / median(together)), round(12 * FEW / median(alone))],
+        "images_per_second": [round(12 * images / median(together)), round(12 * images / median(alone))],
     }  # fmt: skip
     for replica in (free, one, four):
         replica.end()
 
 
 def main() -> None:
-    for part in (exchanges, strips, delayed):
-        for line in part():
-            if MPI.COMM_WORLD.rank == 0:
-                print(json.dumps(line), flush=True)
+    for line in chain(exchanges(), strips(), delayed(1, "in_flight_4_vs_1"), delayed(4, "in_flight_4_vs_1_of_4")):
+        if MPI.COMM_WORLD.rank == 0:
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

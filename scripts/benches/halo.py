@@ -1,11 +1,12 @@
 """A model in two strips: what exchanges between them cost, how much of it computing hides, and what a delay costs.
 
 The AlexNet-like model, two ranks with a trainer thread each; the contenders of a line take turns.
-`exchange_mpi_vs_shared`: all exchanges of a part of 16 images with nothing else to do, by messages against through
-memory that both see. `exchange_hidden`: of the time in which batches waited for the other strip, the share in which the
-thread computed others. `strips_vs_ranks`: images per second of one replica of two strips, sums of gradients over the
-strips included, against two replicas of one rank. `in_flight_4_vs_1`: four batches in flight against one, with every
-exchange held back by 2 ms.
+`exchange_mpi_vs_shared`: all exchanges of 32 images with nothing else to do, by messages against through memory that
+both see. `strips_vs_ranks`: images per second of one replica of two strips, with batches of 64 in two parts, against
+two replicas of one rank with batches of 32; sums of gradients over the strips are included. `exchange_hidden`: of the
+time in which those parts waited for the other strip, the share in which the thread computed the other one.
+`in_flight_4_vs_1`: four batches of one image in flight against one, with every exchange held back by 2 ms; then the
+same with batches of four images, of which the delay is a smaller share.
 """
 
 import argparse

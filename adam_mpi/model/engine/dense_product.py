@@ -26,6 +26,8 @@ from adam_mpi.model.engine.source import BROADCAST, Source
 CHUNK = 128
 PACKED_WEIGHTS = 2**19
 """So many weights are worth packing."""
+ROWS = 8
+"""Of many weights that a tile reads side by side: the ways of a first-level cache, whose sets rows may share."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def to_data(units: int, features: int, masked: bool = False) -> Product:
 
 def choose(product: Product, blocks: int, registers: int) -> tuple[tiles.Tile, tiles.Tile]:
     """A tile for many blocks, and one for a single one."""
-    many, single = (tiles.choose(product.units, count, registers, overhead=1.0) for count in (blocks, 1))
+    units = min(product.units, ROWS) if _many(product) and product.term_step == 1 else product.units
+    many, single = (tiles.choose(units, count, registers, overhead=1.0) for count in (blocks, 1))
     return many, single
 
 
