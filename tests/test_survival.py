@@ -212,16 +212,3 @@ def test_more_ranks_join_a_running_job_and_lost_ones_are_replaced(start_job):
     summary = job.wait(60).summary
     assert summary["status"] == "stopped" and job.left_over() == [], job.said()
     assert summary["ranks"]["total"] == 10 and summary["ranks"]["server"] == 3
-
-
-@full
-def test_a_lost_strip_is_replaced(start_job):
-    more = given("layout.partitions=2", "recover.respawn=true", 'inject.faults=["kill rank=6 at=compute step=20"]')
-    job = start_job(9, "train", *SETTINGS, *ENDLESS, *more, options=("--host", "localhost:12"))
-    reached(job, 2)
-    images = job.metrics()[-1]["images_trained"]
-    job.until(lambda: job.metrics()[-1]["images_trained"] > images + 1000, "more images with it")
-    (job.run / "STOP").touch()
-    summary = job.wait(60).summary
-    assert summary["status"] == "stopped" and job.left_over() == [], job.said()
-    assert summary["ranks"]["replicas"] == 2 and summary["recoveries"][0]["members"] == [6]
