@@ -64,6 +64,8 @@ class Crew:
     abandoned: list[Abandoned] = field(default_factory=list)
     captured: tuple[str, ...] = ()
     """The layers that push factors, for the life of the job."""
+    pushed: tuple[int, int] = (0, 0)
+    """Pushes of this rank as a worker that it is no more, sent and acknowledged: their numbers are not used again."""
 
     def word(self, member: int) -> Word:
         """What this rank brings into the next generation."""

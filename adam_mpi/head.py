@@ -21,7 +21,7 @@ from adam_mpi.observe.progress import Progress
 from adam_mpi.observe.provenance import provenance
 from adam_mpi.observe.rundir import COMPARE, GROW, write_json
 from adam_mpi.server.shelves import Shelves
-from adam_mpi.settlement import Settlement
+from adam_mpi.settlement import Settlement, earliest
 
 FENCE_SECONDS = 1.0
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Head:
     def _survives(self) -> str:
         """How many losses this layout survives."""
         if not self.world.survivable:
-            return "a lost rank ends the job; one of replicas of one rank, under mpirun --with-ft ulfm, would go on"
+            return "a lost rank ends the job; one under Open MPI's mpirun --with-ft ulfm would go on"
         servers = self.world.layout.survives(self.config.server.copies)
         return f"survives the loss of {servers} servers at once, and of any worker or data rank"
 
@@ -85,7 +85,8 @@ class Head:
             "train_seconds": self.train_seconds,
             "began": self.began_at,
             "stopped_by": self.stopped_by,
-            "stale": self.keeper.stale,
+            # A snapshot that is under way is given up with the generation.
+            "stale": self.keeper.stale or self.keeper.snapshots.busy,
             "snapshots": self.keeper.snapshots.taken,
             "recoveries": self.told_recoveries(),
             "pushes": self.board.of_pushers(),
@@ -106,7 +107,7 @@ class Head:
             self.keeper.stale, self.keeper.snapshots.taken = state["stale"], state["snapshots"]
             # Whoever is still writing one of the generation before must not meet the next.
             self.keeper.snapshots.number = 1000 * self.world.generation
-            self.recoveries = state["recoveries"]
+            self.recoveries = _went_on(state["recoveries"], *settled.went_on)
             self.board.go_on(state["pushes"])
         gone = self.world.gone
         names = "; ".join(map(str, gone))
@@ -126,19 +127,13 @@ class Head:
         log.warning("%s: lost %s", text, names or "nobody")
 
     def told_recoveries(self) -> list[dict[str, Any]]:
-        """The last one with what the servers have told since."""
-        if not self.recoveries:
-            return []
-        *earlier, last = self.recoveries
+        """With what the servers have told since the last one."""
         words = [word for word in self.board.of("server") if word.get("generation") == self.world.generation]
-        first, whole = ([word["went_on"][k] for word in words if word["went_on"][k]] for k in range(2))
-        now = {
-            "seconds": round(min(first) - last["detected"], 3) if first else None,
-            "seconds_all": round(min(whole) - last["detected"], 3) if whole else None,
-            "rebuilt": sum(word["rebuilt"] for word in words),
-            "duplicates": sum(word["dropped"] for word in words),
-        }
-        return [*earlier, last | now]
+        if not self.recoveries or not words:
+            return self.recoveries
+        *earlier, last = _went_on(self.recoveries, *earliest(word["went_on"] for word in words))
+        rebuilt, dropped = (sum(word[key] for word in words) for key in ("rebuilt", "dropped"))
+        return [*earlier, last | {"rebuilt": rebuilt, "duplicates": dropped}]
 
     def step(self) -> bool:
         self._notice_stop()
@@ -382,3 +377,13 @@ class Head:
         # Once a failure is told, the summary says why the job ends.
         if not (self.directory / "log" / "failure.txt").exists():
             write_json(self.directory / "summary.json", summary)
+
+
+def _went_on(recoveries: list[dict[str, Any]], first: float | None, whole: float | None) -> list[dict[str, Any]]:
+    """Those whose end was not known end now; a generation that was over before its first push is part of the next."""
+    now = {"seconds": first, "seconds_all": whole}
+    ends = ({key: at for key, at in now.items() if at and recovery[key] is None} for recovery in recoveries)
+    return [
+        recovery | {key: round(at - recovery["detected"], 3) for key, at in end.items()}
+        for recovery, end in zip(recoveries, ends, strict=True)
+    ]

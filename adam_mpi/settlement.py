@@ -3,7 +3,7 @@
 Pure: every rank hears the same words and comes to the same settlement.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ class Word:
     """Of a server: shard -> version of its whole copy."""
     served: frozenset[int] = frozenset()
     """Of a server: the shards that it served."""
+    went_on: tuple[float | None, float | None] = (None, None)
+    """Of a server: when in its generation it first had something to apply, of any pusher and of all."""
     positions: dict[int, Position] = field(default_factory=dict)
     """Of a server: where training stands; in synchronous training by clock, before and after the last one."""
     clock: int | None = None
@@ -61,6 +63,8 @@ class Settlement:
     mean: tuple[float, float]
     """Loss and correct answers per image so far, in this epoch."""
     detected: float
+    went_on: tuple[float | None, float | None]
+    """When the generation that has ended had begun to work, as far as it had."""
     head: dict[str, Any] | None
     resent: int
     """Pushes that are sent again."""
@@ -83,7 +87,8 @@ def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copie
     return Settlement(
         holders, lacking, promoted, version, position, _next(clocks, layout, clock), clock, frozenset(out),
         _mean([word.tally for word in words if word.tally[0] == position.epoch]),
-        min(word.detected for word in words if word.detected), _newest_head([word.head for word in words]),
+        min(word.detected for word in words if word.detected), earliest(word.went_on for word in words),
+        _newest_head([word.head for word in words]),
         sum(word.unacknowledged for word in words), max(word.captured for word in words),
     )  # fmt: skip
 
@@ -147,6 +152,12 @@ def _position(known: Sequence[Mapping[int, Position]], version: int | None, begu
         if position.epoch == result.epoch:
             result.batches |= position.batches
     return result
+
+
+def earliest(times: Iterable[Sequence[float | None]]) -> tuple[float | None, float | None]:
+    """When servers went on, with any pusher and with all of them, as each of them saw it."""
+    first, whole = zip(*times, strict=True)
+    return min(filter(None, first), default=None), min(filter(None, whole), default=None)
 
 
 def _newest_head(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:

@@ -180,6 +180,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     made: dict[str, Any] = {}
     old, abandoned = (kept.roles, kept.abandon()) if kept else ({}, [])
     settled = None if kept is None else _settle(world, job, kept)
+    pushed = _retire(world, kept) if kept is not None else (0, 0)
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
     if settled is not None and world.rank == world.layout.head:
@@ -196,24 +197,35 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         made["server"] = _server(ground, old.get("server"))
     # Workers read weights at once: they must be in place everywhere.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compiling.SECONDS)
+    if world.layout.partitions > 1:
+        # The strips of each replica make a window of theirs.
+        world.agree()
     if "worker" in roles:
-        made["worker"] = _worker(ground, net, old.get("worker"))
+        made["worker"] = _worker(ground, net, old.get("worker"), pushed)
     world.begun = True
     windows = [window for window in (ground.mail, ground.window, ground.mirror) if window]
     if isinstance(worker := made.get("worker"), StripWorker):
         windows.append(worker.link.window)
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
-    crew.abandoned = abandoned
+    crew.abandoned, crew.pushed = abandoned, pushed
     return crew
+
+
+def _retire(world: World, kept: Crew) -> tuple[int, int]:
+    """A worker that has another strip from now on, or none, is not kept; the numbers of its pushes are."""
+    worker = kept.roles.get("worker")
+    if isinstance(worker, StripWorker) and worker.strip.number != world.place.strip:
+        worker.retire()
+        del kept.roles["worker"]
+        return worker.pushes.sent, worker.pushes.settled
+    return kept.pushed
 
 
 def _settle(world: World, job: Job, kept: Crew) -> Settlement:
     words = gather(world.comm, kept.word(world.place.member))
     cut = partition(job.shapes, job.config.layout.partitions)
     gone = "; ".join(f"{place} died" for place in world.gone)
-    if len(cut) > 1:
-        raise LostState(f"{gone}; replicas of several strips are not put together again; the job ends")
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
         return settle(words, world.layout, shards, job.config.server.copies, job.config.consistency.staleness)
@@ -276,7 +288,8 @@ def _server(ground: Ground, kept: Server | None) -> Server:
     return kept
 
 
-def _worker(ground: Ground, net: Network | None, kept: Worker | None) -> Worker:
+def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tuple[int, int]) -> Worker:
+    """`pushed`: this rank's pushes as another worker before."""
     settled, world = ground.settled, ground.world
     where = ground.plan, ground.choices, ground.mail, ground.window, ground.post
     if kept is not None:
@@ -289,9 +302,11 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None) -> Worker:
     holding = Holding(ground.plan, cut, world.place.strip or 0)
     carried = _carried(world, ground.job, holding) if settled is None else None
     if cut is not None:
-        return StripWorker(world, net, *where, ground.threads, carried, cut)
-    worker = Worker(world, net, *where, ground.threads, carried)
+        worker: Worker = StripWorker(world, net, *where, ground.threads, carried, cut)
+    else:
+        worker = Worker(world, net, *where, ground.threads, carried)
     if settled is not None:
+        worker.pushes.sent, worker.pushes.settled = pushed
         worker.pushes.clock = settled.clocks[world.place.member]
     if ground.job.config.inject.conserve:
         directory, batch = ground.job.directory, ground.job.config.train.batch

@@ -10,16 +10,18 @@ pushes.
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
+import chaos_results as results
 import h5py
 import numpy as np
 import pytest
@@ -33,11 +35,16 @@ from adam_mpi.worker.conservation import counted, left_copies
 
 SECONDS = 200
 TARGET = ["train.epochs=20", "train.target=0.85"]
+# The batch is cut in another way when somebody has died: what is rounding must stay rounding.
+IN_STEP = ["consistency.staleness=0", "train.epochs=3", "data.images=3000", "server.shard=2000", SMOOTH]
+FACTOR, STRIPS = "push.protocol=factor", "layout.partitions=2"
 KINDS = {
     "async": TARGET,
-    # The batch is cut in another way when somebody has died: what is rounding must stay rounding.
-    "sync": ["consistency.staleness=0", "train.epochs=3", "data.images=3000", "server.shard=2000", SMOOTH],
-    "factor": ["push.protocol=factor", *TARGET],
+    "sync": IN_STEP,
+    "async factor": [*TARGET, FACTOR],
+    "sync factor": [*IN_STEP, FACTOR],
+    "async strips": [*TARGET, STRIPS],
+    "sync strips": [*IN_STEP, STRIPS],
 }
 TRAINING = ["data.images=8000", "server.shard=12000", "observe.interval=0.5", "snapshot.minutes=0"]
 CONSERVATION = [
@@ -74,8 +81,8 @@ class Run:
 
     @property
     def factors(self) -> bool:
-        """Whether dense layers push activations and errors: a third of the conservation runs."""
-        return self.kind == "factor" or (self.point != "" and self.seed % 3 == 0)
+        """Whether dense layers of a conservation run push activations and errors: a third of them do."""
+        return self.seed % 3 == 0
 
     def layout(self, hosts: int) -> Layout:
         """Who does what at the start, on so many hosts."""
@@ -105,11 +112,11 @@ class Run:
         return faults
 
 
-def draw(seed: int, kind: str) -> Run:
+def draw(seed: int, kind: str = "") -> Run:
     """The training run of a seed: 8 to 10 ranks, one to three kills of anybody, as far as the job survives them."""
-    chance = random.Random(seed)
+    chance, kind = random.Random(seed), kind or list(KINDS)[seed % len(KINDS)]
     servers, data = chance.choice((2, 3)), chance.choice((2, 3))
-    ranks = chance.randint(max(8, servers + data + 3), 10)
+    ranks = chance.randint(max(8, servers + data + (4 if STRIPS in KINDS[kind] else 3)), 10)
     workers = ranks - servers - data
     victims = [("server", place) for place in range(min(3, servers) - 1)]
     victims += [("data", place) for place in range(data - 1)] + [("worker", place) for place in range(workers - 2)]
@@ -124,14 +131,25 @@ def point(name: str, seed: int) -> Run:
     return Run(seed, "conservation", 5 + servers, 2, servers, point=name)
 
 
-def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = None) -> Job:
-    """Runs it with its kills, until it has ended."""
-    job = start(mpi, run.ranks, "train", *run.keys, folder=folder, environment=environment)
+def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = None) -> tuple[Job, dict[int, float]]:
+    """Runs it with its kills, until it has ended; and who was killed when."""
+    job, killed = start(mpi, run.ranks, "train", *run.keys, folder=folder, environment=environment), {}
     members = run.layout(3 if environment else 1)
-    for role, place, images in run.kills:
-        job.until(lambda images=images: _images(job) >= images, f"{images} images", SECONDS)
-        job.rank(members.having(role)[place]).kill()
-    return job.wait(SECONDS)
+    try:
+        for role, place, images in run.kills:
+            job.until(lambda images=images: _images(job) >= images, f"{images} images", SECONDS)
+            rank = members.having(role)[place]
+            killed[rank] = time.time()
+            job.rank(rank).kill()
+        return job.wait(SECONDS), killed | job.struck()
+    finally:
+        # Whoever interrupts us wants the job to end too.
+        job.end()
+
+
+def undisturbed(run: Run, mpi: Mpi, folder: Path) -> Job:
+    """A run in step comes to the same weights on any layout: one rank alone, which nobody can disturb, says which."""
+    return play(Run(run.seed, "sync", 1, 1, 1), mpi, folder)[0]
 
 
 def _images(job: Job) -> int:
@@ -139,7 +157,7 @@ def _images(job: Job) -> int:
     return max((line["images_trained"] for line in job.metrics()), default=0)
 
 
-def check(run: Run, job: Job) -> dict:
+def check(run: Run, job: Job, killed: dict[int, float]) -> dict:
     """Everything that must be true; returns the figures of the run."""
     assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
     summary, pushes = job.summary, job.summary["pushes"]
@@ -148,16 +166,20 @@ def check(run: Run, job: Job) -> dict:
         dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
         assert len(dead) == len(run.faults), f"{run.faults}, and dead are {dead}"
         conserved(job.run, summary)
-    elif run.kind != "sync":
+    elif run.kind.startswith("async"):
         assert summary["stopped_by"] == "target", summary["validation_accuracy"]
-    recoveries = summary["recoveries"]
     return {
         "seed": run.seed, "kind": run.kind, "point": run.point, "ranks": run.ranks, "expected": run.expected,
-        "kills": run.kills, "recoveries": len(recoveries), "accuracy": summary["test_accuracy"],
-        "seconds": [recovery["seconds"] for recovery in recoveries],
-        "seconds_all": [recovery["seconds_all"] for recovery in recoveries],
+        "kills": run.kills, "recoveries": len(summary["recoveries"]), "accuracy": summary["test_accuracy"],
+        "to_next_push": _since_kill(summary, killed, "seconds"), "to_all": _since_kill(summary, killed, "seconds_all"),
         "unacknowledged_of_dead": pushes["unacknowledged_of_dead"], "job_seconds": round(job.seconds, 1),
     }  # fmt: skip
+
+
+def _since_kill(summary: dict, killed: dict[int, float], key: str) -> list[float]:
+    """Seconds from each loss, the first of several at once, until pushes were applied again."""
+    losses = [loss for loss in summary["recoveries"] if loss[key] is not None and loss["members"]]
+    return [round(loss["detected"] + loss[key] - min(killed[m] for m in loss["members"]), 3) for loss in losses]
 
 
 def conserved(directory: Path, summary: dict) -> None:
@@ -211,20 +233,25 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="seed of the first")
     parser.add_argument("--points", type=int, default=5, help="conservation runs per named point")
     parser.add_argument("--point", choices=POINTS, nargs="*", default=list(POINTS), help="only these points")
+    parser.add_argument("--results", type=Path, help="file of results: runs that passed are not repeated")
+    parser.add_argument("--page", action="store_true", help="play nothing; write the tables in docs/FAILURES.md")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     options = parser.parse_args()
+    until, lines = time.monotonic() + 60 * options.minutes, results.read(options.results)
+    if options.page:
+        results.write(lines)
+        return 0
     # Whoever ends us from outside wants the jobs and hosts to end too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    seeds, kinds = range(options.first, options.first + options.runs), list(KINDS)
-    runs = [draw(seed, kinds[seed % len(kinds)]) for seed in seeds]
+    runs = [draw(seed) for seed in range(options.first, options.first + options.runs)]
     runs += [point(name, seed) for name in options.point for seed in range(options.points)]
-    lines = [_line(run, available()[0]) for run in runs]
-    for name in ("seconds", "seconds_all"):
-        found = sorted(value for line in lines for value in line.get(name, ()) if value is not None)
-        if found:
-            print(json.dumps({"name": name, "median": median(found), "worst": found[-1], "count": len(found)}))
-    failed = [line for line in lines if "error" in line]
-    print(json.dumps({"runs": len(lines), "failed": len(failed)}), flush=True)
-    return int(bool(failed))
+    missing = [run for run in runs if not results.passed(lines, run.seed, run.kind, run.point)]
+    for run in missing:
+        if time.monotonic() < until:
+            lines.append(_line(run, available()[0]))
+            results.add(options.results, lines[-1])
+    print(results.summary(lines), flush=True)
+    return int(any(not results.passed(lines, run.seed, run.kind, run.point) for run in runs))
 
 
 def _line(run: Run, mpi: Mpi) -> dict:
@@ -232,15 +259,15 @@ def _line(run: Run, mpi: Mpi) -> dict:
     folder = Path(tempfile.mkdtemp(prefix="adam_mpi-chaos-"))
     hosts = {"ADAM_MPI_HOSTS": os.environ["ADAM_MPI_HOSTS"]} if "ADAM_MPI_HOSTS" in os.environ else None
     try:
-        line = check(run, play(run, mpi, folder / "job", hosts))
-        if run.kind == "sync":
-            quiet = start(mpi, run.ranks, "train", *run.keys, folder=folder / "undisturbed").wait(SECONDS)
-            job = Job(quiet.process, folder / "job", folder / "job" / "run", quiet.temporary)
-            line["distance"] = distance(job, quiet)
+        job, killed = play(run, mpi, folder / "job", hosts)
+        line = check(run, job, killed)
+        if run.kind.startswith("sync"):
+            line["distance"] = distance(job, undisturbed(run, mpi, folder / "undisturbed"))
             assert line["distance"] < 1e-4, line
         shutil.rmtree(folder)
     except (AssertionError, pytest.fail.Exception, LookupError) as error:
         line = {"seed": run.seed, "kind": run.kind, "point": run.point, "error": str(error)[:2000], "kept": str(folder)}
+    line["hosts"] = results.HOSTS
     print(json.dumps(line), flush=True)
     return line
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
@@ -141,6 +142,13 @@ class Job:
             if int(names.get("OMPI_COMM_WORLD_RANK") or names.get("PMI_RANK") or 0) == number:
                 return process
         raise LookupError(f"rank {number} is not running")
+
+    def struck(self) -> dict[int, float]:
+        """When each rank was struck by a fault on purpose, in seconds since 1970."""
+        line = re.compile(r"^(\S+ \S+) .* injected (?:kill|raise|stop) at", re.M)
+        found = {int(name.removeprefix("rank-")): line.search(text) for name, text in self.logs().items()}
+        moments = {rank: datetime.fromisoformat(hit[1].replace(",", ".")) for rank, hit in found.items() if hit}
+        return {rank: moment.timestamp() for rank, moment in moments.items()}
 
     def metrics(self) -> list[dict]:
         """The lines of metrics.jsonl so far."""

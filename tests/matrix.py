@@ -4,14 +4,12 @@
 """
 
 import argparse
-import re
 import signal
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -36,7 +34,7 @@ def row(mpi: Mpi, role: str, kind: str, folder: Path) -> list[str]:
     fault = f"{kind} rank={RANKS[role]} {how}"
     settings = given(f'inject.faults=["{fault}"]', "train.epochs=4")
     job = start(mpi, 8, "train", *SETTINGS, *settings, folder=folder).wait(150)
-    return [mpi.name, role, kind, *outcome(job, _struck(job))]
+    return [mpi.name, role, kind, *outcome(job, min(job.struck().values(), default=None))]
 
 
 def cut_row(mpi: Mpi, folder: Path) -> list[str]:
@@ -52,11 +50,6 @@ def cut_row(mpi: Mpi, folder: Path) -> list[str]:
         return [mpi.name, "any", "cut between two hosts", *outcome(job.wait(150), since)]
     finally:
         hosts.call("down")
-
-
-def _struck(job: Job) -> float | None:
-    found = re.search(r"^(\S+ \S+) .* injected (?:kill|raise|stop) at", "\n".join(job.logs().values()), re.M)
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp() if found else None
 
 
 def outcome(job: Job, struck: float | None) -> list[str]:

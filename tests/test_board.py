@@ -12,7 +12,7 @@ def worker(rank=0, sent=0, waited=0.0, **more):
 
 def server(rank=0, shards=1, leads=None, **tables):
     word = {"role": "server", "rank": rank, "duplicates": 0, "refused": 0, "shards": shards, "leads": leads or {}}
-    return word | {"tables": {name.removeprefix("of_"): applied for name, applied in tables.items()}}
+    return word | {"tables": [(name.removeprefix("of_"), 0, applied) for name, applied in tables.items()]}
 
 
 def data(phase, finished, loss=0.0, correct=0, done=False):
@@ -36,10 +36,18 @@ def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
     board.hear(3, worker(3, sent=9, waited=0.5))
     board.hear(4, worker(4, sent=1, waited=0.25))
     assert board.pushes(range(5)) == {
-        "sent": 10, "acknowledged": 10, "applied": 8, "unacknowledged_of_dead": 0, "duplicates": 0, "refused": 0,
-        "bytes": 1000,
+        "sent": 10, "acknowledged": 10, "applied": 8, "given_up": 0, "unacknowledged_of_dead": 0, "duplicates": 0,
+        "refused": 0, "bytes": 1000,
     }  # fmt: skip
     assert board.pulls() == {"count": 2, "bytes": 16} and board.clock_wait() == 0.75
+
+
+def test_pushes_of_a_rank_that_has_taken_over_another_strip_are_those_of_its_last_one():
+    board = Board()
+    board.hear(0, server(0) | {"tables": [("3", 0, 5), ("3", 1, 9)]})
+    board.hear(1, server(1) | {"tables": [("3", 0, 6)]})
+    board.hear(3, worker(3, sent=9))
+    assert board.pushes([0, 1, 3])["applied"] == 9
 
 
 def test_the_pushes_of_the_dead_are_counted_though_another_head_heard_them():

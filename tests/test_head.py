@@ -48,3 +48,14 @@ def test_a_head_that_stood_still_itself_accuses_nobody(head, clock):
     for seconds in (0.5, 70.0, 0.5, 90.0, 0.5):
         clock.seconds += seconds
         look(head)
+
+
+def test_a_recovery_that_the_next_loss_interrupted_lasts_until_pushes_are_applied_again(head):
+    losses = [{"detected": at, "seconds": seconds, "seconds_all": None} for at, seconds in ((10.0, 0.2), (12.0, None))]
+    head.recoveries = losses
+    head.world.generation, words = 2, {"generation": 2, "rebuilt": 1, "dropped": 0, "went_on": [12.5, None]}
+    head.board = types.SimpleNamespace(of=lambda role: [words])
+    first, last = head.told_recoveries()
+    assert first == losses[0] and last["seconds"] == 0.5 and last["seconds_all"] is None and last["rebuilt"] == 1
+    words["went_on"] = [12.5, 13.0]
+    assert [recovery["seconds_all"] for recovery in head.told_recoveries()] == [3.0, 1.0]

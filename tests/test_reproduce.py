@@ -117,6 +117,12 @@ def test_a_candidate_changes_keys_and_leaves_the_others():
     assert base["optimiser"]["rate"] == 0.1
 
 
+def test_a_bound_is_for_asynchronous_training_only():
+    bounded = {"consistency": {"staleness": 2}}
+    assert [_search.staleness(bounded, mode) for mode in ("async", "sync")] == ["2", "0"]
+    assert [_search.staleness({}, mode) for mode in ("async", "sync")] == ["inf", "0"]
+
+
 def test_the_choice_is_by_accuracy_and_then_by_loss():
     rows = [("async", "a", 0.99, 0.1), ("async", "b", 0.99, 0.05), ("async", "c", 0.98, 0.01), ("sync", "d", 1.0, 0.0)]
     log = {

@@ -8,7 +8,7 @@ from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.durable.position import Position, batch_id
 from adam_mpi.errors import LostState
 from adam_mpi.server.shards import Shard
-from adam_mpi.settlement import Word, act, settle
+from adam_mpi.settlement import Word, act, earliest, settle
 
 SHARDS = [Shard(index, "dense1", 10 * index, 10) for index in range(6)]
 
@@ -80,3 +80,8 @@ def test_a_clock_is_complete_when_every_shard_has_it(versions, complete):
 def test_the_newest_word_of_a_head_counts():
     words = [server(0, everything(1)), Word(1, head={"number": 3}), Word(2, head={"number": 5}), Word(3)]
     assert settle(words, layout("server", "data", "data", "worker"), SHARDS, 1, math.inf).head == {"number": 5}
+
+
+def test_a_generation_went_on_when_the_first_server_saw_one_pusher_and_when_one_saw_all():
+    assert earliest([(None, None), (5.0, None), (4.0, 9.0), (4.5, 8.0)]) == (4.0, 8.0)
+    assert earliest([(None, None)]) == (None, None)

@@ -59,7 +59,7 @@ class World:
         self.hosts, kept = self._meet(known)
         self.layout = go_on(self.hosts, kept, config.layout) if kept else arrange(self.hosts, config.layout)
         self.place: layout.Place = self.layout.places[self.comm.rank]
-        self.replica = self._members(self.place.replica is not None, self.place.replica or 0)
+        self.replica = self._members()
         faults = parse(config.inject.faults)
         self.injector: Injector = before.injector if before else Injector(faults, self.place, config.run.seed)
         self.gone: tuple[layout.Place, ...] = ()
@@ -83,8 +83,10 @@ class World:
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         return comm
 
-    def _members(self, belongs: bool, color: int = 0) -> MPI.Comm | None:
-        comm = self.comm.Split(color if belongs else MPI.UNDEFINED, self.comm.rank)
+    def _members(self) -> MPI.Comm | None:
+        """Of our replica, in the order of its strips; a strip may be taken over by any rank."""
+        place = self.place
+        comm = self.comm.Split(MPI.UNDEFINED if place.replica is None else place.replica, place.strip or 0)
         return None if comm == MPI.COMM_NULL else self._quiet(comm)
 
     def _meet(self, known: layout.Place | None) -> tuple[list[str], list[layout.Place]]:
@@ -116,12 +118,8 @@ class World:
 
     @property
     def survivable(self) -> bool:
-        """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm.
-
-        The strips of a replica cannot: what they have under way between each other belongs to one generation.
-        """
-        able = self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
-        return able and self.config.layout.partitions == 1
+        """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm."""
+        return self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
     def recover(self, ranks: int = 0, job: Any = None) -> "World":
         """Leave this generation with all who are still there; the world of the next one, with so many ranks more.

@@ -117,6 +117,8 @@ class Board:
             "sent": sum(sent for sent, _ in told.values()),
             "acknowledged": sum(acknowledged for _, acknowledged in told.values()),
             "applied": sum(applied.values()),
+            # In the end: by strips, when somebody was lost.
+            "given_up": sum(sent - known for pusher, (sent, known) in told.items() if pusher not in gone),
             # In the weights, and whoever pushed them was lost before he could say that he knew.
             "unacknowledged_of_dead": sum(max(0, applied.get(pusher, 0) - told[pusher][1]) for pusher in gone),
             "duplicates": sum(word["duplicates"] for word in servers),
@@ -125,10 +127,12 @@ class Board:
         }
 
     def _applied(self, members: Collection[int]) -> dict[str, int]:
-        """Pusher -> the last of its pushes that every shard has: all servers that hold shards have a part of each."""
-        tables = [word["tables"] for word in self.of("server") if word["shards"] and word["rank"] in members]
-        pushers = set[str]().union(*tables)
-        return {pusher: min(table.get(pusher, 0) for table in tables) for pusher in pushers}
+        """Pusher -> the last of its pushes that every shard has, of the strip that it had last."""
+        last: dict[tuple[str, int], int] = {}
+        for word in self.of("server"):
+            for pusher, strip, number in word["tables"] if word["rank"] in members else ():
+                last[pusher, strip] = min(last.get((pusher, strip), number), number)
+        return {pusher: max(n for (other, _), n in last.items() if other == pusher) for pusher, _ in last}
 
     def pulls(self) -> dict[str, int]:
         workers = self.of("worker")

@@ -1,6 +1,6 @@
 """The apply kernels: fold what has arrived for a run of parameters and take one optimiser step, block by block.
 
-Each block of weights and state is read and written once per batch, while it is in the first-level cache. `mail` is
+Each block of weights and state is read and written once per batch, while it is in a near cache. `mail` is
 memory with the gradients as float32; `starts` are their places in it, folded in that order, each times its scale.
 """
 
@@ -9,7 +9,8 @@ from numba import njit
 
 from adam_mpi.server.prefetch import prefetch
 
-BLOCK = 1024  # float32 in a page of memory
+PAGE = 1024  # float32 in a page of memory
+BLOCK = 4 * PAGE
 # weights += sum: what Adam's own workers push is the change of their weights; or weights -= rate * (sum + decay *
 # weights), which is momentum without any; the others keep a state.
 RULES = ("additive", "descent", "momentum", "nesterov", "adagrad")
@@ -65,14 +66,14 @@ def step(
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
         block, past = weights[first : first + size], state[first : first + size]
-        prefetch(weights, first + BLOCK)
+        _fetch_ahead(weights, first + BLOCK)
         if rule == ADDITIVE or rule == DESCENT:
             if rule == DESCENT and decay != 0:
                 _shrink(block, np.float32(1) - rate * decay)
             _fold(block, mail, starts, steps, first, size)
             continue
         # Not above: to look for pages that no step has touched yet takes time.
-        prefetch(state, first + BLOCK)
+        _fetch_ahead(state, first + BLOCK)
         total[:size] = 0
         _fold(total, mail, starts, scales, first, size)
         if rule == MOMENTUM:
@@ -81,6 +82,13 @@ def step(
             _nesterov(block, past, total, rate, keep, decay)
         else:
             _adagrad(block, past, total, rate, decay)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _fetch_ahead(values, first):  # type: ignore[no-untyped-def]
+    """Begin with each page of a block that comes next."""
+    for page in range(first, first + BLOCK, PAGE):
+        prefetch(values, page)
 
 
 @njit(nogil=True, cache=True)

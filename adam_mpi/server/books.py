@@ -107,10 +107,11 @@ class Books:
         self.counts["applied"] += 1
 
     @property
-    def went_on_at(self) -> list[float | None]:
+    def went_on_at(self) -> tuple[float | None, float | None]:
         """When the first pusher, and when all of them, had something applied in this generation."""
         whole = self.went_on and len(self.went_on) == len(self.feeding)
-        return [min(self.went_on.values(), default=None), max(self.went_on.values()) if whole else None]
+        return min(self.went_on.values(), default=None), max(self.went_on.values()) if whole else None
 
     def tell(self, word: Word) -> None:
         word.positions = dict(self.positions) if self.synchronous else {0: self.position}
+        word.went_on = self.went_on_at

@@ -331,11 +331,14 @@ class Server:
         word.served = frozenset(self.place)
         self.books.tell(word)
 
-    def tables(self) -> dict[str, int]:
-        """Pusher -> the last of its pushes that every shard served here has."""
-        tables = [self.holdings[shard.index].table for shard in self.shards]
-        pushers = set[int]().union(*tables)
-        return {str(p): min(table.get(p, 0) for table in tables) // MOST_PARTS for p in pushers}
+    def tables(self) -> list[tuple[str, int, int]]:
+        """(pusher, strip, the last of its pushes that every shard of that strip has, of those served here)."""
+        last: dict[tuple[int, int], int] = {}
+        for shard in self.shards:
+            for pusher, number in self.holdings[shard.index].table.items():
+                key = pusher, self.shelves.owners[shard.index]
+                last[key] = min(last.get(key, number), number)
+        return [(str(pusher), strip, number // MOST_PARTS) for (pusher, strip), number in last.items()]
 
     def transfers(self) -> list[Any]:
         return list(self.replicator.lanes.values()) if self.replicator else []

@@ -93,8 +93,18 @@ class Stepper:
         if self.remembers:
             for shard in band:
                 self.holdings[shard.index].remember()
+        scales = self._scales(delays)
+        if _plain_whole(mails, _size(band)):
+            self._kernel(band[0].index, slice(None), self.floats, [mail.start for mail in mails], scales, rate)
+        else:
+            self._step_mixed(band, mails, scales, rate)
+        for shard in band:
+            self._follow(shard.index)
+
+    def _step_mixed(self, band: Sequence[Shard], mails: Sequence[Mail], scales: Sequence[float], rate: float) -> None:
+        """Messages of any kind: those for the same run of parameters together."""
         runs: dict[tuple[int, int], list[tuple[Mail, float]]] = defaultdict(list)
-        for mail, scale in zip(mails, self._scales(delays), strict=True):
+        for mail, scale in zip(mails, scales, strict=True):
             if mail.finite and mail.kind == mailbox.SPARSE:
                 self._sparse(band[0].index, mail, rate, scale)
             elif mail.finite and mail.kind == mailbox.FACTOR:
@@ -106,8 +116,6 @@ class Stepper:
                 self._descend(band, scaled, rate)
             else:
                 self._dense(band, slice(first, first + values), scaled, rate)
-        for shard in band:
-            self._follow(shard.index)
 
     def fold(self, band: Sequence[Shard], mails: Sequence[Mail], delays: Sequence[int]) -> np.ndarray | None:
         """What these messages come to for a band, in a buffer of `folds`; None if no message has numbers to add."""
@@ -115,9 +123,9 @@ class Stepper:
         if not scaled:
             return None
         buffer, size = self.folds.take(_size(band)), _size(band)
-        plain = [(m.start, scale) for m, scale in scaled if _plain(m) and m.values == size]
-        if len(plain) == len(scaled):
-            apply.fold(buffer[:size], self.floats, *_numbers(plain))
+        finite, scales = zip(*scaled, strict=True)
+        if _plain_whole(finite, size):
+            apply.fold(buffer[:size], self.floats, *_numbers([mail.start for mail in finite], scales))
         else:
             self._sum(band, scaled, buffer[:size])
         return buffer
@@ -145,9 +153,9 @@ class Stepper:
 
     def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
         """Plain messages are folded where they lie; others are worked out in a buffer first, several summed up."""
-        plain = [(m.start, scale) for m, scale in scaled if _plain(m)]
-        if len(plain) == len(scaled):
-            self._kernel(band[0].index, part, self.floats, plain, rate)
+        if all(_plain(mail) for mail, _ in scaled):
+            starts, scales = [mail.start for mail, _ in scaled], [scale for _, scale in scaled]
+            self._kernel(band[0].index, part, self.floats, starts, scales, rate)
             return
         size = part.stop - part.start
         total, scale = self.pool.take(size), 1.0
@@ -158,7 +166,7 @@ class Stepper:
             self._sum(band, scaled, total[:size], part.start)
         for shard, start in zip(band, accumulate((shard.size for shard in band), initial=0), strict=False):
             own = part if len(band) == 1 else slice(0, shard.size)
-            self._kernel(shard.index, own, total, [(start, scale)], rate)
+            self._kernel(shard.index, own, total, [start], [scale], rate)
         self.pool.give(total)
 
     def _descend(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], rate: float) -> None:
@@ -192,11 +200,12 @@ class Stepper:
         else:
             BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], values)
 
-    def _kernel(self, shard: int, part: slice, mail: np.ndarray, plain: list[tuple[int, float]], rate: float) -> None:
-        starts, scales = _numbers(plain)
-        weights, state = self.holdings[shard].weights[part], self.holdings[shard].state[part]
-        rule = apply.RULES.index(self.kind)
-        apply.step(rule, weights, state, mail, starts, scales, np.float32(rate), self.keep, self.decay)
+    def _kernel(
+        self, shard: int, part: slice, mail: np.ndarray, starts: Sequence[int], scales: Sequence[float], rate: float
+    ) -> None:
+        holding, rule = self.holdings[shard], apply.RULES.index(self.kind)
+        numbers = *_numbers(starts, scales), np.float32(rate), self.keep, self.decay
+        apply.step(rule, holding.weights[part], holding.state[part], mail, *numbers)
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""
@@ -221,8 +230,13 @@ def _plain(mail: Mail) -> bool:
     return mail.kind == mailbox.DELTA and mail.codec == NUMBERS["none"]
 
 
-def _numbers(plain: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([start for start, _ in plain], np.int64), np.array([scale for _, scale in plain], np.float32)
+def _plain_whole(mails: Sequence[Mail], size: int) -> bool:
+    """Whether all of them can be folded where they lie."""
+    return all(_plain(mail) and mail.finite and mail.values == size for mail in mails)
+
+
+def _numbers(starts: Sequence[int], scales: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(starts, np.int64), np.array(scales, np.float32)
 
 
 def _size(band: Sequence[Shard]) -> int:

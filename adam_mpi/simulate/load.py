@@ -15,6 +15,7 @@ from adam_mpi.server.mailbox import HEADER_WORDS
 from adam_mpi.server.protocol import MULTIPLY, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import MOST_BATCHES, WIDTHS
 from adam_mpi.simulate.cluster import Costs
+from adam_mpi.worker.contribution import MOST_PUSHES
 
 
 @dataclass
@@ -55,7 +56,7 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
     width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
     pull = {server: width * shelves.size(server) for server in shelves.servers}
     batch = message_bytes(config.train.batch, data.shape)
-    most = images if captured_layers(choices) else MOST_BATCHES * config.train.batch
+    most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
     return Load(dict(push), pull, batch, most)
 
 

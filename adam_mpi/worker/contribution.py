@@ -11,6 +11,9 @@ from numba import njit
 from adam_mpi.data.batch import Batch
 from adam_mpi.server.factors import Matrix
 
+MOST_PUSHES = 2
+"""How many pushes' images one contribution takes at the most, while servers are slow."""
+
 
 @dataclass(frozen=True)
 class Done:

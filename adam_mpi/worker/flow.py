@@ -69,7 +69,6 @@ class Flow:
     busy = 0.0
 
     def start(self, threads: int) -> None:
-        self.free = set(range(len(self.contexts)))
         for index in range(threads):
             self.threads.append(threading.Thread(target=self._work, name=f"trainer-{index}", daemon=True))
             self.threads[-1].start()
@@ -77,6 +76,7 @@ class Flow:
     def attach(self, link: Link) -> None:
         """Exchange through the link of this generation."""
         self.link, self.channels, self.last = link, link.channels, [0] * len(self.contexts)
+        self.free = set(range(len(self.contexts)))
         self.ports: list[dict[Port, tuple[int, Arrays, Arrays]]] = []
         for number, context in enumerate(self.contexts):
             ports = {segment.port for segment in context.training if segment.port is not None}
@@ -136,6 +136,16 @@ class Flow:
     def idle(self) -> bool:
         """Whether a thread has nothing to do though contexts wait for other strips."""
         return bool(self.parked) and self.computing < len(self.threads)
+
+    def halt(self) -> None:
+        """Until no thread computes any more; what is under way ends here, at whatever exchange it has come to."""
+        while self.computing:
+            event = self.events.get()
+            if event.error is not None:
+                raise event.error
+            self.computing -= event.packed is None
+        self.parked.clear()
+        self.landed.clear()
 
     def stop(self) -> None:
         for _ in self.threads:

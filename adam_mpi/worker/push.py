@@ -172,12 +172,20 @@ class PushClient:
 
     def forget(self, clock: int) -> list[Contribution]:
         """Take back what is under way, but for what has reached all servers: that of earlier clocks."""
-        forgotten, self.unacknowledged = list(self.unacknowledged), deque()
+        forgotten = self.give_up()
         for contribution in forgotten:
             self.settled += contribution.clock < clock
             self.sent -= contribution.clock >= clock
         self.clock = clock
         return forgotten
+
+    def give_up(self) -> list[Contribution]:
+        """Take back what is under way, a part of which may be applied."""
+        for lane in self.lanes:
+            # What was sent is not kept to be sent again.
+            lane.sent.clear()
+        given_up, self.unacknowledged = list(self.unacknowledged), deque()
+        return given_up
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")

@@ -10,13 +10,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.data.batch import Batch
+from adam_mpi.data.batch import Batch, cut_batch
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.durable.spans import Spans
 from adam_mpi.errors import UserError
@@ -25,13 +26,14 @@ from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
 from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shelves import Shelves
+from adam_mpi.settlement import Word
 from adam_mpi.worker import channels, parts
 from adam_mpi.worker.contribution import Contribution, Done, done_with, together
 from adam_mpi.worker.flow import Flight, Flow
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
-from adam_mpi.worker.worker import Worker, cut_batch
+from adam_mpi.worker.worker import Worker
 
 REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 
@@ -44,6 +46,12 @@ class StripWorker(Worker):
         self.cut, self.strip = cut, cut.strips[world.place.strip or 0]
         holding = Holding(shelves, cut, self.strip.number)
         super().__init__(world, network, shelves, choices, mail, published, post, threads, carried, holding)
+        self._clear()
+        self.since = time.perf_counter()
+        """When threads began to wait for other strips."""
+
+    def _clear(self) -> None:
+        """Nothing is under way."""
         self.number = self.next = 0
         """Of the part that begins next, and of the one whose gradient is added next."""
         self.landed: dict[int, Flight] = {}
@@ -52,8 +60,41 @@ class StripWorker(Worker):
         self.added: list[Done] = []
         """Parts of a batch whose gradients are added, while others of it are not."""
         self.complete: deque[Contribution] = deque()
-        self.since = time.perf_counter()
-        """When threads began to wait for other strips."""
+
+    def enter(
+        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
+        post: Post, clock: int | None,
+    ) -> None:  # fmt: skip
+        """Begin a generation with empty hands: strips that are left may have come to different parts of a batch.
+
+        What was under way and is in no server's weights is handed out again; no push is sent again that other strips
+        of the replica may never have made.
+        """
+        self.flow.halt()
+        for contribution in (*self.complete, *self.sums.under_way):
+            self.pool.give(contribution)
+        self._take_back()
+        for contribution in self.pushes.acknowledged:
+            # The servers know which batches are applied; data ranks hear it from them.
+            contribution.counted = False
+        if self.config.consistency.staleness > 0:
+            for contribution in self.pushes.give_up():
+                self.pool.give(contribution)
+        self._clear()
+        self._connect(world)
+        super().enter(world, shelves, choices, mail, published, post, clock)
+
+    def retire(self) -> None:
+        """This rank has another strip from now on, or none."""
+        self.flow.halt()
+        self._end_threads()
+
+    def tell(self, word: Word) -> None:
+        """Nothing that we have in hand goes on."""
+        word.clock = self.pushes.clock
+
+    def transfers(self) -> list[Any]:
+        return [*super().transfers(), self.link]
 
     def step(self) -> bool:
         return super().step() or self._linger()
@@ -73,17 +114,22 @@ class StripWorker(Worker):
 
     def _start(self, world: World, network: Network, threads: int) -> None:
         count, self.trainers = self.config.worker.in_flight, []
-        assert world.replica is not None
-        lanes = network.program.lanes if network.program else 0
-        if len(set(world.replica.allgather(lanes))) > 1:
-            raise UserError("the CPUs of a replica have vectors of several lengths; set kernels.engine = reference")
+        self.vector = network.program.lanes if network.program else 0
         contexts = [network.strip_context() for _ in range(count)]
         gradients = [np.zeros_like(self.local) for _ in range(count)]
         self.flow = Flow(contexts, gradients, world.injector)
-        self.link = Link(world, channels.plan(self.cut, count, contexts[0].room))
+        self._connect(world)
+        self.flow.start(threads)
+
+    def _connect(self, world: World) -> None:
+        """Collective over the replica of this generation."""
+        assert world.replica is not None
+        if len(set(world.replica.allgather(self.vector))) > 1:
+            raise UserError("the CPUs of a replica have vectors of several lengths; set kernels.engine = reference")
+        contexts = self.flow.contexts
+        self.link = Link(world, channels.plan(self.cut, len(contexts), contexts[0].room))
         self.flow.attach(self.link)
         self.sums = Sums(self.link, self.cut)
-        self.flow.start(threads)
 
     def _feed(self) -> bool:
         worked = False

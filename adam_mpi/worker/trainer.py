@@ -14,7 +14,7 @@ from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
 from adam_mpi.observe.hunter import Hunter
 from adam_mpi.server.shelves import MOST_BATCHES
-from adam_mpi.worker.contribution import Contribution, Done, Pool, done_with
+from adam_mpi.worker.contribution import MOST_PUSHES, Contribution, Done, Pool, done_with
 from adam_mpi.worker.copy import Copy
 
 
@@ -89,9 +89,10 @@ def train(batch: Batch, token: object, factor: float, unit: float, images: int) 
         copy.step(trainer.contribution.values, factor, unit, last=full)
         if full:
             # When every other contribution is still under way, go on adding to this one: a full ring stops no thread.
-            # Not beyond the room for batch numbers, nor where factors are kept: those would have to be kept of all.
-            wait = len(trainer.contribution.done) == MOST_BATCHES or bool(trainer.contribution.factors)
-            fresh = trainer.pool.take(wait)
+            # Not for long: what servers cannot take in comes too late to be of use, and adds up to steps that diverge.
+            # Nor beyond the room for batch numbers, nor where factors are kept: those would have to be kept of all.
+            wait = trainer.contribution.images >= MOST_PUSHES * images or bool(trainer.contribution.factors)
+            fresh = trainer.pool.take(wait or len(trainer.contribution.done) == MOST_BATCHES)
             if fresh is not None:
                 result.contribution, trainer.contribution = trainer.contribution, fresh
         return result

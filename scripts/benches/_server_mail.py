@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from adam_mpi import ParameterServer
 
-SHARDS, SHARD, PUSHES, ROUNDS = 64, 262_144, 4, 7
+SHARDS, SHARD, PUSHES, ROUNDS = 64, 262_144, 4, 21
 SIZE, REST = SHARDS * SHARD, 3.0
 
 

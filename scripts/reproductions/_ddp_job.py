@@ -1,9 +1,10 @@
 """PyTorch DDP on MNIST: processes with gloo, one thread each; run by `reproduce ddp`, prints JSON.
 
-    python _ddp_job.py PROCESSES BATCH RATE MOMENTUM TARGET EPOCHS SEED MODE
+    python _ddp_job.py PROCESSES BATCH RATE MOMENTUM AVERAGE TARGET EPOCHS SEED MODE
 
-BATCH is that of all processes together; MODE is eager or compile, both channels-last. Ends when the validation accuracy
-reaches TARGET. Time counts from the first batch: loading, meeting and compiling are told apart.
+BATCH is that of all processes together, AVERAGE the share of each step in the running average of the weights, which is
+evaluated; MODE is eager or compile, both channels-last. Ends when the validation accuracy reaches TARGET. Time counts
+from the first batch: loading, meeting and compiling are told apart, and distorting images is not counted at all.
 """
 
 import json
@@ -29,6 +30,7 @@ class Task:
     batch: int
     rate: float
     momentum: float
+    average: float
     target: float
     epochs: int
     seed: int
@@ -40,7 +42,7 @@ class Task:
 def main() -> None:
     from torch import multiprocessing
 
-    kinds = (int, int, float, float, float, int, int, str)
+    kinds = (int, int, float, float, float, float, int, int, str)
     given = [kind(word) for kind, word in zip(kinds, sys.argv[1:], strict=True)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -67,12 +69,14 @@ def train(rank: int, task: Task) -> dict[str, Any]:
     import torch
     from _models import MODELS, in_torch
     from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     module = in_torch(MODELS["mnist"].shapes).to(memory_format=torch.channels_last)
     model = DistributedDataParallel(module)
     called = torch.compile(model) if task.mode == "compile" else model
     optimiser = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
-    loss, parts = torch.nn.CrossEntropyLoss(), images()
+    average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(1 - task.average))
+    loss, parts = torch.nn.CrossEntropyLoss(), Images.open(task.seed)
     own = task.batch // task.processes
 
     def step(pixels: Any, labels: Any) -> None:
@@ -82,17 +86,19 @@ def train(rank: int, task: Task) -> dict[str, Any]:
 
     start_up, begun = time.time() - task.began, time.perf_counter()
     warm_up(step, model, optimiser, own)
-    compiled, curve, begun = time.perf_counter() - begun, [], time.perf_counter()
+    compiled, curve, elapsed = time.perf_counter() - begun, [], 0.0
     for epoch in range(task.epochs):
-        trained = time.perf_counter()
-        order = np.random.default_rng([task.seed, epoch]).permutation(len(parts["train"][1]))
-        for first in range(0, len(order) - task.batch + 1, task.batch):
-            chosen = order[first + rank * own : first + (rank + 1) * own]
-            step(*batch(parts["train"], chosen))
-        trained = time.perf_counter() - trained
-        accuracy = evaluate(module, parts["validation"], rank, task.processes)
-        rate = len(order) // task.batch * task.batch / trained
-        curve.append([round(time.perf_counter() - begun, 3), accuracy, rate])
+        order = np.random.default_rng([task.seed, epoch]).permutation(parts.data.description.train)
+        whole = order[: len(order) // task.batch * task.batch]
+        pixels, labels = parts.distorted(whole.reshape(-1, task.processes, own)[:, rank].ravel(), epoch)
+        begun = time.perf_counter()
+        for first in range(0, len(labels), own):
+            step(pixels[first : first + own], labels[first : first + own])
+            average.update_parameters(module)
+        trained = time.perf_counter() - begun
+        accuracy = evaluate(average, parts.validation, rank, task.processes)
+        elapsed += time.perf_counter() - begun
+        curve.append([round(elapsed, 3), accuracy, len(whole) / trained])
         if accuracy >= task.target:
             break
     return {"start_up": start_up, "compile": compiled, "curve": curve}
@@ -109,27 +115,41 @@ def warm_up(step: Any, model: Any, optimiser: Any, count: int) -> None:
     optimiser.state.clear()
 
 
-def images() -> dict[str, tuple[Any, Any]]:
-    """The parts that adam_mpi trains and validates with, in memory as PyTorch likes them."""
+@dataclass(frozen=True)
+class Images:
+    """What adam_mpi trains and validates with, as PyTorch likes it."""
+
+    data: Any
+    transformer: Any
+    validation: tuple[Any, Any]
+
+    @classmethod
+    def open(cls, seed: int) -> "Images":
+        import _recipes
+
+        from adam_mpi import config
+        from adam_mpi.data.sets import open_set
+        from adam_mpi.data.transform import Transformer
+
+        wanted = _recipes.TOLD["sets"]["mnist"]["data"]["transform"]
+        settings = ["data.set=mnist", *(f"data.transform.{name}={value}" for name, value in wanted.items())]
+        data = open_set(config.load(None, settings).data)
+        source = data.sources["train"]
+        transformer = Transformer(data.data.transform, source.shape, source.dtype, seed, np.empty(0))
+        pixels, labels = data.read("validation", np.arange(data.description.validation))
+        return cls(data, transformer, in_torch_layout(pixels, labels))
+
+    def distorted(self, chosen: np.ndarray, epoch: int) -> tuple[Any, Any]:
+        """Training images in this order, bent anew for each epoch."""
+        pixels, labels = self.data.read("train", chosen)
+        return in_torch_layout(self.transformer(pixels, chosen, epoch), labels)
+
+
+def in_torch_layout(pixels: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
     import torch
 
-    from adam_mpi import config
-    from adam_mpi.data.sets import open_set
-
-    data = open_set(config.load(None, ["data.set=mnist"]).data)
-    parts = {}
-    for part in ("train", "validation"):
-        pixels, labels = data.read(part, np.arange(getattr(data.description, part)))
-        floats = torch.from_numpy(pixels).float().div_(255).to(memory_format=torch.channels_last)
-        parts[part] = floats, torch.from_numpy(labels.astype(np.int64))
-    return parts
-
-
-def batch(part: tuple[Any, Any], chosen: np.ndarray) -> tuple[Any, Any]:
-    import torch
-
-    indices = torch.from_numpy(chosen)
-    return part[0][indices], part[1][indices]
+    floats = torch.from_numpy(pixels).float().div_(255).to(memory_format=torch.channels_last)
+    return floats, torch.from_numpy(labels.astype(np.int64))
 
 
 def evaluate(module: Any, part: tuple[Any, Any], rank: int, processes: int) -> float:
@@ -141,8 +161,8 @@ def evaluate(module: Any, part: tuple[Any, Any], rank: int, processes: int) -> f
     correct = torch.zeros(1)
     with torch.no_grad():
         for first in range(0, len(share), EVALUATED):
-            pixels, labels = batch(part, share[first : first + EVALUATED])
-            correct += (module(pixels).argmax(1) == labels).sum()
+            chosen = torch.from_numpy(share[first : first + EVALUATED])
+            correct += (module(part[0][chosen]).argmax(1) == part[1][chosen]).sum()
     distributed.all_reduce(correct)
     return float(correct) / len(part[1])
 

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import _others
+import _recipes
 import _results
 from _others import others
 from _results import Clock, Results, heading, not_run
@@ -22,9 +23,11 @@ from adam_mpi.errors import UserError
 from adam_mpi.observe.provenance import machine
 
 TARGET, EPOCHS, PROCESSES, ROUNDS, WANTED = 0.99, 12, 2, 3, 2.5
-STEPS, BATCHES, BOUND = ((0.02, 0.9), (0.05, 0.9), (0.1, 0.0), (0.2, 0.0)), (32, 64, 128), 2
+STEPS, BATCHES, BOUND = ((0.05, 0.9), (0.2, 0.0)), (64, 128, 256), 2
 """What each side is searched over: rate and momentum, and batch. Momentum and the delay of pushes multiply, so adam_mpi
 has a bound on staleness where there is momentum, and none elsewhere."""
+AVERAGED = 32_000
+"""Images that the weights which are evaluated are averaged over."""
 PROGRAM = Path(__file__).with_name("_ddp_job.py")
 SIDES = ("adam_mpi", "ddp", "ddp_compiled")
 
@@ -36,20 +39,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def reproduce(options: argparse.Namespace) -> Iterator[str]:
     """First the search, then both sides in turns with the best of each."""
-    kept = _results.results(options, "ddp")
-    training = Training(options.folder, Clock.of(options))
+    kept, clock = _results.results(options, "ddp"), Clock.of(options)
+    # A job that is timed is not cut.
+    training = Training(options.folder, Clock(math.inf))
     for job in _planned(options.rounds):
         if kept.read(_name(job)):
             continue
-        if training.clock.over:
+        if clock.over:
             yield "time is up; the same command goes on"
             return
         settings = job["settings"] or best(kept, job["side"].removesuffix("_compiled"))
-        result = _measure(job["side"], settings, job["seed"], training, options.set)
-        if result is None:
-            yield "time is up; the same command goes on"
-            return
-        kept.keep(_name(job), result)
+        result = kept.keep(_name(job), _measure(job["side"], settings, job["seed"], training, options.set))
         yield f"{_name(job)}: {_told(result)}"
 
 
@@ -81,30 +81,29 @@ def best(kept: Results, side: str) -> dict[str, Any]:
 
 def _measure(
     side: str, settings: dict[str, Any], seed: int, training: Training, more: list[str]
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     share = others()
     found = _ours(settings, seed, training, more) if side == "adam_mpi" else _torch(side, settings, seed)
-    if found is None:
-        return None
     to_target = next((seconds for seconds, accuracy, *_ in found["curve"] if accuracy >= TARGET), None)
     return {"side": side, "seed": seed, "settings": settings, "seconds_to_target": to_target, **found} | {
         "others": share(), "machine": machine()
     }  # fmt: skip
 
 
-def _ours(settings: dict[str, Any], seed: int, training: Training, more: list[str]) -> dict[str, Any] | None:
+def _ours(settings: dict[str, Any], seed: int, training: Training, more: list[str]) -> dict[str, Any]:
     batch, momentum = settings["batch"], settings["momentum"]
     recipe = {
-        "data": {"set": "mnist"},
+        **_recipes.TOLD["sets"]["mnist"],
         "train": {"batch": batch, "epochs": EPOCHS, "target": TARGET, "test": False},
-        "optimiser": {"rate": settings["rate"], "momentum": momentum, "schedule": "constant"},
+        "optimiser": {
+            "rate": settings["rate"], "momentum": momentum, "schedule": "constant", "average": batch / AVERAGED,
+        },
         "push": {"images": batch}, "pull": {"images": batch},
         "consistency": {"staleness": float(BOUND) if momentum else math.inf},
     }  # fmt: skip
     begun = time.perf_counter()
     run = training.run(recipe, [f"run.seed={seed}", *more])
-    if run is None:
-        return None
+    assert run is not None
     summary = run.summary
     start_up = max(0.0, time.perf_counter() - begun - summary["seconds"])
     return {"curve": run.curve, "images_per_second": summary["images_per_second"], "start_up": start_up, "compile": 0.0}
@@ -112,7 +111,8 @@ def _ours(settings: dict[str, Any], seed: int, training: Training, more: list[st
 
 def _torch(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     mode = "compile" if side == "ddp_compiled" else "eager"
-    words = [PROCESSES, settings["batch"], settings["rate"], settings["momentum"], TARGET, EPOCHS, seed, mode]
+    how = settings["batch"], settings["rate"], settings["momentum"], settings["batch"] / AVERAGED
+    words = [PROCESSES, *how, TARGET, EPOCHS, seed, mode]
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=900,
@@ -137,11 +137,13 @@ def page(folder: Path) -> Iterator[str]:
         yield from not_run()
         return
     yield (
-        f"The paper's MNIST network without distortions, SGD at a constant rate, until {TARGET:.1%} of the held-out "
-        f"images are right. Each side was searched over the same {len(STEPS) * len(BATCHES)} choices of rate, momentum "
-        f"and batch; adam_mpi is asynchronous with two replicas, with a bound of {BOUND} clocks where there is "
-        "momentum. DDP: gloo, {PROCESSES} processes of one thread, "
-        "channels-last, plain and by `torch.compile`, images in memory as float32. Rounds are in turns; the medians:"
+        "The paper's MNIST network with the distortions of Table 1, SGD at a constant rate, until a running average of "
+        f"the weights has {TARGET:.1%} of the held-out images right. Each side was searched over the same "
+        f"{len(STEPS) * len(BATCHES)} choices of rate, momentum and batch; adam_mpi is asynchronous with two replicas, "
+        f"with a bound of {BOUND} clocks where there is momentum. DDP: gloo, {PROCESSES} processes of one thread, "
+        "channels-last, plain and by `torch.compile`; its images lie in memory as float32, distorted by adam_mpi's "
+        "code ahead of time, which is not counted, while adam_mpi distorts on the same cores as it trains. Rounds are "
+        "in turns; the medians:"
     )
     yield ""
     yield "| | seconds to 99.0 % | images/s | start-up, s | compile, s | rate, momentum, batch | rounds |"
