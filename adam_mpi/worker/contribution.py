@@ -74,8 +74,10 @@ class Factors:
 
 
 def contributions(threads: int, copied: bool, staleness: float) -> int:
-    """How many a worker has: some for its threads, some under way, or one for each clock that may be under way; twice as
-    many where there are copies of shards, because an acknowledgement then takes twice as long."""
+    """How many a worker has: some for its threads, some under way, or one for each clock that may be under way.
+
+    Twice as many where there are copies of shards, because an acknowledgement then takes twice as long.
+    """
     return int(min(2 * threads + 2, staleness + 2)) * (2 if copied else 1)
 
 
