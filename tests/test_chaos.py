@@ -29,7 +29,7 @@ def test_what_is_acknowledged_is_in_the_weights(point, seed, mpi, tmp_path):
 
 
 @full
-@pytest.mark.parametrize(("kind", "seed"), [("async", 4), ("async factor", 2)])
+@pytest.mark.parametrize(("kind", "seed"), [("async", 4), ("async factor", 2), ("async strips", 4)])
 def test_training_reaches_its_accuracy_whoever_dies(kind, seed, mpi, tmp_path):
     run = chaos.draw(seed, kind)
     figures = chaos.check(run, *chaos.play(run, mpi, tmp_path))
