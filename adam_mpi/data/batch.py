@@ -3,7 +3,8 @@
 answer = header (int64 x 8) | ids (int64) | labels (int64) | pixels (uint8 or float32, image by image)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,6 +34,15 @@ class Batch:
     ids: np.ndarray
     labels: np.ndarray
     pixels: np.ndarray
+
+
+def cut_batch(batch: Batch, parts: int) -> list[Batch]:
+    """The images of a batch, cut into consecutive parts of nearly equal size."""
+    edges = [part * batch.labels.size // parts for part in range(parts + 1)]
+    return [
+        replace(batch, ids=batch.ids[a:b], labels=batch.labels[a:b], pixels=batch.pixels[a:b])
+        for a, b in pairwise(edges)
+    ]
 
 
 def message_bytes(images: int, shape: Shape, itemsize: int = 1) -> int:

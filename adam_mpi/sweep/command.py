@@ -48,5 +48,7 @@ def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
     goal = wanted.target or config.load(wanted.config, wanted.settings).train.target
     target = goal or tables.usual_target(list(outcomes.values()))
     yield from tables.table(tables.rows(planned, outcomes, target), target)
+    if not goal:
+        yield f"{target:.2%} of validation is what half of the runs reach; --target sets another."
     if missing := len(planned) - len(outcomes):
         yield f"{missing} of {len(planned)} runs are not done; the same command goes on with them."

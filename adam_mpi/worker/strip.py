@@ -17,7 +17,7 @@ import numpy as np
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.data.batch import Batch
+from adam_mpi.data.batch import Batch, cut_batch
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.errors import UserError
 from adam_mpi.model.engine.update import descend
@@ -32,7 +32,7 @@ from adam_mpi.worker.flow import Flight, Flow
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
-from adam_mpi.worker.worker import Worker, cut_batch
+from adam_mpi.worker.worker import Worker
 
 REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 

@@ -3,8 +3,6 @@
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.data.batch import Batch
+from adam_mpi.data.batch import cut_batch
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.durable.position import batch_id
 from adam_mpi.model.engine.update import descend
@@ -411,14 +409,3 @@ class Worker:
         found = [thread.hunter.trouble for thread in self.trainers if thread.hunter.trouble is not None]
         first = min(found, key=lambda trouble: trouble.step) if found else self.pushes.trouble
         return None if first is None else first.stats()
-
-
-def cut_batch(batch: Batch, parts: int) -> list[Batch]:
-    """The images of a batch, cut into consecutive parts of nearly equal size."""
-    edges = [part * batch.labels.size // parts for part in range(parts + 1)]
-    return [
-        replace(batch, ids=batch.ids[a:b], labels=batch.labels[a:b], pixels=batch.pixels[a:b])
-        for a, b in pairwise(edges)
-    ]
-
-

@@ -19,10 +19,12 @@ from adam_mpi.trained import Trained, load
 
 WORST, MOST_FILTERS = 30, 60
 HOW = {
-    "status": "", "test_accuracy": ".2%", "best_accuracy": ".2%", "train_loss": ".4f", "epochs": "", "images": ",",
-    "images_per_second": ",.0f", "seconds": ".1f",
+    "status": ("status", ""), "test_accuracy": ("test accuracy", ".2%"),
+    "best_accuracy": ("best accuracy of validation", ".2%"), "train_loss": ("train loss", ".4f"),
+    "epochs": ("epochs", ""), "images": ("images", ","), "images_per_second": ("images per second", ",.0f"),
+    "seconds": ("seconds", ".1f"),
 }  # fmt: skip
-"""Main figures, and how they are written."""
+"""Main figures: what they are called, and how they are written."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -40,9 +42,9 @@ def figures(runs: Sequence[Run]) -> str:
 
     def shown(run: Run, key: str) -> str:
         value = run.summary.get(key)
-        return "" if value is None else format(value, HOW[key])
+        return "" if value is None else format(value, HOW[key][1])
 
-    rows: list[list[object]] = [[key.replace("_", " "), *(shown(run, key) for run in runs)] for key in HOW]
+    rows: list[list[object]] = [[HOW[key][0], *(shown(run, key) for run in runs)] for key in HOW]
     rows.append(["ranks", *(_ranks(run.summary["ranks"]) for run in runs)])
     rows.append(["staleness, mean", *(run.summary["staleness"]["mean"] for run in runs)])
     for name in ("pushes", "pulls"):
