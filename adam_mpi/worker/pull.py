@@ -30,7 +30,7 @@ class PullClient:
         self.servers = [server for server in shelves.servers if self.holding.pulls(server)]
         size = self.holding.size
         self.latest = np.zeros(size, np.float32)
-        """The weights as last read."""
+        """The weights as last read: for the caller to copy, and while a pull is active neither old nor new."""
         self.halves = np.zeros(size if "short" in shelves.regions else 0, np.uint16)
         self.versions = {server: np.zeros(len(shelves.held[server]), np.int64) for server in self.servers}
         self.known = {server: np.full(len(shelves.held[server]), -1, np.int64) for server in self.servers}
