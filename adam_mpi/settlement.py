@@ -3,6 +3,7 @@
 Pure: every rank hears the same words and comes to the same settlement.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,10 +166,17 @@ def _newest_head(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
 
 
 def _next(clocks: Mapping[int, int], layout: Layout, clock: int | None) -> dict[int, int]:
-    """New pushers begin where the slowest of the others is; with clocks all begin alike."""
-    least = min(clocks.values(), default=0) if clock is None else clock
-    members = [layout.places[rank].member for rank in layout.workers]
-    return {member: clocks.get(member, least) if clock is None else clock for member in members}
+    """New pushers begin where the slowest of the others is; with clocks all begin alike.
+
+    So do the strips of a replica, which push alike: where the fastest of them is, as no clock comes twice.
+    """
+    workers = [layout.places[rank] for rank in layout.workers]
+    if clock is not None:
+        return {worker.member: clock for worker in workers}
+    least, furthest = min(clocks.values(), default=0), defaultdict[int | None, int](int)
+    for worker in workers:
+        furthest[worker.replica] = max(furthest[worker.replica], clocks.get(worker.member, least))
+    return {worker.member: furthest[worker.replica] for worker in workers}
 
 
 def _mean(tallies: Sequence[tuple[int, float, float, float]]) -> tuple[float, float]:

@@ -294,7 +294,8 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
     where = ground.plan, ground.choices, ground.mail, ground.window, ground.post
     if kept is not None:
         assert settled is not None
-        kept.enter(world, *where, settled.clock)
+        strips = world.layout.partitions > 1
+        kept.enter(world, *where, settled.clocks[world.place.member] if strips else settled.clock)
         return kept
     assert net is not None, "compiled above"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)

@@ -62,6 +62,14 @@ def test_batches_are_handed_out_again_unless_a_part_of_them_is_applied_or_somebo
     assert settled.out == {5} and settled.clocks == {2: 4} and settled.clock is None
 
 
+def test_strips_of_a_replica_go_on_at_one_clock():
+    """Else a snapshot, which cuts a replica at one clock, would wait for the slower strip for ever."""
+    places = [Place(0, "h", ("server",)), *(Place(1 + n, "h", ("worker",), n // 2, n % 2) for n in range(4))]
+    words = [server(0, everything(1)), Word(1, clock=9), Word(2, clock=4), Word(3, clock=6), Word(4)]
+    settled = settle(words, Layout(tuple(places), 2), SHARDS, 3, math.inf)
+    assert settled.clocks == {1: 9, 2: 9, 3: 6, 4: 6}
+
+
 def test_batches_of_an_epoch_that_nothing_is_applied_of_yet_are_known_too():
     words = [server(0, everything(1)), Word(1, clock=4, batches=frozenset([batch_id(2, 5)]))]
     settled = settle(words, layout("server", "worker"), SHARDS, 3, math.inf)
