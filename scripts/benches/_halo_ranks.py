@@ -17,6 +17,7 @@ from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
 from adam_mpi.data.batch import Batch
+from adam_mpi.model.engine import border
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
@@ -183,6 +184,18 @@ def strips() -> Iterator[dict[str, Any]]:
     replica.end()
 
 
+def borders() -> Iterator[dict[str, Any]]:
+    """Borders first against all columns at once: several parts in flight, then one whose exchanges are late."""
+    for name, in_flight, settings in (("border_first", IN_FLIGHT, ()), ("border_first_late", 1, (DELAY,))):
+        first, seconds = Replica(in_flight, IMAGES, *settings), border.SECONDS
+        border.SECONDS = float("inf")
+        whole, border.SECONDS = Replica(in_flight, IMAGES, *settings), seconds
+        one, other = turns(lambda: whole.train(6), lambda: first.train(6))
+        yield {"name": f"{name}_vs_whole", "value": round(ratio(one, other), 3), "unit": "x"}
+        for replica in (first, whole):
+            replica.end()
+
+
 def delayed(images: int, name: str) -> Iterator[dict[str, Any]]:
     free, one, four = Replica(1, images), Replica(1, images, DELAY), Replica(4, images, DELAY)
     _, alone, together = turns(lambda: free.train(12), lambda: one.train(12), lambda: four.train(12))
@@ -197,7 +210,7 @@ def delayed(images: int, name: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    for line in chain(exchanges(), strips(), delayed(1, "in_flight_4_vs_1"), delayed(4, "in_flight_4_vs_1_of_4")):
+    for line in chain(exchanges(), strips(), borders(), delayed(1, "in_flight_4_vs_1"), delayed(4, "in_flight_4_vs_1_of_4")):
         if MPI.COMM_WORLD.rank == 0:
             print(json.dumps(line), flush=True)
 

@@ -35,7 +35,7 @@ class Step:
     """What one layer, or several joined ones, call: forward and backward, by block or for all blocks at once.
 
     `prepare` comes before all blocks' forward, `clear` before and `finish` after their backward; what is `later`, after
-    all blocks' backward.
+    all blocks' backward. `interior`: of the way forward, what no other strip waits for.
     """
 
     by_block: bool
@@ -45,6 +45,7 @@ class Step:
     clear: list[Call] = field(default_factory=list)
     finish: list[Call] = field(default_factory=list)
     later: list[Call] = field(default_factory=list)
+    interior: list[Call] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,10 @@ def assemble(groups: Sequence[list[Step]], crossings: Sequence[Crossing], load: 
         begin = [Phase(False, _calls(steps, "prepare")), Phase(True, (load,) if number == 0 else ())]
         phases = merged([*begin, *(Phase(step.by_block, tuple(step.forward)) for step in steps)])
         if number < len(crossings):
+            interior = merged([Phase(step.by_block, tuple(step.interior)) for step in steps])
             between = crossings[number].owned, crossings[number].needed
-            found.append(Part(phases, port=Port(number, FORWARD), handed=between))
+            found.append(Part(phases, port=Port(number, FORWARD), handed=() if interior else between))
+            found += [Part(interior, meanwhile=True, handed=between)] if interior else []
         else:
             found.append(Part((*phases, Phase(False, (end,))), **_back(number, crossings)))
     last = next((number for number, crossing in enumerate(crossings) if crossing.learning), len(crossings))

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import (
     average,
+    border,
     convs,
     dense_product,
     dense_settle,
@@ -25,11 +26,11 @@ from adam_mpi.model.engine import (
     tiles,
     winograd_step,
 )
-from adam_mpi.model.engine.convolution import shape_of
+from adam_mpi.model.engine.convolution import Shape, shape_of
 from adam_mpi.model.engine.memory import Buffer, Call, Step, size
 from adam_mpi.model.engine.parts import Crossing, Part
 from adam_mpi.model.engine.source import Source
-from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.exchange import Exchange, Span
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 PASS_IMAGES = 64
@@ -210,9 +211,16 @@ class Builder:
         else:
             choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
             self.choices[job.name] = choice
-            self.steps.append(conv_step(job, choice))
+            spans = self.spans(index + taken - 1, shape, window, choice)
+            self.steps.append(conv_step(replace(job, spans=spans), choice))
         self.learning, self.relu = True, relu and window == 1
         return taken
+
+    def spans(self, last: int, shape: Shape, window: int, choice: convs.Choice) -> tuple[Span, ...]:
+        """Columns of a convolution, with the layers up to `last`, whose border is computed first; none: all at once."""
+        step = {"direct": 1, "winograd": 2}.get(choice["algorithm"], shape.columns)
+        found = border.order(self.shapes[last:], shape, window, max(step, window), self.blocks * self.lanes)
+        return tuple(found) if len(found) > 1 else ()
 
     def fully_connected(self, index: int) -> int:
         name, lanes, source = self.shapes[index].name, self.lanes, self.source
