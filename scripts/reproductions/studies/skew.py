@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, bars, contrast, jobs
+from _study import Found, Points, Scale, accuracies, bars, contrast, jobs, mean
 
 TITLE = "Accuracy against skew of the data"
 KIND = "measured, 4 replicas, asynchronous"
@@ -21,4 +21,6 @@ def paint(axes: Any, found: Found) -> None:
 
 
 def verdict(found: Found) -> str:
-    return f"{accuracies(found)} {contrast(found, SKEWS[-1], SKEWS[0])}"
+    best, worst = mean(found, SKEWS[0]), mean(found, SKEWS[-1])
+    worth = f" Shuffling is worth {100 * (best - worst):.2f} %." if best is not None and worst is not None else ""
+    return f"{accuracies(found)} {contrast(found, SKEWS[-1], SKEWS[0])}{worth}"
