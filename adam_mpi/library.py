@@ -74,15 +74,19 @@ class RangeLetter:
     first: int = 0
     indices: np.ndarray | None = None
 
+    @property
+    def lane(self) -> Lane["RangeLetter"]:
+        return self.server.lanes[self.server.shelves.holders[self.shard.index][0]]
+
     def write(self, body: np.ndarray) -> np.ndarray:
         header, size = np.zeros((), mailbox.HEADER), self.values.size
         if self.indices is None:
             header["kind"], header["words"], header["first"] = mailbox.DELTA, size, self.first
-            header["finite"] = mailbox.copy(body, self.values.view(np.uint32))
+            header["finite"] = self.lane.copy(body, self.values.view(np.uint32))
         else:
             header["kind"], header["words"] = mailbox.SPARSE, 2 * size
             body[:size] = self.indices
-            header["finite"] = mailbox.copy(body[size:], self.values.view(np.uint32))
+            header["finite"] = self.lane.copy(body[size:], self.values.view(np.uint32))
         header["pusher"], header["sequence"], header["values"] = self.server.ring, self.sequence, size
         header["shard"], header["last"] = self.shard.index, 1
         return header
@@ -291,7 +295,7 @@ class ParameterServer:
 
     def _send(self, letter: RangeLetter) -> None:
         letter.handle.pending += 1
-        self.lanes[self.shelves.holders[letter.shard.index][0]].waiting.append(letter)
+        letter.lane.waiting.append(letter)
 
     def _touched(self, first: int, last: int) -> list[Shard]:
         return [shard for shard in self.shelves.shards if shard.start < last and first < shard.stop]
