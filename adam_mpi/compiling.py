@@ -10,7 +10,7 @@ from adam_mpi.durable.checksum import checksum
 from adam_mpi.model.engine import update
 from adam_mpi.model.network import Network, warm
 from adam_mpi.server import apply, mailbox
-from adam_mpi.worker import contribution, copy
+from adam_mpi.worker import contribution, copier, copy
 
 SECONDS = 600.0
 
@@ -52,11 +52,12 @@ def _turns(world: World) -> tuple[list[str], list[str]]:
 def _warm(role: str, net: Network | None) -> None:
     values, one = np.zeros(2, np.float32), np.float32(1)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
-    mailbox.copy(message, message)
+    for way in copier.WAYS:
+        way(message, message)
     if role == "server":
         mailbox.finite(message)
-        mailbox.ringing(message, 1, message.size, np.zeros(1, np.int64))
-        mailbox.state(message, 0, message.size, 1, False)
+        lines = np.zeros((2, 2), np.int64)
+        mailbox.arrived(message, 1, message.size, np.zeros(1, np.int64), lines[:, 0], np.zeros(1, bool))
         checksum(values)
         apply.fold(values, values, np.zeros(1, np.int64), values[:1])
         apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)

@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from adam_mpi.cluster import layout as layouts
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import WINDOWS
+from adam_mpi.cluster.windows import choose_kind
 from adam_mpi.cluster.world import Idle, World
 from adam_mpi.config import Config, Optimiser
 from adam_mpi.errors import UserError
@@ -74,15 +74,19 @@ class RangeLetter:
     first: int = 0
     indices: np.ndarray | None = None
 
+    @property
+    def lane(self) -> Lane["RangeLetter"]:
+        return self.server.lanes[self.server.shelves.holders[self.shard.index][0]]
+
     def write(self, body: np.ndarray) -> np.ndarray:
         header, size = np.zeros((), mailbox.HEADER), self.values.size
         if self.indices is None:
             header["kind"], header["words"], header["first"] = mailbox.DELTA, size, self.first
-            header["finite"] = mailbox.copy(body, self.values.view(np.uint32))
+            header["finite"] = self.lane.copy(body, self.values.view(np.uint32))
         else:
             header["kind"], header["words"] = mailbox.SPARSE, 2 * size
             body[:size] = self.indices
-            header["finite"] = mailbox.copy(body[size:], self.values.view(np.uint32))
+            header["finite"] = self.lane.copy(body[size:], self.values.view(np.uint32))
         header["pusher"], header["sequence"], header["values"] = self.server.ring, self.sequence, size
         header["shard"], header["last"] = self.shard.index, 1
         return header
@@ -229,7 +233,7 @@ class ParameterServer:
         return not (lanes or self.waiting or self.reading)
 
     def _start_server(self, initial: np.ndarray) -> Server | None:
-        world, kind = self.world, WINDOWS[self.world.config.cluster.transport]
+        world, kind = self.world, choose_kind(self.world.config.cluster.transport, self.world.survivable)
         serves = "server" in world.place.roles
         size = self.shelves.published_bytes(world.rank) if serves else 0
         self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes if serves else 0)
@@ -291,7 +295,7 @@ class ParameterServer:
 
     def _send(self, letter: RangeLetter) -> None:
         letter.handle.pending += 1
-        self.lanes[self.shelves.holders[letter.shard.index][0]].waiting.append(letter)
+        letter.lane.waiting.append(letter)
 
     def _touched(self, first: int, last: int) -> list[Shard]:
         return [shard for shard in self.shelves.shards if shard.start < last and first < shard.stop]

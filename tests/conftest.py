@@ -7,6 +7,7 @@ those that need a whole job start it themselves through the fixture `launch`, on
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -127,12 +128,20 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Three test hosts; `environment=hosts.environment` starts a job on them."""
+def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
+    """Three test hosts; `environment=hosts.environment` starts a job on them.
+
+    By `indirect` they have options of `scripts/hosts up`, such as ("--delay", "1ms").
+    """
     if os.getuid() or shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
         pytest.skip("test hosts need root and iproute2")
     made = Hosts(tmp_path / "hosts")
-    made.call("up", 3)
+    try:
+        made.call("up", 3, *getattr(request, "param", ()))
+    except subprocess.CalledProcessError as error:
+        if "neither netem nor" not in error.stderr:
+            raise
+        pytest.skip(error.stderr.strip())
     yield made
     made.call("down")
 

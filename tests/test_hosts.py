@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from launch import ROOT, clean_environment, given, spread
+from launch import ROOT, Hosts, clean_environment, given, spread
 
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], 7), 1).close()"
 ANSWER = """
@@ -43,6 +43,50 @@ def test_a_cut_is_between_two_hosts_only(hosts, hears):
     assert hears("h0") and not hears("h1")
     hosts.call("mend")
     assert hears("h0") and hears("h1")
+
+
+DELAY, COUNT = 0.05, 100
+ECHO = """
+import socket
+echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+echo.bind(("", 7))
+print(socket.gethostname(), flush=True)
+while True:
+    echo.sendto(*echo.recvfrom(9))
+"""
+TRIPS = f"""
+import socket, time
+asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asking.settimeout(20)
+asking.connect(("h2", 7))
+for count in (1, 1, {COUNT}):
+    began = time.monotonic()
+    for number in range(count):
+        asking.send(bytes([number]))
+    answers = [asking.recv(9)[0] for _ in range(count)]
+    print(time.monotonic() - began, answers == sorted(answers))
+"""
+
+
+LATE = ("--delay", f"{DELAY}s")
+
+
+@pytest.mark.parametrize("hosts", [LATE, (*LATE, "--rate", "1gbit")], indirect=True)
+def test_what_hosts_send_is_late_by_the_delay_in_order_and_all_at_once(hosts):
+    with subprocess.Popen(hosts.command("exec", "h2", "python3", "-c", ECHO), stdout=subprocess.PIPE) as echoing:
+        assert echoing.stdout.readline() == b"h2\n"
+        # The first asks for addresses besides.
+        _, one, many = hosts.call("exec", "h0", "python3", "-c", TRIPS).splitlines()
+        echoing.kill()
+    assert float(one.split()[0]) >= 2 * DELAY
+    assert many.endswith("True") and 2 * DELAY <= float(many.split()[0]) < COUNT * 2 * DELAY
+
+
+@pytest.mark.parametrize("delay", ["1", "ms", "1 ms", "-1ms", "1h"])
+def test_a_delay_that_makes_no_sense_is_named(delay, tmp_path):
+    command = Hosts(tmp_path).command("up", 2, "--delay", delay)
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (1, f"hosts: --delay {delay}: expected a time, as in 1ms\n")
 
 
 def namespaces(name):

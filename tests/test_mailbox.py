@@ -105,17 +105,27 @@ def test_a_message_written_in_place_is_whole_when_its_position_is_there():
     assert state(slot, position=2, near=True) == ABSENT
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.integers(2, 8), st.data())
-def test_rings_with_news_are_found_at_one_look(collected, slots, data):
-    """A ring has news when its next slot carries its next position; older and later positions are none."""
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(2, 6), st.data())
+def test_what_has_arrived_is_found_at_one_look(collected, slots, data):
+    """Of each ring the whole messages that come next, up to one that is torn, missing, or would not have room yet."""
     words = np.zeros((len(collected), slots, SLOT), np.uint32)
-    news = []
+    applied, near = np.zeros((len(collected), 2), np.int64)[:, 0], np.zeros(len(collected), bool)
+    whole, torn = [], []
     for ring, count in enumerate(collected):
-        position = data.draw(st.sampled_from([0, count + 1, count + 2, count + 1 - slots]))
-        words[ring, count % slots, :2].view(np.int64)[0] = position
-        news += [ring] if position == count + 1 else []
-    found = mailbox.ringing(words.reshape(-1), slots, SLOT, np.array(collected))
-    assert found.tolist() == news
+        waiting = data.draw(st.integers(0, min(count, slots)))
+        applied[ring] = count - waiting
+        kinds = data.draw(st.lists(st.sampled_from(["whole", "torn", "old"]), max_size=slots - waiting))
+        for position, kind in enumerate(kinds, count + 1):
+            slot, _ = message(20, position=position - slots if kind == "old" else position)
+            slot[40] ^= kind == "torn"
+            words[ring, (position - 1) % slots] = slot
+        good = next((place for place, kind in enumerate(kinds) if kind != "whole"), len(kinds))
+        whole += [ring * slots + (count + place) % slots for place in range(good)]
+        torn += [ring] if kinds[good : good + 1] == ["torn"] else []
+    now = np.array(collected)
+    found = mailbox.arrived(words.reshape(-1), slots, SLOT, now, applied, near)
+    assert (found[0].tolist(), found[1].tolist()) == (whole, torn)
+    assert now.sum() == sum(collected) + len(whole)
 
 
 def test_sealing_leaves_the_rest_of_the_slot_alone():

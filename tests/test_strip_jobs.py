@@ -130,7 +130,11 @@ def test_a_run_goes_on_with_other_strips(launch, tmp_path):
     same(alone, result(resumed))
 
 
+LATE = pytest.param(("--delay", "1ms"), marks=pytest.mark.full, id="late")
+
+
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("hosts", [pytest.param((), id="at once"), LATE], indirect=True)
 def test_strips_on_three_hosts_go_the_same_way(launch, hosts, tmp_path):
     shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape)

@@ -123,12 +123,25 @@ def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bo
 
 
 @njit(nogil=True, cache=True)
-def ringing(words: np.ndarray, slots: int, slot_words: int, collected: np.ndarray) -> np.ndarray:
-    """The rings whose next slot carries the position after those collected: one look at all, however many there are."""
-    rings, count = np.empty(collected.size, np.int64), 0
-    for ring in range(collected.size):
-        start = (ring * slots + collected[ring] % slots) * slot_words
-        if words[start : start + 2].view(np.int64)[0] == collected[ring] + 1:
-            rings[count] = ring
-            count += 1
-    return rings[:count]
+def arrived(
+    words: np.ndarray, slots: int, slot_words: int, collected: np.ndarray, applied: np.ndarray, near: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """One look at all rings: the slots of whole messages, each ring's in order, and the rings whose next is torn.
+
+    `collected` goes on with what is found. Beyond what is `applied` a ring has room for one message per slot.
+    """
+    whole, torn, found, broken = np.empty(near.size * slots, np.int64), np.empty(near.size, np.int64), 0, 0
+    for ring in range(near.size):
+        held = ABSENT
+        while collected[ring] < applied[ring] + slots:
+            slot = ring * slots + collected[ring] % slots
+            held = state(words, slot * slot_words, slot_words, collected[ring] + 1, near[ring])
+            if held != WHOLE:
+                break
+            whole[found] = slot
+            found += 1
+            collected[ring] += 1
+        if held == TORN:
+            torn[broken] = ring
+            broken += 1
+    return whole[:found], torn[:broken]

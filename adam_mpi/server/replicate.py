@@ -20,7 +20,8 @@ from adam_mpi.cluster.world import World
 from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.holding import Holding
-from adam_mpi.server.mail import Mail, Torn, near
+from adam_mpi.server.intake import Intake
+from adam_mpi.server.mail import Mail
 from adam_mpi.server.pool import NOTHING
 from adam_mpi.server.published import Published
 from adam_mpi.server.shards import Shard
@@ -148,14 +149,9 @@ class Replicator:
         self.lanes: dict[int, Lane[RecordLetter | PartLetter | CheckLetter]] = {
             server: Lane(rings, server, me, mirror, window) for server in shelves.servers if server != world.rank
         }
-        self.words, self.slot_words = mirror.memory.view(np.uint32), rings.slot_bytes // 4
-        self.floats = mirror.memory.view(np.float32)
+        self.words, self.floats = mirror.memory.view(np.uint32), mirror.memory.view(np.float32)
         self.arenas = [self._arena(server) for server in shelves.servers]
-        self.headers = np.ndarray(rings.count * rings.slots, mailbox.HEADER, mirror.memory, strides=(rings.slot_bytes,))
-        self.near = near(world, shelves.servers)
-        self.torn = Torn(published, len(shelves.pushers), world.config.server.torn_seconds)
-        self.collected = np.zeros(rings.count, np.int64)
-        self.applied = published.applied[len(shelves.pushers) :]
+        self.intake = Intake(world, rings, shelves.servers, mirror.memory, published)
         self.lacking: dict[int, deque[int]] = defaultdict(deque)
         for server, shard in lacking:
             self.lacking[server].append(shard)
@@ -239,19 +235,9 @@ class Replicator:
 
     def _collect(self) -> bool:
         """Take what has arrived, each shard's in order and by one thread; then show that it is taken."""
-        slots, arrived = self.shelves.peers.slots, []
         self.mirror.sync()
-        for ring in mailbox.ringing(self.words, slots, self.slot_words, self.collected).tolist():
-            while True:
-                position = int(self.collected[ring]) + 1
-                slot = ring * slots + (position - 1) % slots
-                start = slot * self.slot_words
-                state = mailbox.state(self.words, start, self.slot_words, position, self.near[ring])
-                self.torn.watch(ring, position, state == mailbox.TORN)
-                if state != mailbox.WHOLE:
-                    break
-                self.collected[ring] = position
-                arrived.append(Mail(ring, start + mailbox.HEADER_WORDS, *self.headers[slot].item()))
+        arrived = self.intake.collect()
+        self.intake.ask_again()
         if not arrived:
             return False
         # Between seeing that they are there and reading them.
@@ -262,7 +248,7 @@ class Replicator:
             if mail.kind == RECORD:
                 self.taken(mail, self._notes(mail)[1])
         self.mirror.sync()
-        self.applied[:] = self.collected
+        self.intake.applied[:] = self.intake.collected
         return True
 
     def _arena(self, server: int) -> np.ndarray:

@@ -26,7 +26,8 @@ from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.books import Books
 from adam_mpi.server.fold import Fold
 from adam_mpi.server.holding import Holding
-from adam_mpi.server.mail import MOST_PARTS, Inbox, Mail
+from adam_mpi.server.inbox import Inbox
+from adam_mpi.server.mail import MOST_PARTS, Mail
 from adam_mpi.server.pool import NOTHING
 from adam_mpi.server.published import Published
 from adam_mpi.server.replicate import Record, Replicator, notes
@@ -205,10 +206,11 @@ class Server:
 
     def _take_ready(self, shard: int) -> list[Mail]:
         """What can be applied to a shard now: everything, or in synchronous training the parts of a whole clock."""
-        staged = self.staged.pop(shard)
-        held = [mail for mail in staged if not self.cut.allows(mail.ring, mail.clock)]
-        if held:
+        staged, held = self.staged.pop(shard), []
+        if self.cut.limits is not None:
+            held = [mail for mail in staged if not self.cut.allows(mail.ring, mail.clock)]
             staged = [mail for mail in staged if self.cut.allows(mail.ring, mail.clock)]
+        if held:
             self.staged[shard] = held
         if self.config.consistency.staleness > 0 or not staged:
             # A record has room for the batches of so many messages.
@@ -245,6 +247,8 @@ class Server:
         for shard, mails in ready.items():
             self._book(shard, mails)
             self._pass_on(shard, mails, folds.get(shard), rate)
+        self.counts["steps"] += len(ready)
+        self.counts["folded"] += sum(map(len, ready.values()))
         if self.store is not None:
             self.store.touch(len(self.shards))
         self.world.injector.at("applied")
@@ -258,8 +262,6 @@ class Server:
         holding, place = self.holdings[shard], self.place[shard]
         holding.version += 1
         self.published.versions[place] = holding.version
-        self.counts["steps"] += 1
-        self.counts["folded"] += len(mails)
         for mail in mails:
             holding.note(mail.pusher, mail.number)
             self.books.applied(mail)
@@ -271,21 +273,20 @@ class Server:
 
     def _pass_on(self, shard: int, mails: list[Mail], fold: Fold | None, rate: float) -> None:
         """To the other copies, if there are any; the messages of a step are settled when all of them have taken it."""
-
-        def done() -> None:
-            for mail in mails:
-                self._settle(mail)
-            if fold is not None:
-                fold.release(self.stepper)
-
         if self.replicator is None or fold is None:
-            done()
+            self._settle_all(mails)
             return
-        holding = self.holdings[shard]
+        holding, done = self.holdings[shard], partial(self._settle_all, mails, fold)
         numbers = {mail.pusher: holding.table[mail.pusher] for mail in mails}
         words = notes(numbers, [self.inbox.batches(mail) for mail in mails])
         values = fold.values(shard)
         self.replicator.send(Record(holding.shard, holding.version, rate, values, words, done, _images(mails)))
+
+    def _settle_all(self, mails: list[Mail], fold: Fold | None = None) -> None:
+        for mail in mails:
+            self._settle(mail)
+        if fold is not None:
+            fold.release(self.stepper)
 
     def _settle(self, mail: Mail) -> None:
         mail.shards -= 1

@@ -37,6 +37,7 @@ class Stepper:
         self.config, self.shards, self.published = config, shards, published
         self.words, self.floats = memory.view(np.uint32), memory.view(np.float32)
         self.kind = _kind(config)
+        self.rule = apply.RULES.index(self.kind)
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
         self.keep, self.decay = np.float32(config.optimiser.momentum), np.float32(config.optimiser.decay)
         self.pool, self.folds = Pool(), Pool(arena)
@@ -70,8 +71,9 @@ class Stepper:
         for place in sorted(self.place[index] for index in ready):
             shard = self.shards[place]
             mails = ready[shard.index]
-            multiplied = bool(bands) and all(mail.kind == mailbox.FACTOR for mail in mails)
-            if multiplied and mails == ready[bands[-1][0].index] and _size(bands[-1]) + shard.size <= self.band:
+            alike = bool(bands) and mails == ready[bands[-1][0].index]
+            multiplied = alike and all(mail.kind == mailbox.FACTOR for mail in mails)
+            if multiplied and _size(bands[-1]) + shard.size <= self.band:
                 bands[-1].append(shard)
             else:
                 bands.append([shard])
@@ -132,17 +134,18 @@ class Stepper:
 
     def take(self, index: int, values: np.ndarray, rate: float) -> None:
         """One step of a shard on what was folded for it: bit by bit the same on every server that has a copy."""
-        holding, rule = self.holdings[index], apply.RULES.index(self.kind)
+        holding = self.holdings[index]
         if self.remembers:
             holding.remember()
         if values.size:
             arguments = values, FIRST, UNSCALED, np.float32(rate), self.keep, self.decay
-            apply.step(rule, holding.weights, holding.state, *arguments)
+            apply.step(self.rule, holding.weights, holding.state, *arguments)
         self._follow(index)
 
     def _scales(self, delays: Sequence[int]) -> list[float]:
-        inverse = self.config.optimiser.staleness_scale == "inverse"
-        return [self.unit / (1 + max(0, delay) if inverse else 1) for delay in delays]
+        if self.config.optimiser.staleness_scale == "inverse":
+            return [self.unit / (1 + max(0, delay)) for delay in delays]
+        return [self.unit] * len(delays)
 
     def _follow(self, index: int) -> None:
         """What changes with the weights."""
@@ -203,9 +206,9 @@ class Stepper:
     def _kernel(
         self, shard: int, part: slice, mail: np.ndarray, starts: Sequence[int], scales: Sequence[float], rate: float
     ) -> None:
-        holding, rule = self.holdings[shard], apply.RULES.index(self.kind)
+        holding = self.holdings[shard]
         numbers = *_numbers(starts, scales), np.float32(rate), self.keep, self.decay
-        apply.step(rule, holding.weights[part], holding.state[part], mail, *numbers)
+        apply.step(self.rule, holding.weights[part], holding.state[part], mail, *numbers)
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""

@@ -12,6 +12,7 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.observe import trace
 from adam_mpi.server import mailbox
 from adam_mpi.server.shelves import LINE, Rings
+from adam_mpi.worker.copier import Copier
 
 
 class Letter(Protocol):
@@ -44,6 +45,7 @@ class Lane(Generic[L]):
         near = mail.direct(server, self.ring_offset, rings.ring_bytes)
         self.near = near is not None
         """Whether messages are written where the server reads them, and nothing needs to be put."""
+        self.copier = Copier()
         memory = np.zeros(rings.ring_bytes, np.uint8) if near is None else near
         self.buffers = memory.view(np.uint32).reshape(self.slots, -1)
         self.lengths = [0] * self.slots
@@ -51,6 +53,10 @@ class Lane(Generic[L]):
         self.line = np.zeros(LINE // 8, np.int64)
         self.reading: MPI.Request | None = None
         self.bytes = self.resent = 0
+
+    def copy(self, body: np.ndarray, values: np.ndarray) -> bool:
+        """Copy words into a body; whether none of them is a NaN or an infinity."""
+        return self.copier.copy(body, values) if self.near else mailbox.copy(body, values)
 
     def step(self) -> bool:
         if self.near:

@@ -1,7 +1,7 @@
 """The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -32,6 +32,8 @@ class ShardLetter:
     client: "PushClient"
     contribution: Contribution
     shard: Shard
+    copy: Callable[[np.ndarray, np.ndarray], bool]
+    """Into the memory of its server."""
     last: bool
 
     @property
@@ -51,7 +53,7 @@ class ShardLetter:
             header["words"], header["finite"] = again.size, 1
             body[: again.size] = again
         elif client.codec is CODECS["none"]:
-            header["words"], header["finite"] = values.size, mailbox.copy(body, values.view(np.uint32))
+            header["words"], header["finite"] = values.size, self.copy(body, values.view(np.uint32))
         elif mailbox.finite(values.view(np.uint32)):
             header["words"], header["finite"] = client.codec.encode(values, client.residual.values[self.part], body), 1
         else:
@@ -198,20 +200,20 @@ class PushClient:
     def _send(self, contribution: Contribution) -> None:
         contribution.pending = 0
         for lane in self.lanes:
-            letters = self._letters(contribution, lane.server)
+            letters = self._letters(contribution, lane)
             letters[-1] = replace(letters[-1], last=True)
             contribution.pending += len(letters)
             (lane.held if self.residual.holds(contribution.clock) else lane.waiting).extend(letters)
 
-    def _letters(self, contribution: Contribution, server: int) -> list[ShardLetter | FactorLetter]:
+    def _letters(self, contribution: Contribution, lane: Lane) -> list[ShardLetter | FactorLetter]:
         """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
         letters: list[ShardLetter | FactorLetter] = []
-        for layer, group in groupby(self.holding.pushed[server], key=lambda shard: shard.layer):
+        for layer, group in groupby(self.holding.pushed[lane.server], key=lambda shard: shard.layer):
             factors = self.choices[layer].factors
             if factors is None:
-                letters += [ShardLetter(self, contribution, shard, False) for shard in group]
+                letters += [ShardLetter(self, contribution, shard, lane.copy, False) for shard in group]
             else:
-                letters += self._factor_letters(contribution, layer, factors[server])
+                letters += self._factor_letters(contribution, layer, factors[lane.server])
         return letters
 
     def _factor_letters(self, contribution: Contribution, layer: str, plan: FactorPlan) -> list[FactorLetter]:

@@ -76,7 +76,8 @@ def feed(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
             server.step()
         pulled.append(timed(lambda: server.wait(server.pull(into=weights))))
         comm.Ibarrier().Wait()
-    return {"pull": median_rate(pulled, 4 * SIZE)}
+    lane = next(iter(server.lanes.values()))
+    return {"pull": median_rate(pulled, 4 * SIZE), "past": lane.copier.way}
 
 
 def main() -> None:

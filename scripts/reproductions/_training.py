@@ -31,7 +31,7 @@ def made(hosts: Hosts | None) -> Iterator[dict[str, str]]:
         yield {}
         return
     with tempfile.TemporaryDirectory() as lab:
-        subprocess.run([HOSTS, "up", lab, *map(str, hosts)], check=True, timeout=60)
+        subprocess.run([HOSTS, "up", lab, str(hosts[0]), "--rate", hosts[1]], check=True, timeout=60)
         try:
             yield {"ADAM_MPI_HOSTS": lab}
         finally:
