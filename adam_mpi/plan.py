@@ -14,9 +14,9 @@ from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
 from adam_mpi.model.engine import cpu
-from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import Exchange, Partition, Strip, fitting, partition
+from adam_mpi.model.partition import Assembly, Exchange, Partition, Strip, fitting, partition
 from adam_mpi.server import shelves as shelving
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
@@ -35,7 +35,7 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     shapes = model(config, description)
     config.layout.partitions = partitions(config, shapes, ranks)
     layout = arrange(_hosts(ranks, hosts), config.layout)
-    cut = partition(shapes, layout.partitions)
+    cut = partition(shapes, layout.partitions, config.layout.scheme)
     shelves = plan_shelves(config, cut, layout)
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
@@ -55,7 +55,7 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
     cache = max(cpu.caches().values(), default=0)
     if not cache:
         raise UserError('layout.partitions = "auto": this machine does not tell its cache sizes; give a number')
-    return len(fitting(shapes, config.train.batch, cache, ranks))
+    return len(fitting(shapes, config.train.batch, cache, ranks, config.layout.scheme))
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
@@ -69,7 +69,7 @@ def network(
 ) -> Network:  # fmt: skip
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
-    images = config.train.batch if strip is None else parts.largest(config.train.batch, config.worker.in_flight)
+    images = config.train.batch if strip is None else parts.largest(config.train.batch, *parts.most(config))
     return Network(
         shapes, images, config.run.seed, engine=engine, captured=captured, choices=choices,
         batches=copy.batches(config), strip=strip,
@@ -130,9 +130,14 @@ def _parameters(config: Config, shelves: Shelves, choices: Mapping[str, Choice])
 
 def _strips(config: Config, cut: Partition) -> Iterator[str]:
     """What each strip of a replica owns, computes, and sends to the others."""
-    yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
+    if cut.hybrid:
+        yield from _hybrid(config, cut)
+    else:
+        yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
     for index, shape in enumerate(cut.shapes):
         exchange = cut.exchanges.get(index)
+        if cut.strips[0].shapes[index].extent is None:
+            continue
         owned = [f"{a}-{b - 1}{_halo(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
         yield f"  {shape.name:10} {'  '.join(owned)}"
     cache, images = max(cpu.caches().values(), default=0), config.train.batch
@@ -146,9 +151,17 @@ def _strips(config: Config, cut: Partition) -> Iterator[str]:
         )
 
 
+def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
+    """How the ranks of a hybrid replica share a batch."""
+    first = next(shape.name for shape in cut.shapes if isinstance(shape.layer, Dense))
+    rounds, images = parts.count(config.train.batch, *parts.most(config)), -(-config.train.batch // len(cut))
+    yield f"{len(cut)} ranks, hybrid: each has {images} whole images of a batch before {first}, in {rounds} rounds;"
+    yield "  then the units that each owns of a layer's output, and how many of its input come from the others"
+
+
 def _halo(exchange: Exchange | None, strip: int) -> str:
     """How far a strip's need reaches beyond what it owns of a layer's input."""
-    if exchange is None:
+    if exchange is None or isinstance(exchange, Assembly):
         return ""
     (a, b), (first, last) = exchange.owned[strip], exchange.needed[strip]
     return f" ({max(0, a - first)}+{max(0, last - b)})"

@@ -34,7 +34,9 @@ class Job:
     apart: bool = False
     """Whether another strip waits for the errors of the inputs: those of all blocks come first, then the gradient."""
     spans: tuple[Span, ...] = ()
-    """Columns of the outputs one after the other: all but the last are what other strips wait for. None: all at once."""
+    """Columns of the outputs one after the other: all but the last are what other strips wait for.
+
+    None: all at once."""
 
     def buffer(self, what: str, floats: int, lasting: bool = False) -> Buffer:
         """For one block's turn, or lasting for all."""
