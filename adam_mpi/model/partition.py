@@ -177,6 +177,13 @@ def partition(shapes: Sequence[LayerShape], strips: int) -> Partition:
     raise UserError(f"layout.partitions = {strips}: {trouble}; set at most {most}")
 
 
+def most(shapes: Sequence[LayerShape]) -> int:
+    """The largest number of strips that the layers allow."""
+    shapes = tuple(shapes)
+    places = min(_places(shapes, group[-1]) for group in _groups(shapes))
+    return next(count for count in range(places, 0, -1) if _try(shapes, count)[1] is not None)
+
+
 def fitting(shapes: Sequence[LayerShape], images: int, cache: int, most: int) -> Partition:
     """The smallest number of strips, up to `most`, whose working sets fit the cache; else as many as there can be."""
     best = partition(shapes, 1)
