@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from adam_mpi.cluster import layout as layouts
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import WINDOWS
+from adam_mpi.cluster.windows import choose_kind
 from adam_mpi.cluster.world import Idle, World
 from adam_mpi.config import Config, Optimiser
 from adam_mpi.errors import UserError
@@ -233,7 +233,7 @@ class ParameterServer:
         return not (lanes or self.waiting or self.reading)
 
     def _start_server(self, initial: np.ndarray) -> Server | None:
-        world, kind = self.world, WINDOWS[self.world.config.cluster.transport]
+        world, kind = self.world, choose_kind(self.world.config.cluster.transport, self.world.survivable)
         serves = "server" in world.place.roles
         size = self.shelves.published_bytes(world.rank) if serves else 0
         self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes if serves else 0)

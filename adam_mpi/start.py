@@ -15,7 +15,7 @@ from adam_mpi import compiling
 from adam_mpi import config as configuration
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import WINDOWS, Window
+from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
@@ -259,7 +259,7 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
         kernels = None if strip else job.kernels
         net = network(config, job.description, shapes, captured_layers(choices), kernels, strip)
     compiling.compile_once(world, net) if kept is None else compiling.compile_now(new, net)
-    kind, serves = WINDOWS[config.cluster.transport], "server" in roles
+    kind, serves = choose_kind(config.cluster.transport, world.survivable), "server" in roles
     world.agree()
     mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
     world.agree()

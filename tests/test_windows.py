@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.windows import WINDOWS, SharedWindow, Window
+from adam_mpi.cluster.windows import WINDOWS, SendWindow, SharedWindow, SurvivingWindow, Window, choose_kind
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi
@@ -55,9 +55,9 @@ class Party:
         self.window.free()
 
 
-@pytest.fixture(params=WINDOWS)
+@pytest.fixture(params=[*WINDOWS.values(), SurvivingWindow])
 def party(request):
-    return Party(WINDOWS[request.param])
+    return Party(request.param)
 
 
 def test_get_reads_the_memory_of_another_rank(party):
@@ -107,7 +107,7 @@ def test_a_put_that_is_only_tested_arrives_whole(party):
 def test_ranks_of_one_node_reach_into_each_other_where_memory_is_shared(party):
     window = party.offer(pattern(party.rank))
     near = window.direct(party.left, 0, SIZE)
-    assert (near is not None) == (party.kind is SharedWindow)
+    assert (near is not None) == issubclass(party.kind, SharedWindow)
     assert near is None or np.array_equal(near.view(np.float32), pattern(party.left))
     party.part()
 
@@ -122,9 +122,11 @@ def test_a_rank_may_offer_nothing(party):
     party.part()
 
 
-def test_the_default_kind_is_one_sided():
-    assert issubclass(WINDOWS[config.load().cluster.transport], Window)
-    assert WINDOWS[config.load().cluster.transport] is not WINDOWS["send"]
+def test_the_default_kind_is_one_sided_unless_a_rank_may_be_lost():
+    transport = config.load().cluster.transport
+    assert choose_kind(transport, survivable=False) is SharedWindow
+    assert choose_kind(transport, survivable=True) is SurvivingWindow
+    assert choose_kind("rma", survivable=True) is Window and choose_kind("send", survivable=False) is SendWindow
 
 
 def test_a_window_that_cannot_be_freed_gives_its_memory_back(party):

@@ -86,7 +86,10 @@ class SharedWindow(Window):
         self.near = {
             rank: np.asarray(shared.Shared_query(place)[0], np.uint8) for place, rank in enumerate(members)
         }
-        self.far = None if node.size == comm.size else Window(MPI.Win.Create(self.memory, 1, comm=comm), self.memory)
+        self.far = None if node.size == comm.size else self._between_nodes(comm)
+
+    def _between_nodes(self, comm: MPI.Intracomm) -> Window:
+        return Window(MPI.Win.Create(self.memory, 1, comm=comm), self.memory)
 
     @classmethod
     def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "SharedWindow":
@@ -177,4 +180,20 @@ class SendWindow(Window):
         self.under_way.append((self.comm.Isend(order, target, self.ORDER), order))
 
 
+class SurvivingWindow(SharedWindow):
+    """Shared inside a node, messages between nodes.
+
+    A one-sided transfer to a rank on another node that is dead, or dies meanwhile, may never come back out of Open MPI:
+    `Rget` waits in there for the target's addresses. A message to it fails as it should.
+    """
+
+    def _between_nodes(self, comm: MPI.Intracomm) -> Window:
+        return SendWindow(comm, self.memory)
+
+
 WINDOWS: dict[str, type[Window]] = {"shared": SharedWindow, "rma": Window, "send": SendWindow}
+
+
+def choose_kind(transport: str, survivable: bool) -> type[Window]:
+    """What `cluster.transport` stands for; `survivable`: ranks go on when another one is lost."""
+    return SurvivingWindow if survivable and transport == "shared" else WINDOWS[transport]

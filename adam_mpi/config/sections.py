@@ -236,7 +236,7 @@ class Cluster:
     poll: str = limited("sleep", choices=("sleep", "spin"))
     """What a rank with nothing to do does: sleep about a millisecond, or spin (nodes of its own)."""
     transport: str = limited("shared", choices=("shared", "rma", "send"))
-    """How pushes and pulls travel: memory shared inside a node and one-sided between nodes, one-sided, or messages."""
+    """How pushes and pulls travel: shared memory and, between nodes, one-sided (messages under ULFM); `rma`; `send`."""
     seconds: float = limited(60.0, low=1.0)
     """How long a rank waits for an answer before it names who did not give it and ends the job."""
     stopped: float = limited(5.0, low=0.0)
