@@ -121,7 +121,7 @@ def settings(tmp_path, strips, epochs):
     return given(
         f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", f"train.epochs={epochs}", "layout.data=1",
         f"model.layers={layers}", "consistency.staleness=0", f"layout.servers={SERVERS}", f"layout.partitions={strips}",
-        "worker.threads=1", "worker.in_flight=1", "optimiser.rate=0.001", "cluster.transport=send",
+        "worker.threads=1", "worker.in_flight=1", "optimiser.rate=0.001", "cluster.transport=send", "server.copies=1",
         f"server.mailbox_bytes={16 << 20}", "optimiser.schedule=constant", f"layout.memory={PLANNED}",
     )  # fmt: skip
 
