@@ -73,6 +73,7 @@ class Run:
     servers: int
     kills: tuple[tuple[str, int, int], ...] = ()
     point: str = ""
+    hosts: int = results.HOSTS
 
     @property
     def expected(self) -> str:
@@ -85,9 +86,11 @@ class Run:
         """Whether dense layers of a conservation run push activations and errors: a third of them do."""
         return self.seed % 3 == 0
 
-    def layout(self, hosts: int) -> Layout:
-        """Who does what at the start, on so many hosts."""
-        names = [f"h{host}" for host in range(hosts) for _ in range((self.ranks + hosts - 1 - host) // hosts)]
+    @property
+    def layout(self) -> Layout:
+        """Who does what at the start."""
+        ranks = [(self.ranks + self.hosts - 1 - host) // self.hosts for host in range(self.hosts)]
+        names = [f"h{host}" for host, count in enumerate(ranks) for _ in range(count)]
         return arrange(names, load(None, self.settings).layout)
 
     @property
@@ -105,10 +108,10 @@ class Run:
     @property
     def faults(self) -> list[str]:
         """Copies are only rebuilt, and ranks only recover, after somebody else has died, early on."""
-        chance, layout = random.Random(self.seed), self.layout(results.HOSTS)
+        chance = random.Random(self.seed)
         visits = {"rename": (1, 1), "recover": (1, 1), "rebuild": (1, 3)}
         step = chance.randint(*visits.get(self.point, (5, 60)))
-        victim, other, *_ = layout.having(POINTS[self.point])
+        victim, other, *_ = self.layout.having(POINTS[self.point])
         faults = [f'"kill rank={victim} at={self.point} step={step}"']
         if self.point in ("rebuild", "recover"):
             faults.append(f'"kill rank={other} at={"apply" if self.point == "rebuild" else "compute"} step=40"')
@@ -128,20 +131,19 @@ def draw(seed: int, kind: str = "") -> Run:
     return Run(seed, kind, ranks, data, servers, tuple((*who, when) for who, when in zip(chosen, moments, strict=True)))
 
 
-def point(name: str, seed: int) -> Run:
+def point(name: str, seed: int, hosts: int = results.HOSTS) -> Run:
     """A conservation run with a kill at a named point; of four servers, one that is lost leaves copies to rebuild."""
     servers = 4 if name == "rebuild" else 3
-    return Run(seed, "conservation", 5 + servers, 2, servers, point=name)
+    return Run(seed, "conservation", 5 + servers, 2, servers, point=name, hosts=hosts)
 
 
 def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = None) -> tuple[Job, dict[int, float]]:
     """Runs it with its kills, until it has ended; and who was killed when."""
     job, killed = start(mpi, run.ranks, "train", *run.keys, folder=folder, environment=environment), {}
-    members = run.layout(3 if environment else 1)
     try:
         for role, place, images in run.kills:
             job.until(lambda images=images: _images(job) >= images, f"{images} images", SECONDS)
-            rank = members.having(role)[place]
+            rank = run.layout.having(role)[place]
             killed[rank] = time.time()
             job.rank(rank).kill()
         return job.wait(SECONDS), killed | job.struck()
@@ -152,7 +154,7 @@ def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = 
 
 def undisturbed(run: Run, mpi: Mpi, folder: Path) -> Job:
     """A run in step comes to the same weights on any layout: one rank alone, which nobody can disturb, says which."""
-    return play(Run(run.seed, "sync", 1, 1, 1), mpi, folder)[0]
+    return play(Run(run.seed, "sync", 1, 1, 1, hosts=1), mpi, folder)[0]
 
 
 def _images(job: Job) -> int:

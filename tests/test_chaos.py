@@ -28,6 +28,13 @@ def test_what_is_acknowledged_is_in_the_weights(point, seed, mpi, tmp_path):
     assert figures["recoveries"] >= 1
 
 
+def test_servers_on_other_hosts_may_die(hosts, mpi, tmp_path):
+    """Two of them; whoever reads or writes there at that moment goes on."""
+    run = chaos.point("rebuild", 3, hosts=3)
+    figures = chaos.check(run, *chaos.play(run, mpi, tmp_path / "job", hosts.environment))
+    assert figures["recoveries"] >= 1
+
+
 @full
 @pytest.mark.parametrize(("kind", "seed"), [("async", 4), ("async factor", 2), ("async strips", 4)])
 def test_training_reaches_its_accuracy_whoever_dies(kind, seed, mpi, tmp_path):

@@ -24,6 +24,7 @@ import _recipes  # noqa: E402
 import _results  # noqa: E402
 import _search  # noqa: E402
 import _spread  # noqa: E402
+import ddp  # noqa: E402
 import figures  # noqa: E402
 import results  # noqa: E402
 import table1  # noqa: E402
@@ -138,6 +139,33 @@ def test_the_interval_of_a_difference():
     assert (value, low, high) == (-4, pytest.approx(-6.306, abs=1e-3), pytest.approx(-1.694, abs=1e-3))
     assert _spread.difference([1.0], [1.0, 2.0]) is None
     assert _spread.spread([0.99, 0.97], 1, 100) == "98.0 ± 1.4"
+
+
+def test_one_seed_of_each_is_judged_by_the_held_out_images():
+    # Variances 99 * 1 / 5000 each: the error of the difference is 0.199 %.
+    assert _spread.chance(99.0, 99.0, 5000) == pytest.approx(1.96 * 0.199, abs=1e-3)
+    assert "needs two seeds" in _spread.compared("one", "other", [99.0], [99.2])
+    assert "cannot be told from zero" in _spread.compared("one", "other", [99.0], [99.2], images=5000)
+    assert "is not zero" in _spread.compared("one", "other", [99.0], [99.2], images=500_000)
+
+
+@pytest.mark.parametrize("settings", ddp.CANDIDATES["adam_mpi"], ids=str)
+def test_what_ddp_is_compared_with_is_a_configuration(settings):
+    loaded = config.load(ddp.recipe(settings))
+    assert loaded.model.layers == LAYERS and loaded.train.target == ddp.TARGET and not loaded.train.test
+    assert (loaded.optimiser.momentum == 0) == loaded.asynchronous, "momentum and delay multiply"
+
+
+def test_both_sides_are_searched_alike_and_judged_by_their_quickest_epoch(tmp_path):
+    assert len(ddp.CANDIDATES["adam_mpi"]) == len(ddp.CANDIDATES["ddp"])
+    kept = _results.Results(tmp_path)
+    curves = [[[9.0, 0.98], [12.0, 0.99]], [[4.0, 0.97], [8.0, 0.98], [12.0, 0.99]], [[1.0, 0.9]]]
+    for settings, curve in zip(ddp.CANDIDATES["ddp"], curves, strict=False):
+        reached = 12.0 if len(curve) > 1 else None
+        told = {"settings": settings, "curve": curve, "seconds_to_target": reached}
+        kept.keep(ddp._name({"side": "ddp", "settings": settings}), told)
+    # Two epochs of 3 s before three of 4 s; what has not got there is not chosen.
+    assert ddp.best(kept, "ddp") == ddp.CANDIDATES["ddp"][0]
 
 
 def test_nobody_is_better_than_bayes_at_the_frames(tmp_path):

@@ -10,7 +10,8 @@ from adam_mpi.simulate.cluster import Cluster, Costs
 
 # What a thread computes before another one gets its core, and the most that one message keeps a link for itself.
 SLICE, PIECE = 3e-3, 1 << 20
-LOOK = 50e-6  # one round of a main thread that finds nothing
+SLICES = 8  # at the most, of one piece of work
+LOOK = 200e-6  # some rounds of a main thread that finds nothing
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -25,11 +26,13 @@ class Host:
     def work(self, seconds: float) -> Steps:
         """So much of one core, in slices: more threads than cores take turns."""
         left = seconds / self.speed
+        # Long work has longer ones: a core is wanted by many then, and one of them is soon at the end of a slice.
+        turn = max(SLICE, left / SLICES)
         while left > 0:
             with self.cores.request() as core:
                 yield core
-                yield self.time.timeout(min(left, SLICE))
-            left -= SLICE
+                yield self.time.timeout(min(left, turn))
+            left -= turn
 
     def send(self, to: "Host", size: int) -> Steps:
         """Over both hosts' links; inside a host there is nothing to wait for, copies are work."""
@@ -37,9 +40,12 @@ class Host:
             return
         for first in range(0, size, PIECE):
             piece = min(PIECE, size - first)
-            with self.sending.request() as out, to.receiving.request() as into:
-                yield out & into
-                yield self.time.timeout(piece / self.links.bandwidth)
+            # A receiver is not kept waiting by one whose own link is busy.
+            with self.sending.request() as out:
+                yield out
+                with to.receiving.request() as into:
+                    yield into
+                    yield self.time.timeout(piece / self.links.bandwidth)
             self.sent += piece
         yield self.time.timeout(self.links.latency)
 

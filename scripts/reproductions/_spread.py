@@ -1,5 +1,6 @@
 """Figures of several seeds."""
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
@@ -22,15 +23,24 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
     return fmean(first) - fmean(second), float(found.low), float(found.high)
 
 
-def compared(one: str, other: str, first: Sequence[float], second: Sequence[float]) -> str:
-    """A sentence about a difference, in %."""
+def chance(first: float, second: float, images: int) -> float:
+    """Half the 95 % interval of the difference of two accuracies in %, each of so many images drawn anew."""
+    variance = sum(accuracy * (100 - accuracy) / images for accuracy in (first, second))
+    return float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(variance)
+
+
+def compared(one: str, other: str, first: Sequence[float], second: Sequence[float], images: int = 0) -> str:
+    """A sentence about a difference of accuracies, in %; with `images` one seed of each says a little too."""
     found = difference(first, second)
-    if found is None:
+    if found is None and not (images and first and second):
         return f"The difference of {one} and {other} needs two seeds of each."
-    value, low, high = found
+    if found is None:
+        value, off = first[0] - second[0], chance(first[0], second[0], images)
+        low, high, how = value - off, value + off, f"of {images:,} images; seeds may differ more"
+    else:
+        (value, low, high), how = found, f"Welch, {len(first)} and {len(second)} seeds"
     told = "cannot be told from zero" if low <= 0 <= high else "is not zero"
-    seeds = f"{len(first)} and {len(second)} seeds"
     return (
-        f"{one.capitalize()} - {other}: {value:+.3f} %, 95 % interval {low:+.3f} to {high:+.3f} % (Welch, {seeds}): "
+        f"{one.capitalize()} - {other}: {value:+.3f} %, 95 % interval {low:+.3f} to {high:+.3f} % ({how}): "
         f"the difference {told}."
     )

@@ -17,6 +17,8 @@ from adam_mpi.errors import UserError
 Points = dict[str, Callable[[], dict[str, Any] | None]]
 """Name -> what measures it; None when time was up first."""
 Found = Mapping[str, dict[str, Any]]
+HELD_OUT = 5000
+"""Images of MNIST and Fashion-MNIST that judge: a twelfth of the training part."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,12 @@ def contrast(found: Found, one: str, other: str) -> str:
     """How two variants differ, as far as both are there."""
     groups = by_variant(found)
     values = [[100 * value for value in column(groups.get(name, []), "accuracy")] for name in (one, other)]
-    return compared(one, other, *values)
+    return compared(one, other, *values, images=HELD_OUT)
+
+
+def mean(found: Found, variant: str, key: str = "accuracy") -> float | None:
+    """Over the seeds of a variant, if there is one."""
+    return fmean(column(own, key)) if (own := by_variant(found).get(variant)) else None
 
 
 def accuracies(found: Found) -> str:

@@ -3,13 +3,14 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import _frames
 import _results
 from _results import Clock, Results, heading, not_run
-from _search import MODES
-from _spread import spread
+from _search import MODES, NAMES
+from _spread import compared, spread
 from _training import Training
 
 UNITS, LAYERS, EPOCHS, SEEDS = 256, 4, 8, 3
@@ -72,5 +73,11 @@ def page(folder: Path) -> Iterator[str]:
         if seeds:
             errors, first = [seed["error"] for seed in seeds], seeds[0]
             told = f"{spread(errors, 2, 100)} | {100 * first['least_error']:.2f} | {len(seeds)} | {first['epochs']}"
-            yield f"| {mode} | {told} | {first['images_per_second']:,.0f} |"
+            yield f"| {NAMES[mode]} | {told} | {first['images_per_second']:,.0f} |"
     yield ""
+    errors = {mode: [100 * seed["error"] for seed in seeds] for mode, seeds in found.items()}
+    if all(errors.values()):
+        least = 100 * found["async"][0]["least_error"]
+        above = ", ".join(f"{NAMES[mode]} {fmean(values) - least:.1f} %" for mode, values in errors.items())
+        yield f"Above the least possible error: {above}. {compared(*NAMES.values(), *errors.values(), _frames.TEST)}"
+        yield ""

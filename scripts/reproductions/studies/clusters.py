@@ -17,9 +17,9 @@ PAPER = (
     "The paper's testbed has 120 machines of 16 cores at 1.8 GHz with 10 Gb/s links: 90 that train, 20 servers, 10 for "
     "images; it reports hardly any loss from 4 to 22 replicas of 4 machines."
 )
-MACHINES, CORES, STRIPS = (24, 60, 120, 240, 500, 1000), 16, 4
-CORE, IMAGES = 14e9, 256
-"""Operations per second of such a core, half of its peak; images of a push."""
+MACHINES, CORES, STRIPS, GOOD = (24, 60, 120, 240, 500, 1000), 16, 4, 0.9
+CORE, IMAGES, BATCH = 14e9, 256, 64
+"""Operations per second of such a core, half of its peak; images of a push, and of a batch."""
 
 
 def points(scale: Scale) -> Points:
@@ -33,15 +33,15 @@ def measure(count: int, scale: Scale) -> dict[str, Any]:
         "adam-imagenet",
         [
             f"layout.partitions={STRIPS}", f"layout.servers={servers}", f"layout.data={data}", f"push.images={IMAGES}",
-            f"pull.images={IMAGES}", f"worker.threads={CORES}", *scale.settings,
+            f"pull.images={IMAGES}", f"worker.threads={CORES}", f"train.batch={BATCH}", *scale.settings,
         ],
     )  # fmt: skip
     shapes = model(settings, describe(settings.data))
     cluster = Cluster()
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = count, 1, CORES
     cluster.costs.image = 6 * sum(shape.connections for shape in shapes) / CORE
-    # Several pushes of every thread.
-    told = predict(cluster, settings, batches=6 * CORES * IMAGES // settings.train.batch)
+    # Three pushes of every thread.
+    told = predict(cluster, settings, batches=3 * CORES * IMAGES // settings.train.batch)
     return {
         "machines": count, "replicas": told.replicas, "images_per_second": told.images_per_second,
         "delay": told.staleness_mean, "server_busy": told.server_busy, "link_busy": told.link_busy,
@@ -63,7 +63,15 @@ def verdict(found: Found) -> str:
         f"delay {point['delay']:.0f}, busiest server {point['server_busy']:.0%}, busiest link {point['link_busy']:.0%}"
         for point in found.values()
     )
+    first, last = min(found.values(), key=_machines), max(found.values(), key=_machines)
+    kept = (last["images_per_second"] / last["machines"]) / (first["images_per_second"] / first["machines"])
+    agreement = "linear, as the paper finds up to 120" if kept >= GOOD else "less than the paper finds up to 120"
     return (
-        f"Simulated with `adam_mpi simulate`'s model, {STRIPS} machines a replica: {told}. The time of an image is "
-        "arithmetic (half of such a core's peak); exchanges between strips are taken to be hidden."
+        f"Simulated with `adam_mpi simulate`'s model, {STRIPS} machines a replica: {told}. From {first['machines']} to "
+        f"{last['machines']} machines {kept:.0%} of the images/s of a machine are kept: {agreement}. The time of an "
+        "image is arithmetic (half of such a core's peak); exchanges between strips are taken to be hidden."
     )
+
+
+def _machines(point: dict[str, Any]) -> int:
+    return point["machines"]

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from _study import Found, Points, Scale, accuracies, bars, contrast, job
+from _study import Found, Points, Scale, accuracies, bars, contrast, job, mean
 
 from adam_mpi import config
 from adam_mpi.data.sets import open_set
@@ -18,7 +18,8 @@ PAPER = (
     "The paper believes that asynchronous training is more accurate because stale gradients add noise. If so, noise of "
     "that size should help synchronous training as much."
 )
-BASE, EPOCHS = ["data.set=mnist", "push.protocol=delta", "train.batch=64"], 6
+BASE, EPOCHS = ["data.set=mnist", "push.protocol=delta", "train.batch=64"], 4
+VARIANTS = "asynchronous", "synchronous", "synchronous with noise"
 STEPS, ROUNDS = 400, 40
 """Of plain training before the noise is measured, and measurements of it."""
 
@@ -26,9 +27,10 @@ STEPS, ROUNDS = 400, 40
 def points(scale: Scale) -> Points:
     named: Points = {}
     for seed in range(1, scale.seeds + 1):
-        named[f"asynchronous, seed {seed}"] = partial(_asynchronous, scale, seed)
-        named[f"synchronous, seed {seed}"] = partial(_synchronous, scale, seed, noisy=False)
-        named[f"synchronous with noise, seed {seed}"] = partial(_synchronous, scale, seed, noisy=True)
+        work = _asynchronous, partial(_synchronous, noisy=False), partial(_synchronous, noisy=True)
+        named |= {
+            f"{name}, seed {seed}": partial(call, scale, seed) for name, call in zip(VARIANTS, work, strict=True)
+        }
     return named
 
 
@@ -82,12 +84,23 @@ def paint(axes: Any, found: Found) -> None:
     bars(axes, found)
 
 
+def _agreement(found: Found) -> str:
+    asynchronous, plain, noisy = (mean(found, name) for name in VARIANTS)
+    if asynchronous is None or plain is None or noisy is None:
+        return "Not all three are there yet."
+    if asynchronous <= plain:
+        return "Asynchronous training is not the better one here, so there is no advantage that noise could explain."
+    if noisy <= plain:
+        return "Noise of that size does not help, so it does not explain what asynchronous training gains here."
+    return f"Noise of that size makes {(noisy - plain) / (asynchronous - plain):.0%} of what asynchrony gains."
+
+
 def verdict(found: Found) -> str:
     noises = [point["noise"] for point in found.values() if "noise" in point]
     told = ", ".join(f"{noise:.2f}" for noise in noises) or "not measured yet"
     return (
         f"{accuracies(found)} {contrast(found, 'synchronous with noise', 'synchronous')} "
-        f"{contrast(found, 'asynchronous', 'synchronous')} "
+        f"{contrast(found, 'asynchronous', 'synchronous')} {_agreement(found)} "
         f"The noise, as a fraction of the gradient's root mean square: {told}; it is that of "
         "gradients at weights as old as the mean delay of the asynchronous run, in one process at a constant rate."
     )

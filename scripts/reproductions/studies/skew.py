@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, bars, contrast, jobs
+from _study import Found, Points, Scale, accuracies, bars, contrast, jobs, mean
 
 TITLE = "Accuracy against skew of the data"
 KIND = "measured, 4 replicas, asynchronous"
 PAPER = "The paper shuffles everything; this asks what that is worth."
 SKEWS = ("none", "dirichlet:10", "dirichlet:1", "dirichlet:0.1", "by_class")
+LITTLE = 0.01
 BASE = ["data.set=mnist", "worker.threads=1", "epoch.assignment=static"]
 
 
@@ -21,4 +22,16 @@ def paint(axes: Any, found: Found) -> None:
 
 
 def verdict(found: Found) -> str:
-    return f"{accuracies(found)} {contrast(found, SKEWS[-1], SKEWS[0])}"
+    return f"{accuracies(found)} {contrast(found, SKEWS[-1], SKEWS[0])} {_agreement(found)}"
+
+
+def _agreement(found: Found) -> str:
+    best, worst = mean(found, SKEWS[0]), mean(found, SKEWS[-1])
+    if best is None or worst is None:
+        return "Not both ends are there yet."
+    if best - worst > LITTLE:
+        return f"So shuffling is worth {100 * (best - worst):.1f} %, and the paper does well to do it."
+    return (
+        "So shuffling over replicas is worth little here: they pull every few batches, hold nearly the same weights, "
+        "and what the server adds up is a mixture of all of them."
+    )

@@ -17,7 +17,7 @@ PAPER = (
     "In the paper the largest model that is trained efficiently grows more than linearly with the machines it is cut "
     "over; 16 machines train one of 36 billion connections."
 )
-MEASURED, PREDICTED, WIDTHS, BATCH, WITHIN = (1, 2), (1, 2, 4, 8, 16), (8, 16, 32, 64, 128), 16, 0.9
+MEASURED, PREDICTED, WIDTHS, BATCH, WITHIN = (1, 2), (1, 2, 4, 8, 16), (16, 32, 64, 128), 16, 0.9
 SIDE, CLASSES = 64, 10
 
 
