@@ -198,6 +198,13 @@ def partition(shapes: Sequence[LayerShape], strips: int, scheme: str = "strips")
     raise UserError(f"layout.partitions = {strips}: {trouble}; set at most {most}")
 
 
+def most(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
+    """The largest number of strips that the layers allow."""
+    shapes = tuple(shapes)
+    places = min(_places(shapes, group[-1]) for group in _cut_alike(shapes, scheme))
+    return next(count for count in range(places, 0, -1) if _try(shapes, count, scheme)[1] is not None)
+
+
 def fitting(
     shapes: Sequence[LayerShape], images: int, cache: int, most: int, scheme: str = "strips"
 ) -> Partition:
@@ -211,7 +218,7 @@ def fitting(
 
 
 def _try(shapes: tuple[LayerShape, ...], strips: int, scheme: str) -> tuple[str, Partition | None]:
-    groups = _groups(shapes) if scheme == "strips" else _dense_groups(shapes)
+    groups = _cut_alike(shapes, scheme)
     for group in groups:
         count = _places(shapes, group[-1])
         if count < strips:
@@ -257,9 +264,9 @@ def _groups(shapes: tuple[LayerShape, ...]) -> list[list[int]]:
     return groups
 
 
-def _dense_groups(shapes: tuple[LayerShape, ...]) -> list[list[int]]:
-    """The same in a hybrid replica, where nothing is cut by columns."""
-    return [group for group in _groups(shapes) if isinstance(shapes[group[0]].layer, Dense)]
+def _cut_alike(shapes: tuple[LayerShape, ...], scheme: str) -> list[list[int]]:
+    """Those groups that are cut: in a hybrid replica nothing is cut by columns."""
+    return [group for group in _groups(shapes) if scheme == "strips" or isinstance(shapes[group[0]].layer, Dense)]
 
 
 def _own(shapes: tuple[LayerShape, ...], strips: int, groups: list[list[int]]) -> tuple[tuple[Span, ...], ...]:

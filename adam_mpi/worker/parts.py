@@ -1,15 +1,12 @@
 """A batch on strips is cut into parts, so that threads have others to compute while one waits for a neighbour. Pure."""
 
-from adam_mpi.config import Config
-
 LEAST_IMAGES = 16
 """Of a part, and of each rank of a hybrid replica: fewer would leave vectors empty."""
 
 
-def most(config: Config) -> tuple[int, int]:
-    """Parts of a batch, and ranks that share out its images: rounds of a hybrid replica are as many as its ranks."""
-    ranks = config.layout.partitions
-    return (ranks, ranks) if config.layout.scheme == "hybrid" else (config.worker.in_flight, 1)
+def most(in_flight: int, ranks: int) -> tuple[int, int]:
+    """Parts of a batch, and ranks that share out its images: a hybrid replica has as many rounds as ranks."""
+    return (ranks, ranks) if ranks > 1 else (in_flight, 1)
 
 
 def count(images: int, most: int, ranks: int = 1) -> int:

@@ -158,7 +158,8 @@ class StripWorker(Worker):
 
     def _cut(self, batch: Batch) -> list[Batch]:
         """Into parts that are under way one by one."""
-        count = parts.count(batch.labels.size, *parts.most(self.config))
+        most = parts.most(self.config.worker.in_flight, self.strip.ranks)
+        count = parts.count(batch.labels.size, *most)
         if self.cut.hybrid:
             return cut_rounds(batch, count, self.strip.number)
         return cut_batch(batch, count)

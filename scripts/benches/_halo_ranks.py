@@ -13,7 +13,6 @@ import numpy as np
 from _models import MODELS
 from mpi4py import MPI
 
-from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
 from adam_mpi.data.batch import Batch, shares
@@ -24,6 +23,7 @@ from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
 from adam_mpi.worker import channels
 from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.evaluation import arrange
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.strip import REST_SECONDS
@@ -34,13 +34,6 @@ IMAGES, IN_FLIGHT, ROUNDS, SECONDS = 32, 2, 5, 60.0
 """Of a rank's batch, and of each part in flight of a replica whose batch is as large as that of two ranks."""
 ONE = np.float32(-1)
 DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
-
-
-def arrange(hosts: list[str], _: object) -> Layout:
-    """All ranks are the strips of one replica."""
-    roles = [("data", "worker", "server") if rank == 0 else ("worker",) for rank in range(len(hosts))]
-    places = [Place(rank, host, roles[rank], 0, rank) for rank, host in enumerate(hosts)]
-    return Layout(tuple(places), len(hosts))
 
 
 def batch(number: int, images: int, columns: tuple[int, int], edges: tuple[int, ...] = ()) -> Batch:
