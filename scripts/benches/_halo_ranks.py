@@ -17,6 +17,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import load
 from adam_mpi.data.batch import Batch
 from adam_mpi.model.engine.update import descend
+from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
@@ -35,19 +36,21 @@ ONE = np.float32(-1)
 DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
 
 
-def batch(number: int, images: int, columns: tuple[int, int]) -> Batch:
+def batch(number: int, images: int, columns: tuple[int, int], shapes: tuple[LayerShape, ...] = SHAPES) -> Batch:
     draw = np.random.default_rng(number)
-    pixels = draw.integers(0, 256, (images, *SHAPES[0].input), dtype=np.uint8)
-    labels = draw.integers(0, SHAPES[-1].output[0], images)
+    pixels = draw.integers(0, 256, (images, *shapes[0].input), dtype=np.uint8)
+    labels = draw.integers(0, shapes[-1].output[0], images)
     return Batch(0, 1, number, np.arange(images), labels, pixels[..., columns[0] : columns[1]].copy())
 
 
 class Replica:
     """One of as many strips as there are ranks, with so many batches of so many images in flight."""
 
-    def __init__(self, in_flight: int, images: int, *settings: str) -> None:
+    def __init__(
+        self, in_flight: int, images: int, *settings: str, shapes: tuple[LayerShape, ...] = SHAPES
+    ) -> None:  # fmt: skip
         self.world = World(MPI.COMM_WORLD, load(None, list(settings)), arrange)
-        self.cut = partition(SHAPES, MPI.COMM_WORLD.size)
+        self.cut = partition(shapes, MPI.COMM_WORLD.size)
         strip = self.cut.strips[MPI.COMM_WORLD.rank]
         net = Network(strip.shapes, images, 1, engine="generated", strip=strip)
         contexts = [net.strip_context() for _ in range(in_flight)]
@@ -56,10 +59,10 @@ class Replica:
         self.flow.attach(self.link)
         self.flow.start(1)
         self.sums = Sums(self.link, self.cut)
-        flat = initial(SHAPES, 1)
+        flat = initial(shapes, 1)
         self.weights = np.concatenate([flat[piece.start : piece.start + piece.size] for piece in strip.pieces])
         self.total = Contribution(0, np.zeros_like(self.weights))
-        self.batch, self.begun, self.next = batch(1, images, strip.columns), 0, 0
+        self.batch, self.begun, self.next = batch(1, images, strip.columns, shapes), 0, 0
         self.waited = self.idle = 0.0
         """Seconds in which a batch waited for the other strip, and those of them in which no other was computed."""
 
