@@ -12,9 +12,9 @@ from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
 from adam_mpi.model.engine import cpu
-from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import Exchange, Partition, Strip, fitting, most, partition
+from adam_mpi.model.partition import Assembly, Exchange, Partition, Strip, fitting, most, partition
 from adam_mpi.server import shelves as shelving
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
@@ -32,7 +32,7 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     config.layout.partitions = partitions(config, shapes, ranks)
     layout = arrange(_hosts(ranks, hosts), config.layout)
     check_memory(config, description, shapes, layout)
-    cut = partition(shapes, layout.partitions)
+    cut = partition(shapes, layout.partitions, config.layout.scheme)
     shelves = plan_shelves(config, cut, layout)
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
@@ -51,7 +51,7 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
     cache = max(cpu.caches().values(), default=0)
     if not cache:
         raise UserError('layout.partitions = "auto": this machine does not tell its cache sizes; give a number')
-    return len(fitting(shapes, config.train.batch, cache, ranks))
+    return len(fitting(shapes, config.train.batch, cache, ranks, config.layout.scheme))
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
@@ -65,7 +65,9 @@ def network(
 ) -> Network:  # fmt: skip
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
-    images = config.train.batch if strip is None else parts.largest(config.train.batch, config.worker.in_flight)
+    images = config.train.batch
+    if strip is not None:
+        images = parts.largest(images, *parts.most(config.worker.in_flight, strip.ranks))
     return Network(
         shapes, images, config.run.seed, engine=engine, captured=captured, choices=choices,
         batches=copy.batches(config), strip=strip,
@@ -85,25 +87,26 @@ def check_memory(
     limit = config.layout.memory
     if not limit:
         return
-    shelves = plan_shelves(config, partition(shapes, layout.partitions), layout)
+    scheme = config.layout.scheme
+    shelves = plan_shelves(config, partition(shapes, layout.partitions, scheme), layout)
     captured = captured_layers(choose(shelves, config, largest_push(config), len({p.host for p in layout.places})))
 
     def takes(strips: int) -> int:
         # Strips push gradients, never factors.
         factors = captured if strips == 1 else ()
-        net = _largest(config, description, partition(shapes, strips), factors)
+        net = _largest(config, description, partition(shapes, strips, scheme), factors)
         return memory.worker(config, description, net, shelves, factors)
 
     if takes(layout.partitions) > limit:
-        raise UserError(_too_few_strips(limit, takes, layout.partitions, shapes))
+        raise UserError(_too_few_strips(limit, takes, layout.partitions, shapes, scheme))
     if memory.server(shelves) > limit:
         raise UserError(_too_few_servers(limit, shelves))
 
 
 def _too_few_strips(
-    limit: int, takes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...]
+    limit: int, takes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
 ) -> str:  # fmt: skip
-    candidates = range(strips, most(shapes) + 1)
+    candidates = range(strips, most(shapes, scheme) + 1)
     least = bisect_left(candidates, True, key=lambda strips: takes(strips) <= limit)
     advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"
     if least < len(candidates):
@@ -178,9 +181,14 @@ def _parameters(config: Config, shelves: Shelves, choices: Mapping[str, Choice])
 
 def _strips(config: Config, cut: Partition) -> Iterator[str]:
     """What each strip of a replica owns, computes, and sends to the others."""
-    yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
+    if cut.hybrid:
+        yield from _hybrid(config, cut)
+    else:
+        yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
     for index, shape in enumerate(cut.shapes):
         exchange = cut.exchanges.get(index)
+        if cut.strips[0].shapes[index].extent is None:
+            continue
         owned = [f"{a}-{b - 1}{_halo(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
         yield f"  {shape.name:10} {'  '.join(owned)}"
     cache, images = max(cpu.caches().values(), default=0), config.train.batch
@@ -194,9 +202,17 @@ def _strips(config: Config, cut: Partition) -> Iterator[str]:
         )
 
 
+def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
+    """How the ranks of a hybrid replica share a batch."""
+    first = next(shape.name for shape in cut.shapes if isinstance(shape.layer, Dense))
+    rounds, images = parts.count(config.train.batch, *parts.most(1, len(cut))), -(-config.train.batch // len(cut))
+    yield f"{len(cut)} ranks, hybrid: each has {images} whole images of a batch before {first}, in {rounds} rounds;"
+    yield "  then the units that each owns of a layer's output, and how many of its input come from the others"
+
+
 def _halo(exchange: Exchange | None, strip: int) -> str:
     """How far a strip's need reaches beyond what it owns of a layer's input."""
-    if exchange is None:
+    if exchange is None or isinstance(exchange, Assembly):
         return ""
     (a, b), (first, last) = exchange.owned[strip], exchange.needed[strip]
     return f" ({max(0, a - first)}+{max(0, last - b)})"

@@ -70,7 +70,7 @@ def prepare(
     until = time.time() + 60 * minutes
     description = describe(config.data)
     shapes = model(config, description)
-    partition(shapes, config.layout.partitions)
+    partition(shapes, config.layout.partitions, config.layout.scheme)
     check_memory(_with_copies(config, world), description, shapes, world.layout)
     if config.model.weights:
         _first_weights(config, shapes, ())
@@ -126,7 +126,7 @@ def settle_here(world: World, job: Job) -> Job:
 
 def _held(world: World, job: Job) -> list[tuple[int, int]]:
     """What this rank holds of the flat vector as a server."""
-    cut = partition(job.shapes, job.config.layout.partitions)
+    cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     plan = plan_shelves(job.config, cut, world.layout, job.replicas)
     shards = (*plan.held.get(world.rank, ()), *plan.copied.get(world.rank, ()))
     return [(shard.start, shard.stop) for shard in shards]
@@ -234,7 +234,7 @@ def _retire(world: World, kept: Crew) -> tuple[int, int]:
 
 def _settle(world: World, job: Job, kept: Crew) -> Settlement:
     words = gather(world.comm, kept.word(world.place.member))
-    cut = partition(job.shapes, job.config.layout.partitions)
+    cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     gone = "; ".join(f"{place} died" for place in world.gone)
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
@@ -246,7 +246,7 @@ def _settle(world: World, job: Job, kept: Crew) -> Settlement:
 def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | None) -> tuple[Ground, Network | None]:
     """Collective: plan, kernels where they are new, windows."""
     roles, config = world.place.roles, job.config
-    cut = partition(job.shapes, config.layout.partitions)
+    cut = partition(job.shapes, config.layout.partitions, config.layout.scheme)
     plan = plan_shelves(config, cut, world.layout, job.replicas, settled.holders if settled else ())
     captured = settled.captured if settled else None
     choices = choose(plan, config, largest_push(config), len(set(world.hosts)), captured)
@@ -309,7 +309,8 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
         return kept
     assert net is not None, "compiled above"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
-    cut = partition(ground.job.shapes, ground.plan.strips) if net.strip is not None else None
+    scheme = ground.job.config.layout.scheme
+    cut = partition(ground.job.shapes, ground.plan.strips, scheme) if net.strip is not None else None
     holding = Holding(ground.plan, cut, world.place.strip or 0)
     carried = _carried(world, ground.job, holding) if settled is None else None
     if cut is not None:
