@@ -37,11 +37,10 @@ def train(options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Evaluate the final weights of a run on its test set."""
+    """Evaluate the final weights of a run on its test set; started by mpirun, each rank has a strip of the network."""
     from adam_mpi.evaluate import evaluate
 
-    print(evaluate(Path(options.run)))
-    return 0
+    return evaluate(Path(options.run))
 
 
 def plan(options: argparse.Namespace) -> int:

@@ -2,27 +2,23 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
-
+from adam_mpi import memory
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
-from adam_mpi.data.batch import message_bytes
-from adam_mpi.data.lines import AHEAD, GROUP
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
 from adam_mpi.model.engine import cpu
-from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import Exchange, Partition, Strip, fitting, partition
+from adam_mpi.model.partition import Assembly, Exchange, Partition, Strip, fitting, most, partition
 from adam_mpi.server import shelves as shelving
-from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
 from adam_mpi.worker import copy, parts
-from adam_mpi.worker.contribution import contributions
 
 MOST_ROWS = 40
 
@@ -35,16 +31,16 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     shapes = model(config, description)
     config.layout.partitions = partitions(config, shapes, ranks)
     layout = arrange(_hosts(ranks, hosts), config.layout)
-    cut = partition(shapes, layout.partitions)
+    check_memory(config, description, shapes, layout)
+    cut = partition(shapes, layout.partitions, config.layout.scheme)
     shelves = plan_shelves(config, cut, layout)
     choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
-    largest = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
-    net = network(config, description, largest.shapes, captured, strip=largest if len(cut) > 1 else None)
-    memory, working = _memory(config, layout, description, net, shelves, captured), _working_set(net)
+    net = _largest(config, description, cut, captured)
+    needed, working = _memory(config, layout, description, net, shelves, captured), _working_set(net)
     strips = [_strips(config, cut)] if len(cut) > 1 else []
     roles = _roles(layout, config.server.copies)
-    sections = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), memory, working]
+    sections = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), needed, working]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
@@ -55,7 +51,7 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
     cache = max(cpu.caches().values(), default=0)
     if not cache:
         raise UserError('layout.partitions = "auto": this machine does not tell its cache sizes; give a number')
-    return len(fitting(shapes, config.train.batch, cache, ranks))
+    return len(fitting(shapes, config.train.batch, cache, ranks, config.layout.scheme))
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
@@ -69,11 +65,66 @@ def network(
 ) -> Network:  # fmt: skip
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
-    images = config.train.batch if strip is None else parts.largest(config.train.batch, config.worker.in_flight)
+    images = config.train.batch
+    if strip is not None:
+        images = parts.largest(images, *parts.most(config.worker.in_flight, strip.ranks))
     return Network(
         shapes, images, config.run.seed, engine=engine, captured=captured, choices=choices,
         batches=copy.batches(config), strip=strip,
     )  # fmt: skip
+
+
+def _largest(config: Config, description: Description, cut: Partition, captured: Sequence[str]) -> Network:
+    """That of the strip with the most to hold."""
+    strip = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
+    return network(config, description, strip.shapes, captured, strip=strip if len(cut) > 1 else None)
+
+
+def check_memory(
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], layout: Layout
+) -> None:  # fmt: skip
+    """Refuse what needs more than `layout.memory`: the error names the layer, and how many strips or servers fit."""
+    limit = config.layout.memory
+    if not limit:
+        return
+    scheme = config.layout.scheme
+    shelves = plan_shelves(config, partition(shapes, layout.partitions, scheme), layout)
+    captured = captured_layers(choose(shelves, config, largest_push(config), len({p.host for p in layout.places})))
+
+    def takes(strips: int) -> int:
+        # Strips push gradients, never factors.
+        factors = captured if strips == 1 else ()
+        net = _largest(config, description, partition(shapes, strips, scheme), factors)
+        return memory.worker(config, description, net, shelves, factors)
+
+    if takes(layout.partitions) > limit:
+        raise UserError(_too_few_strips(limit, takes, layout.partitions, shapes, scheme))
+    if memory.server(shelves) > limit:
+        raise UserError(_too_few_servers(limit, shelves))
+
+
+def _too_few_strips(
+    limit: int, takes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
+) -> str:  # fmt: skip
+    candidates = range(strips, most(shapes, scheme) + 1)
+    least = bisect_left(candidates, True, key=lambda strips: takes(strips) <= limit)
+    advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"
+    if least < len(candidates):
+        advice = f"set layout.partitions = {candidates[least]} or more"
+    layer = max(shapes, key=lambda shape: shape.parameters)
+    return (
+        f"layout.memory = {amount(limit)}: a worker takes {amount(takes(strips))} with layout.partitions = {strips}, "
+        f"and {layer.name} alone has {amount(4 * layer.parameters)} of weights; {advice}"
+    )
+
+
+def _too_few_servers(limit: int, shelves: Shelves) -> str:
+    """Mailboxes do not become less with more servers."""
+    needed, count, fixed = memory.server(shelves), len(shelves.servers), shelves.mailbox_bytes + shelves.mirror_bytes
+    advice = f"lower server.mailbox_bytes: mailboxes take {amount(fixed)}"
+    if limit > fixed:
+        advice = f"set layout.servers = {math.ceil(count * (needed - fixed) / (limit - fixed))} or more"
+    return f"layout.memory = {amount(limit)}: a server takes {amount(needed)} with layout.servers = {count}; {advice}"
 
 
 def plan_shelves(
@@ -130,9 +181,14 @@ def _parameters(config: Config, shelves: Shelves, choices: Mapping[str, Choice])
 
 def _strips(config: Config, cut: Partition) -> Iterator[str]:
     """What each strip of a replica owns, computes, and sends to the others."""
-    yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
+    if cut.hybrid:
+        yield from _hybrid(config, cut)
+    else:
+        yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
     for index, shape in enumerate(cut.shapes):
         exchange = cut.exchanges.get(index)
+        if cut.strips[0].shapes[index].extent is None:
+            continue
         owned = [f"{a}-{b - 1}{_halo(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
         yield f"  {shape.name:10} {'  '.join(owned)}"
     cache, images = max(cpu.caches().values(), default=0), config.train.batch
@@ -146,9 +202,17 @@ def _strips(config: Config, cut: Partition) -> Iterator[str]:
         )
 
 
+def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
+    """How the ranks of a hybrid replica share a batch."""
+    first = next(shape.name for shape in cut.shapes if isinstance(shape.layer, Dense))
+    rounds, images = parts.count(config.train.batch, *parts.most(1, len(cut))), -(-config.train.batch // len(cut))
+    yield f"{len(cut)} ranks, hybrid: each has {images} whole images of a batch before {first}, in {rounds} rounds;"
+    yield "  then the units that each owns of a layer's output, and how many of its input come from the others"
+
+
 def _halo(exchange: Exchange | None, strip: int) -> str:
     """How far a strip's need reaches beyond what it owns of a layer's input."""
-    if exchange is None:
+    if exchange is None or isinstance(exchange, Assembly):
         return ""
     (a, b), (first, last) = exchange.owned[strip], exchange.needed[strip]
     return f" ({max(0, a - first)}+{max(0, last - b)})"
@@ -165,30 +229,15 @@ def _described(images: str) -> Description:
 def _memory(
     config: Config, layout: Layout, description: Description, net: Network, shelves: Shelves, captured: Sequence[str]
 ) -> Iterator[str]:
-    threads, size = config.worker.threads or 1, 4 * parameters.total(net.shapes)
-    images = description.train + description.validation + description.test
-    item = np.dtype(description.dtype).itemsize
-    pixels = item * math.prod(description.shape)
-    lanes = len(shelves.servers) * shelves.ring_bytes
-    # Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
-    # without strips a copy of what a pull brings, and two of the weights for each of several threads.
-    contexts = config.worker.in_flight if net.strip else threads
-    dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
-    factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
-    worker = (2 + contexts if net.strip else 3 + contexts * (3 if threads > 1 else 1)) * size
-    worker += contributions(threads, bool(shelves.peers.count), config.consistency.staleness) * (size + factors)
-    worker += contexts * net.bytes
-    worker += lanes + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
-    largest = max(shelves.size(server) for server in shelves.servers)
+    largest = max(shelves.servers, key=shelves.size)
     yield "memory per rank:"
-    # The cache, a label and a place per image, and the batches on their way.
-    ahead = max(AHEAD * len(layout.workers) * config.train.batch, 2 * GROUP) * pixels
-    data = min(config.data.cache, images * pixels) + 16 * images + ahead
-    yield f"  data    {amount(data)} for the set and the batches ahead"
-    yield f"  worker  {amount(worker)} with {threads} trainer thread(s)"
+    yield f"  data    {amount(memory.data(config, layout, description))} for the set and the batches ahead"
+    worker = memory.worker(config, description, net, shelves, captured)
+    yield f"  worker  {amount(worker)} with {config.worker.threads or 1} trainer thread(s)"
     yield (
-        f"  server  {amount(2 * 4 * largest)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for mailboxes "
-        f"({len(layout.workers)} pushers x {shelves.slots} slots of {amount(shelves.slot_bytes)})"
+        f"  server  {amount(memory.server(shelves))}: {amount(memory.served(shelves, largest))} for weights and "
+        f"optimiser, {amount(shelves.mailbox_bytes)} for mailboxes ({len(layout.workers)} pushers x {shelves.slots} "
+        f"slots of {amount(shelves.slot_bytes)}), and a copy of what it serves while a snapshot is written"
     )
 
 

@@ -93,7 +93,7 @@ def _begin(
     world = World(comm, config)
     place = stores.folder(config, rundir.where(config, directory))
     seen = stores.survey(world.comm, place, resume and config.asynchronous)
-    job = _agree(comm, lambda: start.prepare(config, directory, resume, world.layout.replicas, minutes, seen))
+    job = _agree(comm, lambda: start.prepare(config, directory, resume, world, minutes, seen))
     return world, start.settle_here(world, job)
 
 

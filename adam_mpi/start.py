@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -26,7 +25,7 @@ from adam_mpi.durable import model as model_file
 from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.newest import Resume
 from adam_mpi.durable.position import Position
-from adam_mpi.durable.spans import Spans, gathered
+from adam_mpi.durable.spans import Spans
 from adam_mpi.durable.stores import Seen
 from adam_mpi.errors import LostState
 from adam_mpi.head import Head
@@ -37,7 +36,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import partition
 from adam_mpi.observe import metrics, rundir
-from adam_mpi.plan import model, network, partitions, plan_shelves
+from adam_mpi.plan import check_memory, model, network, partitions, plan_shelves
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.server.published import Published
@@ -62,8 +61,7 @@ def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
 
 
 def prepare(
-    config: Config, directory: str | None, resume: bool, replicas: int = 1, minutes: float = math.inf,
-    seen: Seen = newest.NOTHING_SEEN,
+    config: Config, directory: str | None, resume: bool, world: World, minutes: float, seen: Seen
 ) -> Job:  # fmt: skip
     """Everything that can be wrong with what was given shows here, on rank 0, before any work.
 
@@ -72,12 +70,13 @@ def prepare(
     until = time.time() + 60 * minutes
     description = describe(config.data)
     shapes = model(config, description)
-    partition(shapes, config.layout.partitions)
+    partition(shapes, config.layout.partitions, config.layout.scheme)
+    check_memory(_with_copies(config, world), description, shapes, world.layout)
     if config.model.weights:
         _first_weights(config, shapes, ())
     if config.observe.tensorboard:
         metrics.check()
-    path = rundir.choose(config, directory, resume)
+    path, replicas = rundir.choose(config, directory, resume), world.layout.replicas
     found = _find(config, path, replicas, shapes, seen) if resume else None
     fence.clear(path / "log")
     marks = (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP")
@@ -111,15 +110,26 @@ def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) 
     return life
 
 
+def _with_copies(config: Config, world: World) -> Config:
+    """Where a lost rank ends the job, other copies of its shards would only cost."""
+    return config if world.survivable else replace(config, server=replace(config.server, copies=1))
+
+
 def settle_here(world: World, job: Job) -> Job:
     """Collective: what of the job depends on the node: where its stores are, and what lies on the disks of others."""
     place, resume = stores.folder(job.config, job.directory), job.resume
-    if not world.survivable:
-        # Where a lost rank ends the job, other copies of its shards would only cost.
-        job.config.server.copies = world.config.server.copies = 1
+    job.config.server.copies = world.config.server.copies = _with_copies(job.config, world).server.copies
     if resume is not None:
-        resume = newest.share(resume, world.comm, place, "server" in world.place.roles)
+        resume = newest.share(resume, world.comm, place, _held(world, job))
     return replace(job, life=place / job.life.name, resume=resume)
+
+
+def _held(world: World, job: Job) -> list[tuple[int, int]]:
+    """What this rank holds of the flat vector as a server."""
+    cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
+    plan = plan_shelves(job.config, cut, world.layout, job.replicas)
+    shards = (*plan.held.get(world.rank, ()), *plan.copied.get(world.rank, ()))
+    return [(shard.start, shard.stop) for shard in shards]
 
 
 def keeps_store(config: Config) -> bool:
@@ -224,7 +234,7 @@ def _retire(world: World, kept: Crew) -> tuple[int, int]:
 
 def _settle(world: World, job: Job, kept: Crew) -> Settlement:
     words = gather(world.comm, kept.word(world.place.member))
-    cut = partition(job.shapes, job.config.layout.partitions)
+    cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     gone = "; ".join(f"{place} died" for place in world.gone)
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
@@ -236,7 +246,7 @@ def _settle(world: World, job: Job, kept: Crew) -> Settlement:
 def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | None) -> tuple[Ground, Network | None]:
     """Collective: plan, kernels where they are new, windows."""
     roles, config = world.place.roles, job.config
-    cut = partition(job.shapes, config.layout.partitions)
+    cut = partition(job.shapes, config.layout.partitions, config.layout.scheme)
     plan = plan_shelves(config, cut, world.layout, job.replicas, settled.holders if settled else ())
     captured = settled.captured if settled else None
     choices = choose(plan, config, largest_push(config), len(set(world.hosts)), captured)
@@ -299,7 +309,8 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
         return kept
     assert net is not None, "compiled above"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
-    cut = partition(ground.job.shapes, ground.plan.strips) if net.strip is not None else None
+    scheme = ground.job.config.layout.scheme
+    cut = partition(ground.job.shapes, ground.plan.strips, scheme) if net.strip is not None else None
     holding = Holding(ground.plan, cut, world.place.strip or 0)
     carried = _carried(world, ground.job, holding) if settled is None else None
     if cut is not None:
@@ -327,7 +338,7 @@ def life(job: Job, generation: int) -> Path:
 def _first_state(job: Job, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
     """What a server with these spans of the flat vector begins with: the snapshot, or new weights."""
     if job.resume is not None:
-        return gathered(newest.pieces(job.resume, parameters.total(job.shapes), spans), spans)
+        return newest.state(job.resume, parameters.total(job.shapes), spans)
     if job.config.inject.conserve:
         return {"weights": Spans(spans)}
     return {"weights": _first_weights(job.config, job.shapes, spans)}
@@ -336,7 +347,7 @@ def _first_state(job: Job, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]
 def _first_weights(config: Config, shapes: tuple[LayerShape, ...], spans: Sequence[tuple[int, int]]) -> Spans:
     weights = Spans(spans)
     if config.model.weights:
-        pieces = model_file.pieces(Path(config.model.weights), parameters.tensors(shapes))
+        pieces = model_file.pieces(Path(config.model.weights), parameters.tensors(shapes), spans=spans)
     else:
         pieces = parameters.drawn(shapes, config.run.seed)
     for start, values in pieces:

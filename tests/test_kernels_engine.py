@@ -322,8 +322,8 @@ def test_buffers_that_live_together_do_not_meet():
     index = 0
     while index < len(shapes):
         index += builder.layer(index)
-    phases = [phase for part in builder.parts(inputs) for phase in part.lasting]
-    places, floats = memory.lay_out(phases, builder.blocks)
+    phases = [phase for part in builder.parts(inputs) for phase in part.lasting(builder.blocks)]
+    places, floats, _ = memory.lay_out(phases, builder.blocks)
     lives = memory.lifetimes(phases)
     for one in lives:
         assert places[one.buffer] + memory.size(one.buffer, builder.blocks) <= floats

@@ -92,6 +92,60 @@ def test_auto_partitions_are_as_few_as_fit_the_cache(monkeypatch):
         planned(8, None, "layout.partitions=auto")
 
 
+LARGE = (
+    'model.layers=[{kind="dense", units=4096}, "relu", {kind="dense", units=10}]', "kernels.engine=reference",
+    "server.mailbox_bytes=4000000", "server.copies=1",
+)  # fmt: skip
+
+
+def needed(*overrides):
+    """Bytes of a worker, and of a server, that the plan says."""
+    text = planned(8, None, *LARGE, *overrides)
+    found = re.findall(r"^  (?:worker|server) +([\d.]+) (\wB)", text, re.M)
+    return [float(number) * 1024 ** ("KB", "MB", "GB").index(unit) * 1024 for number, unit in found]
+
+
+def test_a_limit_of_memory_is_held_with_as_many_strips_as_the_error_says():
+    servers = "layout.servers=3"
+    alone, few = (needed(servers, f"layout.partitions={strips}")[0] for strips in (1, 4))
+    assert 2 * few < alone
+    limit = f"layout.memory={int(1.02 * few)}"
+    with pytest.raises(UserError) as refused:
+        needed(servers, limit)
+    told = r"layout.memory = \S+ MB: a worker takes \S+ MB with layout.partitions = 1, and dense1 alone has 12.3 MB of "
+    found = re.fullmatch(told + r"weights; set layout.partitions = (\d+) or more", str(refused.value))
+    assert found, refused.value
+    least = int(found[1])
+    assert needed(servers, limit, f"layout.partitions={least}")[0] <= 1.02 * few
+    with pytest.raises(UserError, match=f"with layout.partitions = {least - 1}, "):
+        needed(servers, limit, f"layout.partitions={least - 1}")
+
+
+def test_a_limit_that_no_number_of_strips_holds_says_so():
+    with pytest.raises(UserError, match="no number of strips helps: allow more, or lower worker.in_flight"):
+        needed("layout.memory=1000000")
+
+
+def test_a_limit_of_memory_is_held_with_as_many_servers_as_the_error_says():
+    cut = "layout.partitions=4"
+    worker, two = needed(cut, "layout.servers=2")
+    _, one = needed(cut, "layout.servers=1")
+    assert worker < two < one
+    limit = f"layout.memory={int(1.1 * two)}"
+    with pytest.raises(UserError, match=r"a server takes \S+ MB with layout.servers = 1; set layout.servers = 2 or "):
+        needed(cut, limit, "layout.servers=1")
+    assert needed(cut, limit, "layout.servers=2")[1] == two
+
+
+def test_a_limit_that_mailboxes_alone_go_beyond_says_so():
+    few = ("layout.servers=1", "consistency.staleness=0", "worker.in_flight=1")
+    crowded = ("layout.partitions=4", "server.mailbox_bytes=64000000", *few)
+    worker, server = needed(*crowded)
+    assert worker < server
+    with pytest.raises(UserError, match=r"with layout.servers = 1; lower server.mailbox_bytes: mailboxes take \S+ MB"):
+        needed(*crowded, f"layout.memory={int(1.02 * worker)}")
+
+
 def test_the_network_of_36_billion_connections():
     text = plan(config.load(ROOT / "docs" / "36-billion.toml"), 16, "16x1", "3x256x256:21841")
     connections = int(re.search(r"^total +[\d,]+ +([\d,]+)$", text, re.M)[1].replace(",", ""))

@@ -1,12 +1,16 @@
 """A model in strips computes what it computes in one piece: M contexts in one process, exchanging in memory."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from strips import columns, exchange, gather, run, scatter
 
 from adam_mpi.errors import UserError
-from adam_mpi.model.engine import cpu, library, program
+from adam_mpi.model.engine import border, cpu, library, program
+from adam_mpi.model.engine.convolution import shape_of
 from adam_mpi.model.engine.strip import EngineStripContext
+from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
@@ -122,6 +126,38 @@ def test_transformed_convolutions_of_strips_agree(stack, strips):
     for built in check_generated(stack, strips, 4, library.plain):
         wanted = "lines" if stack == "lines" else "winograd"
         assert {choice["algorithm"] for choice in built.choices.values()} == {wanted}
+
+
+BORDERS = [("odd width", 2), ("squares without padding", 2)]
+FURTHER = [("overlapping pools", 3), ("five convs", 4), ("squares", 2)]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize(
+    ("stack", "strips"), [*BORDERS, *(pytest.param(*one, marks=pytest.mark.full) for one in FURTHER)]
+)
+def test_columns_that_neighbours_wait_for_come_first_where_that_pays(stack, strips, monkeypatch):
+    monkeypatch.setattr(border, "SECONDS", -1.0)
+    for built in check_generated(stack, strips, 4, library.plain):
+        ports = [part.port for part, after in pairwise(built.parts) if after.meanwhile and not after.training]
+        assert ports and all(port.direction == FORWARD for port in ports)
+
+
+@pytest.mark.parametrize("stack", STACKS | TRANSFORMED)
+@every_cut
+@pytest.mark.parametrize("algorithm", border.STEPS)
+def test_border_and_interior_are_all_columns(stack, strips, algorithm, monkeypatch):
+    monkeypatch.setattr(border, "SECONDS", -1.0)
+    for strip in cut_of(stack, strips).strips:
+        for index, shape in enumerate(strip.stack[:-1]):
+            if isinstance(shape.layer, Conv) and isinstance(exchanged := strip.stack[index + 1].layer, Exchange):
+                spans = border.spans(strip.stack[index:], shape_of(shape), 1, algorithm, 1)
+                seen = sorted(column for a, b in spans for column in range(a, b))
+                assert seen in ([], list(range(shape_of(shape).columns)))
+                begin = exchanged.owned[strip.number][0]
+                for other in set(range(strips)) - {strip.number} if spans else ():
+                    a, b = exchanged.piece(strip.number, other)
+                    assert a == b or b - begin <= spans[-1][0] or a - begin >= spans[-1][1]
 
 
 # Compiling takes seconds per strip, more on a busy machine.

@@ -5,7 +5,9 @@ import re
 import h5py
 import numpy as np
 import pytest
-from launch import given
+from launch import given, spread
+
+from adam_mpi.cli import main
 
 CLASSES, STEPS, BATCH = 5, 50, 8
 # Rows and columns of the image, layers: 'c maps kernel stride pad', 'p size stride', 'd units', 'r'.
@@ -142,6 +144,27 @@ def test_strips_on_three_hosts_go_the_same_way(launch, hosts, tmp_path):
     places = {rank: host for log in job.logs().values() for rank, host in re.findall(r"(strip \d)\) on (h\d)", log)}
     assert len(set(places.values())) == 3, places
     same(trained(launch, path, text, 1, 1), (job, weights))
+
+
+GENERATED = pytest.param("generated", "openmpi", marks=pytest.mark.full)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("engine", "mpi"), [*spread(["reference"]), GENERATED], indirect=["mpi"])
+def test_eval_on_strips_says_the_same_as_in_one_process(launch, tmp_path, capsys, engine):
+    shape, text = CASES["odd width"]
+    path = noise(tmp_path / "noise.npz", shape)
+    job, _ = trained(launch, path, text, 2, 1, "train.epochs=2", f"kernels.engine={engine}")
+    assert main(["eval", str(job.run)]) == 0
+    alone = capsys.readouterr().out
+    assert f"loss {job.summary['test_loss']:.4f}, 20 images" in alone
+    for ranks in (2, 3):
+        strips = launch(ranks, "eval", job.run)
+        assert strips.returncode == 0 and strips.stdout.endswith(alone), strips.said()
+    most = launch(6, "eval", job.run)
+    assert most.returncode == 2
+    told = f"eval on 6 ranks, a strip for each: layout.partitions = 6: dense2 has {CLASSES} units; set at most 4"
+    assert told in most.stderr and most.stderr.count("adam_mpi:") == 1
 
 
 @pytest.mark.timeout(300)

@@ -36,6 +36,10 @@ class Layout:
     """Number of parameter server ranks; 0 takes one in four."""
     partitions: int = limited(1, low=0, words={"auto": 0})
     """Worker ranks (vertical strips) that hold one replica together; auto: as few as make each fit the cache."""
+    scheme: str = limited("strips", choices=("strips", "hybrid"))
+    """What these ranks share out: strips, columns and units; hybrid, images up to the first dense layer, then units."""
+    memory: int = limited(0, low=0)
+    """Bytes that a rank may take as a worker or as a server, by the plan; what needs more is refused; 0: no limit."""
     place: dict[str, list[str]] = field(default_factory=dict)
     """Host patterns per role, as in `layout.place.server = ["big-*"]`; roles are data, worker, server."""
 

@@ -34,6 +34,28 @@ class Batch:
     ids: np.ndarray
     labels: np.ndarray
     pixels: np.ndarray
+    edges: tuple[int, ...] = ()
+    """In a hybrid replica, whose ranks have pixels of their own images only: where those of each begin and end."""
+
+
+def shares(images: int, ranks: int) -> tuple[int, ...]:
+    """Edges of as many images for each of the ranks, or nearly."""
+    return tuple(rank * images // ranks for rank in range(ranks + 1))
+
+
+def cut_rounds(batch: Batch, rounds: int, rank: int) -> list[Batch]:
+    """A batch of a hybrid replica, cut so that each round takes as many images of every rank's share, or nearly."""
+    found = []
+    for number in range(rounds):
+        taken = [
+            (a + number * (b - a) // rounds, a + (number + 1) * (b - a) // rounds) for a, b in pairwise(batch.edges)
+        ]
+        chosen = np.concatenate([np.arange(a, b) for a, b in taken])
+        edges = (0, *(int(edge) for edge in np.cumsum([b - a for a, b in taken])))
+        first, last = (image - batch.edges[rank] for image in taken[rank])
+        own = batch.pixels[first:last]
+        found.append(replace(batch, ids=batch.ids[chosen], labels=batch.labels[chosen], pixels=own, edges=edges))
+    return found
 
 
 def cut_batch(batch: Batch, parts: int) -> list[Batch]:
@@ -56,10 +78,15 @@ def pack(header: list[int], ids: np.ndarray, labels: np.ndarray, pixels: np.ndar
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
-def unpack(message: np.ndarray, shape: Shape, itemsize: int = 1) -> Batch:
-    """Views into the message; nothing is copied."""
+def unpack(message: np.ndarray, shape: Shape, itemsize: int = 1, rank: int = 0, ranks: int = 1) -> Batch:
+    """Views into the message; nothing is copied. Of a hybrid replica's ranks each has pixels of its share only."""
     _, phase, _, epoch, number, count = message[: 8 * HEADER_WORDS].view(np.int64)[:6].tolist()
-    body = message[8 * HEADER_WORDS : message_bytes(count, shape, itemsize)]
+    edges = shares(count, ranks)
+    own = edges[rank + 1] - edges[rank]
+    body = message[8 * HEADER_WORDS :]
     ids, labels, pixels = body[: 8 * count], body[8 * count : 16 * count], body[16 * count :]
-    values = pixels.view(np.uint8 if itemsize == 1 else np.float32).reshape(count, *shape)
-    return Batch(phase, epoch, number, ids.view(np.int64), labels.view(np.int64), values)
+    pixels = pixels[: own * int(np.prod(shape)) * itemsize]
+    values = pixels.view(np.uint8 if itemsize == 1 else np.float32).reshape(own, *shape)
+    return Batch(
+        phase, epoch, number, ids.view(np.int64), labels.view(np.int64), values, edges if ranks > 1 else ()
+    )

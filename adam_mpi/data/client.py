@@ -39,7 +39,8 @@ class DataClient:
     """`columns`: only these columns (first, last + 1) of each image are sent; else all of them.
 
     The strips of a replica take batches as one: the first asks, for all of their `columns`, and each gets its part of
-    every answer. The others only receive, in the order of the asks.
+    every answer. The others only receive, in the order of the asks. Ranks of a hybrid replica get whole images, each
+    its share of them, and ids and labels of all.
     """
 
     def __init__(
@@ -50,6 +51,9 @@ class DataClient:
         self.strips = strips
         self.shape = (*shape[:2], self.columns[1] - self.columns[0])
         self.follows = bool(world.place.strip)
+        hybrid = self.config.layout.scheme == "hybrid" and strips
+        self.share = (world.place.strip or 0, len(strips)) if hybrid else (0, 1)
+        """Of a batch's images, those that we get pixels of: one in so many."""
         self.itemsize = self.asks = 0
         self.slots = [Slot() for _ in range(self.config.data.prefetch)]
         self.free = list(self.slots)
@@ -225,7 +229,7 @@ class DataClient:
             self._end(slot)
         elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
             self.left[slot.source] = int(slot.memory[48:56].view(np.int64)[0])
-            self.arrived.append((slot, batch.unpack(slot.memory, self.shape, self.itemsize)))
+            self.arrived.append((slot, batch.unpack(slot.memory, self.shape, self.itemsize, *self.share)))
             return
         elif kind == batch.EXHAUSTED and phase == self.phase.number:
             self.exhausted.add(slot.source)

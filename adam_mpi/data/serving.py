@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -308,8 +309,14 @@ class DataServer:
         part, left = batch.PARTS.index(phase.part), sum(len(line) for line in self.lines)
         header = [batch.BATCH, phase.number, part, phase.epoch, number, block.ids.size, left]
         with trace.span("serve"):
-            parts = [batch.pack(header, block.ids, block.labels, block.pixels[..., part]) for part in columns]
+            parts = [batch.pack(header, block.ids, block.labels, pixels) for pixels in self._cut(block, columns)]
         self._send(source, slot, *parts)
+
+    def _cut(self, block: Block, columns: list[slice]) -> list[np.ndarray]:
+        """Pixels for each strip of a replica: its columns; or for each rank of a hybrid one: its images."""
+        if self.config.layout.scheme == "hybrid":
+            return [block.pixels[a:b] for a, b in pairwise(batch.shares(block.ids.size, len(columns)))]
+        return [block.pixels[..., part] for part in columns]
 
     def _send(self, source: int, slot: int, *messages: np.ndarray) -> None:
         """To all strips of the replica that asks: one message each, or the same to all."""

@@ -1,5 +1,6 @@
 """`adam_mpi merge`: one plain HDF5 file of a snapshot, for readers that know nothing of us."""
 
+import math
 from pathlib import Path
 
 import h5py
@@ -8,6 +9,7 @@ import numpy as np
 from adam_mpi.durable import model, snapshot
 from adam_mpi.durable.files import new_file, open_file
 from adam_mpi.errors import UserError
+from adam_mpi.model.parameters import PIECE
 
 
 def merge(path: Path, output: Path) -> str:
@@ -22,11 +24,22 @@ def merge(path: Path, output: Path) -> str:
         def copy(name: str, item: object) -> None:
             nonlocal count
             if isinstance(item, h5py.Dataset):
-                file[name] = item[()]
+                _copy(item, file, name)
                 count += item.dtype == np.float32
 
         source.visititems(copy)
     return f"{output}: {count} tensors of {folder.name}"
+
+
+def _copy(source: h5py.Dataset, file: h5py.File, name: str) -> None:
+    """Some rows at a time: a tensor may be larger than memory."""
+    if not source.shape:
+        file[name] = source[()]
+        return
+    copied = file.create_dataset(name, source.shape, source.dtype)
+    step = max(1, PIECE // math.prod(source.shape[1:]))
+    for first in range(0, len(source), step):
+        copied[first : first + step] = source[first : first + step]
 
 
 def newest(run: Path) -> Path:

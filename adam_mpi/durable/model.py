@@ -14,6 +14,7 @@ import numpy as np
 
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.files import new_file, open_file
+from adam_mpi.durable.spans import joined, meets
 from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import PIECE, Tensor, views
 
@@ -121,15 +122,23 @@ def read(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:
     return flat
 
 
-def pieces(path: Path, tensors: Sequence[Tensor], group: str = "") -> Iterator[tuple[int, np.ndarray]]:
-    """The parameters of a model file: some rows of a tensor at a time, each with its place in the flat vector."""
+def pieces(
+    path: Path, tensors: Sequence[Tensor], group: str = "", spans: Iterable[tuple[int, int]] | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The parameters of a model file: some rows of a tensor at a time, each with its place in the flat vector.
+
+    With `spans` of that vector only what meets them is read.
+    """
+    wanted = None if spans is None else joined(spans)
     with open_file(path, KIND) as file:
         _check(path, file, tensors, group)
         for tensor in tensors:
             row = math.prod(tensor.shape[1:])
             step = max(1, PIECE // row)
             for first in range(0, tensor.shape[0], step):
-                yield tensor.offset + first * row, file[group + tensor.name][first : first + step]
+                start, stop = tensor.offset + first * row, tensor.offset + (first + step) * row
+                if wanted is None or meets(wanted, start, min(stop, tensor.offset + tensor.size)):
+                    yield start, file[group + tensor.name][first : first + step]
 
 
 def _check(path: Path, file: h5py.File, tensors: Sequence[Tensor], group: str) -> None:

@@ -48,8 +48,8 @@ class Resume:
     """Acknowledged ones that are not, or not everywhere, in a store."""
     readers: dict[str, int] | None = None
     """The rank that reads each file of a store, where not all ranks see all of them."""
-    shared: dict[str, np.ndarray] | None = None
-    """What they have read, on a rank that wants it."""
+    shared: dict[str, Spans] | None = None
+    """What they have read, as far as this rank holds it."""
 
     @property
     def midway(self) -> bool:
@@ -163,21 +163,25 @@ def _best(run: Path) -> tuple[float, int]:
         return -1.0, 0
 
 
-def share(resume: Resume, comm: MPI.Comm, place: Path, wanted: bool) -> Resume:
-    """Collective: have what lies on disks of single nodes read there and passed round; `place`: this rank's folder."""
+def share(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int, int]]) -> Resume:
+    """Collective: have what lies on disks of single nodes read there and passed round.
+
+    `place`: this rank's folder; `spans`: what it holds of the flat vector.
+    """
     if resume.readers is None:
         return resume
     path = place / resume.path.name
-    return replace(resume, shared=stores.state(comm, path, resume.readers, resume.parameters, wanted))
+    return replace(resume, shared=stores.state(comm, path, resume.readers, resume.parameters, spans))
 
 
-def pieces(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-    """Weights, state of the optimiser, and average if there is one, of a model of so many parameters: those shards at
-    least that meet the spans.
+def state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
+    """Weights, state of the optimiser, and average if there is one, of a model of so many parameters, in these spans:
+    those that were shared, or else read now.
     """
-    if resume.shared is not None:
-        yield 0, resume.shared
-        return
+    return resume.shared if resume.shared is not None else gathered(_checked(resume, size, spans), spans)
+
+
+def _checked(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     for start, values in _pieces(resume, spans):
         if start + len(values["weights"]) > size:
             raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
@@ -194,13 +198,13 @@ def residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[
     return total
 
 
-def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+    """The shards that meet the spans."""
     if resume.kind == "snapshot":
         yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
         return
     for path in sorted(resume.path.glob("server-*.h5")):
-        for piece in slots.read(path).written:
-            yield piece.start, piece.values
+        yield from ((piece.start, piece.values) for piece in slots.pieces(path, spans))
 
 
 def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str:

@@ -10,17 +10,19 @@ disk is a plain error that leaves nothing in a library's cache, and nobody holds
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import h5py
 import numpy as np
 from h5py import h5t
 
 from adam_mpi.durable.checksum import checksum
 from adam_mpi.durable.files import lay_out, new_file, open_file, put, sync
+from adam_mpi.durable.spans import joined, meets
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.shards import Shard
 
@@ -175,20 +177,34 @@ class Stored:
 def read(path: Path, values: bool = True) -> Stored:
     """Read a store from end to end; without `values` only what is in it."""
     with open_file(path, KIND) as file:
-        parts, heads = list(file.attrs["parts"]), file["heads"][...].view(HEAD)[..., 0]
-        pieces: list[Piece | None] = []
-        offset = 0
-        for (start, size), pair in zip(file["shards"][...].tolist(), heads, strict=False):
-            length = len(parts) * size
-            bodies = [file["bodies"][offset + slot * length : offset + (slot + 1) * length] for slot in (0, 1)]
-            offset += 2 * length
-            slot = newest(pair, bodies)
-            kept = parts if values else ()
-            pieces.append(None if slot is None else _piece(start, size, pair[slot], kept, bodies[slot]))
-        bodies = list(file["position"][...])
-        slot = newest(heads[-1], bodies)
+        found, bodies = list(_pieces(file, values)), list(file["position"][...])
+        slot = newest(_heads(file)[-1], bodies)
         acknowledged = file["acknowledged"][...].tolist()
-        return Stored(pieces, None if slot is None else bodies[slot], *acknowledged)
+        return Stored(found, None if slot is None else bodies[slot], *acknowledged)
+
+
+def pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[Piece]:
+    """What a store has of the shards that meet these spans, one by one: all of it may be larger than memory."""
+    with open_file(path, KIND) as file:
+        yield from (piece for piece in _pieces(file, True, joined(spans)) if piece is not None)
+
+
+def _pieces(
+    file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None
+) -> Iterator[Piece | None]:  # fmt: skip
+    parts, offset = list(file.attrs["parts"]), 0
+    for (start, size), pair in zip(file["shards"][...].tolist(), _heads(file), strict=False):
+        length = len(parts) * size
+        if wanted is None or meets(wanted, start, start + size):
+            bodies = [file["bodies"][offset + slot * length : offset + (slot + 1) * length] for slot in (0, 1)]
+            slot, kept = newest(pair, bodies), parts if values else ()
+            yield None if slot is None else _piece(start, size, pair[slot], kept, bodies[slot])
+        offset += 2 * length
+
+
+def _heads(file: h5py.File) -> np.ndarray:
+    """Those of both slots, of each shard and last of the position."""
+    return file["heads"][...].view(HEAD)[..., 0]
 
 
 def newest(heads: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,7 +30,11 @@ class Spans:
     """Reads like a vector, but has the values of the spans (start, stop) that it was made for only."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
-        self.values = {start: np.zeros(stop - start, np.float32) for start, stop in sorted(spans)}
+        spans = sorted(spans)
+        places = np.cumsum([0, *(stop - start for start, stop in spans)]).tolist()
+        self.flat = np.zeros(places[-1], np.float32)
+        """All of them, one after the other."""
+        self.values = {start: self.flat[a:b] for (start, _), (a, b) in zip(spans, pairwise(places), strict=True)}
         self.starts = list(self.values)
 
     def put(self, start: int, values: np.ndarray) -> None:
@@ -43,8 +48,7 @@ class Spans:
 
     def add(self, other: "Spans") -> None:
         """Of the same spans."""
-        for start, values in self.values.items():
-            values += other.values[start]
+        self.flat += other.flat
 
     def __getitem__(self, span: slice) -> np.ndarray:
         """A span that it was made for."""

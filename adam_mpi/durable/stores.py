@@ -1,25 +1,26 @@
 """The stores of a run, wherever they lie: on a file system that all share, or each on the disk of its server's node.
 
 A life is one start of the run; its folder has a file per server. Every rank says which files it sees; each file is
-read by one rank that sees it, and where not all can read all, what is in it goes to everybody.
+read by one rank that sees it, and where not all can read all, what is in it is passed round: each keeps its share.
 """
 
 import json
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.config import Config
 from adam_mpi.durable import slots
 from adam_mpi.durable.files import FORMAT
 from adam_mpi.durable.slots import Stored
+from adam_mpi.durable.spans import Piece, Spans, gathered
 from adam_mpi.errors import UserError
 
 DESCRIPTION = "store.json"
@@ -151,29 +152,27 @@ def check(path: Path, told: Mapping[str, Any], files: Mapping[str, Stored | str]
     return whole
 
 
-def state(comm: MPI.Comm, path: Path, chosen: Mapping[str, int], size: int, wanted: bool) -> dict[str, np.ndarray]:
-    """Collective: the flat vectors of a life by name, for those who want them; its files are read where they lie."""
-    flat: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size if wanted else 0, np.float32))
-    for name in sorted(chosen):
-        for start, values in _passed_round(comm, path / name, chosen[name]):
-            for part, array in values.items() if wanted else ():
-                flat[part][start : start + len(array)] = array
-    return dict(flat)
+def state(
+    comm: MPI.Comm, path: Path, chosen: Mapping[str, int], size: int, spans: Iterable[tuple[int, int]]
+) -> dict[str, Spans]:
+    """Collective: what this rank wants of the flat vectors of a life, by name; its files are read where they lie."""
+    passed = (_passed_round(comm, path / name, chosen[name], size) for name in sorted(chosen))
+    return gathered(chain.from_iterable(passed), spans)
 
 
-def _passed_round(comm: MPI.Comm, path: Path, reader: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+def _passed_round(comm: MPI.Comm, path: Path, reader: int, size: int) -> Iterator[Piece]:
     """Every shard of a file that one rank reads, on all ranks; or its error, on all ranks."""
     pieces: Iterator[Any] = iter(())
     if comm.rank == reader:
-        pieces = _pieces(path)
+        pieces = _pieces(path, size)
     while (piece := comm.bcast(next(pieces, None), reader)) is not None:
         if isinstance(piece, UserError):
             raise piece
         yield piece
 
 
-def _pieces(path: Path) -> Iterator[tuple[int, dict[str, np.ndarray]] | UserError]:
+def _pieces(path: Path, size: int) -> Iterator[Piece | UserError]:
     try:
-        yield from ((piece.start, piece.values) for piece in slots.read(path).written)
+        yield from ((piece.start, piece.values) for piece in slots.pieces(path, [(0, size)]))
     except UserError as error:
         yield error

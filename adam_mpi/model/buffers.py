@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
+from adam_mpi.model.exchange import assembled_at, ranks_of
 from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 ALIGNMENT = 64
@@ -27,24 +28,32 @@ class Buffer:
         return -(-size // ALIGNMENT) * ALIGNMENT
 
 
+def rooms(shapes: Sequence[LayerShape], images: int) -> list[int]:
+    """Images of the input, and of each layer's output: before an assembly there are only a rank's own."""
+    layers = [shape.layer for shape in shapes]
+    own, assembly = -(-images // ranks_of(layers)), assembled_at(layers)
+    return [own if index <= assembly else images for index in range(len(shapes) + 1)]
+
+
 def plan(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike) -> dict[str, Buffer]:
     """All buffers by name; a layer that works in place has none of its own."""
-    first = shapes[0].input
+    first, (own, *counts) = shapes[0].input, rooms(shapes, images)
     buffers = {
-        "pixels": Buffer((images, *first), np.uint8),
+        "pixels": Buffer((own, *first), np.uint8),
         "labels": Buffer((images,), np.int64),
         "ids": Buffer((images,), np.int64),
         "keys": Buffer((images,), np.uint64),
+        "own keys": Buffer((own,), np.uint64),
         "normalisers": Buffer((images,), dtype),
-        "input": Buffer((*first, images), dtype),
+        "input": Buffer((*first, own), dtype),
     }
-    for name, shape in zip(output_names(shapes), shapes, strict=True):
-        buffers.setdefault(name, Buffer((*shape.output, images), dtype))
+    for name, shape, count in zip(output_names(shapes), shapes, counts, strict=True):
+        buffers.setdefault(name, Buffer((*shape.output, count), dtype))
         if isinstance(shape.layer, Normalise):
-            buffers[f"{shape.name}/scales"] = Buffer((*shape.output, images), dtype)
+            buffers[f"{shape.name}/scales"] = Buffer((*shape.output, count), dtype)
         if type(shape.layer) is Pool:
-            buffers[f"{shape.name}/winners"] = Buffer((*shape.output, images), np.int32)
-    for name, size in (_scratch(shapes, images, np.dtype(dtype).itemsize) | _errors(shapes, images)).items():
+            buffers[f"{shape.name}/winners"] = Buffer((*shape.output, count), np.int32)
+    for name, size in (_scratch(shapes, counts, np.dtype(dtype).itemsize) | _errors(shapes, images)).items():
         buffers[name] = Buffer((size,), dtype)
     return buffers
 
@@ -98,15 +107,16 @@ def group_rows(shape: LayerShape, images: int, itemsize: int) -> int:
 
 def _errors(shapes: Sequence[LayerShape], images: int) -> dict[str, int]:
     sizes = {"errors0": 0, "errors1": 0}
-    for name, shape in zip(error_names(shapes), [shapes[0].input, *(shape.output for shape in shapes)], strict=True):
-        sizes[name] = max(sizes[name], math.prod(shape) * images)
+    values = [shapes[0].input, *(shape.output for shape in shapes)]
+    for name, shape, count in zip(error_names(shapes), values, rooms(shapes, images), strict=True):
+        sizes[name] = max(sizes[name], math.prod(shape) * count)
     return sizes
 
 
-def _scratch(shapes: Sequence[LayerShape], images: int, itemsize: int) -> dict[str, int]:
+def _scratch(shapes: Sequence[LayerShape], counts: Sequence[int], itemsize: int) -> dict[str, int]:
     """Columns and products of a group of a convolution's rows, and sums of weight gradients."""
     columns = products = sums = 0
-    for shape in shapes:
+    for shape, images in zip(shapes, counts, strict=True):
         weight = shape.weight or ()
         if isinstance(shape.layer, Conv):
             span = group_rows(shape, images, itemsize) * shape.output[2] * images

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from adam_mpi.model import buffers, parameters
-from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.exchange import Exchange, assembled_at
 from adam_mpi.model.kernels import dropout, loss, pixels
 from adam_mpi.model.layers import Conv, LayerShape
 from adam_mpi.model.steps import Backward, Place, Steps, Views, bind
@@ -32,9 +32,11 @@ class Context:
         self.logits, self.errors = (values.reshape(-1, images) for values in (places[-1].outputs, places[-1].errors))
         # Dropout's masks know layers by their number among all of the model's, whatever a strip has between them.
         numbers = accumulate(not isinstance(shape.layer, Exchange) for shape in shapes)
+        own = assembled_at(shape.layer for shape in shapes)
+        drawn = [self.arrays["own keys" if index < own else "keys"] for index in range(len(shapes))]
         self.steps = steps = [
-            bind(shape, number - 1, place, self.arrays, _rows(shape, images, np.dtype(dtype).itemsize))
-            for shape, number, place in zip(shapes, numbers, places, strict=True)
+            bind(shape, number - 1, place, self.arrays, keys, _rows(shape, place, np.dtype(dtype).itemsize))
+            for shape, number, place, keys in zip(shapes, numbers, places, drawn, strict=True)
         ]
         self.outputs = [place.outputs for place in places]
         self.forward = [step.forward for step in steps]
@@ -148,8 +150,8 @@ def _places(shapes: Sequence[LayerShape], arrays: dict[str, np.ndarray]) -> list
     return [Place(outputs[index], outputs[index + 1], errors[index], errors[index + 1]) for index in range(len(shapes))]
 
 
-def _rows(shape: LayerShape, images: int, itemsize: int) -> int:
-    return buffers.group_rows(shape, images, itemsize) if isinstance(shape.layer, Conv) else 0
+def _rows(shape: LayerShape, place: Place, itemsize: int) -> int:
+    return buffers.group_rows(shape, place.outputs.shape[-1], itemsize) if isinstance(shape.layer, Conv) else 0
 
 
 def _backward(shapes: Sequence[LayerShape], steps: list[Steps]) -> list[Backward]:

@@ -1,5 +1,6 @@
 """An exchange between the strips of a replica: who owns which part of an axis, and who needs which. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Span = tuple[int, int]
@@ -22,6 +23,11 @@ class Exchange:
         (a, b), (first, last) = self.owned[source], self.needed[target]
         return max(a, first), max(max(a, first), min(b, last))
 
+    def floats(self, source: int, target: int, images: int, own: int) -> int:
+        """That go from one strip to another at the most, with so many images, `own` of them of one strip."""
+        a, b = self.piece(source, target)
+        return self.lines * images * (b - a)
+
     def sent(self, strip: int) -> int:
         """Values of an image that a strip sends forward, or gets back."""
         others = [other for other in range(len(self.owned)) if other != strip]
@@ -30,3 +36,29 @@ class Exchange:
     def received(self, strip: int) -> int:
         others = [other for other in range(len(self.owned)) if other != strip]
         return self.lines * sum(b - a for a, b in (self.piece(other, strip) for other in others))
+
+
+@dataclass(frozen=True)
+class Assembly(Exchange):
+    """The exchange before the dense layers of a hybrid replica: each rank has all values of its own images, and needs
+    those of all images. On the way back, errors of an image are summed up by the rank whose it is."""
+
+    def floats(self, source: int, target: int, images: int, own: int) -> int:
+        return self.needed[source][1] * own
+
+    def sent(self, strip: int) -> int:
+        """Of an image on average: one of as many as there are ranks is our own."""
+        return -(-super().sent(strip) // len(self.owned))
+
+    def received(self, strip: int) -> int:
+        return -(-super().received(strip) // len(self.owned))
+
+
+def ranks_of(layers: Iterable[object]) -> int:
+    """Among how many ranks the images of a batch are shared out before the dense layers: 1 but for hybrid replicas."""
+    return next((len(layer.owned) for layer in layers if isinstance(layer, Assembly)), 1)
+
+
+def assembled_at(layers: Iterable[object]) -> int:
+    """Which of the layers is the assembly; -1: none."""
+    return next((index for index, layer in enumerate(layers) if isinstance(layer, Assembly)), -1)

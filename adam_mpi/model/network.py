@@ -56,7 +56,7 @@ class Network:
         """Memory of one context."""
         if self.program:
             return 4 * self.program.floats
-        return working_set(self.shapes, self.images, self.dtype)
+        return working_set(self.strip.stack if self.strip else self.shapes, self.images, self.dtype)
 
     @property
     def uncopied(self) -> tuple[str, ...]:

@@ -3,6 +3,9 @@
 Spatial layers are cut by columns, dense layers by units. Between layers there is one kind of exchange: along one axis
 every strip owns a part and needs another. Around a convolution that is its own part and a border (halo) of its
 neighbours, before a dense layer everything.
+
+In a hybrid replica ranks share out images instead of columns: each has whole layers up to the first dense one, for its
+own images; before that layer all are put together (`Assembly`), and dense layers are cut by units.
 """
 
 import math
@@ -13,7 +16,7 @@ from itertools import pairwise
 
 from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
-from adam_mpi.model.exchange import Exchange, Span
+from adam_mpi.model.exchange import Assembly, Exchange, Span, ranks_of
 from adam_mpi.model.layers import Conv, Dense, Extent, LayerShape, Pool
 
 
@@ -40,15 +43,25 @@ class Strip:
     pieces: tuple[Piece, ...]
 
     @property
+    def ranks(self) -> int:
+        """Among which the images are shared out, up to the first dense layer."""
+        return ranks_of(shape.layer for shape in self.stack)
+
+    @property
     def flops(self) -> int:
         """Of one image in training: forward, to the weights, and to the data of all but the first layer."""
-        connections = [shape.connections for shape in self.shapes if shape.weight]
+        connections = [shape.connections // self._sharing(shape) for shape in self.shapes if shape.weight]
         return 6 * sum(connections) - 2 * connections[0]
 
     @property
     def values(self) -> int:
         """Of one image: all inputs and outputs of layers."""
-        return sum(math.prod(shape.input) + math.prod(shape.output) for shape in self.shapes)
+        sizes = ((math.prod(shape.input) + math.prod(shape.output), self._sharing(shape)) for shape in self.shapes)
+        return sum(-(-size // sharing) for size, sharing in sizes)
+
+    def _sharing(self, shape: LayerShape) -> int:
+        """Ranks that take turns with the images of a layer: those of a whole one in a hybrid replica."""
+        return self.ranks if shape.extent is None else 1
 
     @property
     def parameters(self) -> int:
@@ -79,6 +92,10 @@ class Partition:
 
     def __len__(self) -> int:
         return len(self.owned[0])
+
+    @property
+    def hybrid(self) -> bool:
+        return ranks_of(self.exchanges.values()) > 1
 
     @cached_property
     def strips(self) -> tuple[Strip, ...]:
@@ -125,7 +142,7 @@ class Partition:
         if len(self) == 1:
             return Strip(number, self.shapes, self.shapes, (0, self.shapes[0].input[2]), self._pieces(number))
         shapes = tuple(self._local(index, number) for index in range(len(self.shapes)))
-        columns = _needed(self.shapes[0], self.owned[0][number])
+        columns = (0, self.shapes[0].input[2]) if self.hybrid else _needed(self.shapes[0], self.owned[0][number])
         return Strip(number, shapes, self._stack(shapes), columns, self._pieces(number))
 
     def _stack(self, shapes: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
@@ -146,6 +163,8 @@ class Partition:
                            extent=Extent(a, b - a, whole.layer.units))  # fmt: skip
         if _flat(self.shapes, index):
             return replace(whole, input=(b - a, 1, 1), output=(b - a, 1, 1), extent=Extent(a, b - a, whole.output[0]))
+        if self.hybrid:
+            return whole
         first, last = _needed(whole, (a, b))
         extent = Extent(a, b - a, whole.output[2])
         if isinstance(whole.layer, Conv):
@@ -167,34 +186,48 @@ class Partition:
         return tuple(pieces)
 
 
-def partition(shapes: Sequence[LayerShape], strips: int) -> Partition:
+def partition(shapes: Sequence[LayerShape], strips: int, scheme: str = "strips") -> Partition:
     """Cut a model into so many strips; an error names the layer that does not allow it, and how many would do."""
     shapes = tuple(shapes)
-    trouble, found = _try(shapes, strips)
+    if scheme == "hybrid" and not any(isinstance(shape.layer, Conv) for shape in shapes):
+        raise UserError('layout.scheme = "hybrid": the model has no convolution to share out by images; set "strips"')
+    trouble, found = _try(shapes, strips, scheme)
     if found is not None:
         return found
-    most = next(count for count in range(strips - 1, 0, -1) if _try(shapes, count)[1] is not None)
+    most = next(count for count in range(strips - 1, 0, -1) if _try(shapes, count, scheme)[1] is not None)
     raise UserError(f"layout.partitions = {strips}: {trouble}; set at most {most}")
 
 
-def fitting(shapes: Sequence[LayerShape], images: int, cache: int, most: int) -> Partition:
+def most(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
+    """The largest number of strips that the layers allow."""
+    shapes = tuple(shapes)
+    places = min(_places(shapes, group[-1]) for group in _cut_alike(shapes, scheme))
+    return next(count for count in range(places, 0, -1) if _try(shapes, count, scheme)[1] is not None)
+
+
+def fitting(
+    shapes: Sequence[LayerShape], images: int, cache: int, most: int, scheme: str = "strips"
+) -> Partition:
     """The smallest number of strips, up to `most`, whose working sets fit the cache; else as many as there can be."""
-    best = partition(shapes, 1)
+    best = partition(shapes, 1, scheme)
     for strips in range(2, most + 1):
         if max(strip.bytes(images) for strip in best.strips) <= cache:
             break
-        best = _try(tuple(shapes), strips)[1] or best
+        best = _try(tuple(shapes), strips, scheme)[1] or best
     return best
 
 
-def _try(shapes: tuple[LayerShape, ...], strips: int) -> tuple[str, Partition | None]:
-    for group in _groups(shapes):
+def _try(shapes: tuple[LayerShape, ...], strips: int, scheme: str) -> tuple[str, Partition | None]:
+    groups = _cut_alike(shapes, scheme)
+    for group in groups:
         count = _places(shapes, group[-1])
         if count < strips:
             dense = isinstance(shapes[group[0]].layer, Dense)
             name, kind = (shapes[group[0]].name, "units") if dense else (shapes[group[-1]].name, "columns")
             return f"{name} has {count} {kind}", None
-    owned = _own(shapes, strips)
+    owned = _own(shapes, strips, groups)
+    if scheme == "hybrid":
+        return "", Partition(shapes, owned, _assembled(shapes, owned))
     exchanges = _exchanges(shapes, owned)
     for index, exchange in exchanges.items():
         if index < len(shapes) and not isinstance(shapes[index].layer, Dense):
@@ -231,11 +264,15 @@ def _groups(shapes: tuple[LayerShape, ...]) -> list[list[int]]:
     return groups
 
 
-def _own(shapes: tuple[LayerShape, ...], strips: int) -> tuple[tuple[Span, ...], ...]:
+def _cut_alike(shapes: tuple[LayerShape, ...], scheme: str) -> list[list[int]]:
+    """Those groups that are cut: in a hybrid replica nothing is cut by columns."""
+    return [group for group in _groups(shapes) if scheme == "strips" or isinstance(shapes[group[0]].layer, Dense)]
+
+
+def _own(shapes: tuple[LayerShape, ...], strips: int, groups: list[list[int]]) -> tuple[tuple[Span, ...], ...]:
     """Columns and units of every strip: those that cannot be shared out evenly go to whoever has least to do."""
     owned: list[tuple[Span, ...]] = [((0, _places(shapes, index)),) * strips for index in range(len(shapes))]
     work = [0.0] * strips
-    groups = _groups(shapes)
     weighed = [(sum(shapes[i].connections for i in group) / _places(shapes, group[-1]), group) for group in groups]
     for weight, group in sorted(weighed, key=lambda pair: (-pair[0], pair[1])):
         count = _places(shapes, group[-1])
@@ -276,6 +313,16 @@ def _exchanges(shapes: tuple[LayerShape, ...], owned: tuple[tuple[Span, ...], ..
     logits = ((0, shapes[-1].output[0]),) * len(owned[0])
     found[len(shapes)] = Exchange("loss", owned[-1], logits, 1, summed=False)
     return found
+
+
+def _assembled(shapes: tuple[LayerShape, ...], owned: tuple[tuple[Span, ...], ...]) -> dict[int, Exchange]:
+    """The exchanges of a hybrid replica: those of dense layers, the first one for images."""
+    found = {index: exchange for index, exchange in _exchanges(shapes, owned).items() if _flat(shapes, index - 1)}
+    if not found:
+        return {}
+    first = next(index for index, shape in enumerate(shapes) if isinstance(shape.layer, Dense))
+    values = ((0, math.prod(shapes[first].input)),) * len(owned[0])
+    return {first: Assembly(shapes[first].name, values, values, 1), **found}
 
 
 def _needed(shape: LayerShape, span: Span) -> Span:

@@ -40,8 +40,11 @@ class Steps:
     backward_data: Backward
 
 
-def bind(shape: LayerShape, index: int, place: Place, arrays: dict[str, np.ndarray], rows: int) -> Steps:
-    """The steps of the layer at `index`; `arrays` has the scratch, `rows` is a convolution's group of output rows."""
+def bind(
+    shape: LayerShape, index: int, place: Place, arrays: dict[str, np.ndarray], keys: np.ndarray, rows: int
+) -> Steps:
+    """The steps of the layer at `index`; `arrays` has the scratch, `keys` are those of the images, `rows` is a
+    convolution's group of output rows."""
     layer = shape.layer
     if isinstance(layer, Conv):
         return _conv(shape, layer, place, arrays, rows)
@@ -54,7 +57,7 @@ def bind(shape: LayerShape, index: int, place: Place, arrays: dict[str, np.ndarr
     if isinstance(layer, Pool):
         return _pool(layer, place, arrays[f"{shape.name}/winners"])
     if isinstance(layer, Dropout):
-        return _dropout(shape, layer, index, place, arrays["keys"])
+        return _dropout(shape, layer, index, place, keys)
     if isinstance(layer, Exchange):
         return Steps(_leave, _leave, None, _leave_errors)
     return _activation(layer, place)

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from adam_mpi.model import parameters
+from adam_mpi.model.assembly import AssemblyPassage
 from adam_mpi.model.context import Context
-from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.exchange import Assembly, Exchange
 from adam_mpi.model.partition import Strip
 from adam_mpi.model.passage import BACK, FORWARD, Passage, Port
 
@@ -34,10 +35,11 @@ class StripContext(Context):
     def __init__(self, strip: Strip, images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()) -> None:
         super().__init__(strip.stack, images, seed, dtype, captured)
         self.stack, self.room, self.blocks, self.result = strip.stack, images, 1, (0.0, 0)
+        self.number, self.own_room = strip.number, len(self.arrays["pixels"])
         self.views: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
         self.labels = self.arrays["labels"][:0]
-        self.passages = [
+        self.passages: list[Passage | AssemblyPassage] = [
             _passage(shape.layer, strip.number, place.inputs, place.outputs, place.input_errors, place.errors)
             for shape, place in zip(self.stack, self.places, strict=True)
             if isinstance(shape.layer, Exchange)
@@ -46,20 +48,25 @@ class StripContext(Context):
 
     def begin(
         self, weights: np.ndarray, gradient: np.ndarray | None, pixels: np.ndarray, labels: np.ndarray, ids: np.ndarray,
-        epoch: int,
+        epoch: int, edges: Sequence[int] = (),
     ) -> list[Segment]:  # fmt: skip
         """Take in a block; returns the segments to run: up to the loss, and where a gradient is wanted back again.
 
-        The gradient is overwritten.
+        The gradient is overwritten. `edges`: in a hybrid replica, where the images of each rank begin and end among all
+        that labels and ids are of; pixels are of our own.
         """
         self.views = parameters.views(weights, self.tensors)
-        self.count = self.load(pixels)
-        self.labels = labels
+        self.load(pixels)
+        self.labels, self.count = labels, len(labels)
+        edge(self.passages, edges)
         if gradient is None:
             return self.evaluating
         gradient[:] = 0
         self.gradients = parameters.views(gradient, self.tensors)
         self._draw(ids, epoch)
+        if edges:
+            own = self.arrays["keys"][edges[self.number] : edges[self.number + 1]]
+            self.arrays["own keys"][: own.size] = own
         return self.training
 
     def _segments(self, training: bool) -> list[Segment]:
@@ -110,6 +117,15 @@ def _end(segments: list[Segment], port: Port) -> None:
     segments.append(Segment())
 
 
-def _passage(exchange: Exchange, strip: int, *arrays: np.ndarray) -> Passage:
+def edge(passages: Sequence[Passage | AssemblyPassage], edges: Sequence[int]) -> None:
+    """Tell an assembly whose images are which."""
+    for passage in passages:
+        if isinstance(passage, AssemblyPassage):
+            passage.edges = tuple(edges)
+
+
+def _passage(exchange: Exchange, strip: int, *arrays: np.ndarray) -> Passage | AssemblyPassage:
     """Arrays of a context are (channels, rows, columns, images): one block, its lanes all images."""
+    if isinstance(exchange, Assembly):
+        return AssemblyPassage(exchange, strip, *(array.reshape(1, -1, array.shape[-1]) for array in arrays))
     return Passage(exchange, strip, *(array.reshape(1, exchange.lines, -1, array.shape[-1]) for array in arrays))

@@ -30,7 +30,8 @@ class Holding:
 
     @staticmethod
     def empty(shard: Shard, average: bool) -> "Holding":
-        weights, state = np.zeros((2, shard.size), np.float32)
+        # Each an array of its own: one that is moved is given back.
+        weights, state = np.zeros(shard.size, np.float32), np.zeros(shard.size, np.float32)
         return Holding(shard, weights, state, np.zeros(shard.size if average else 0, np.float32), whole=False)
 
     @property

@@ -40,7 +40,8 @@ class Load:
 
 
 def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:
-    shelves, images = plan_shelves(config, partition(shapes, layout.partitions), layout), largest_push(config)
+    cut = partition(shapes, layout.partitions, config.layout.scheme)
+    shelves, images = plan_shelves(config, cut, layout), largest_push(config)
     choices = choose(shelves, config, images, len({place.host for place in layout.places}))
     push, codec = defaultdict[int, Part](Part), CODECS[config.push.codec]
     for choice in choices.values():

@@ -45,13 +45,13 @@ class Channels:
         return _lined(max(ends, default=8 * self.numbers))
 
 
-def plan(cut: Partition, contexts: int, images: int) -> Channels:
-    """For so many contexts, each with room for so many images."""
+def plan(cut: Partition, contexts: int, images: int, own: int = 0) -> Channels:
+    """For so many contexts, each with room for so many images, `own` of them of one rank of a hybrid replica."""
     strips = range(len(cut))
     found: dict[Key, tuple[tuple[int, ...], ...]] = {}
     for context in range(contexts):
         for number, exchange in enumerate(cut.exchanges.values()):
-            forward = [[exchange.lines * images * _size(exchange.piece(s, t)) for t in strips] for s in strips]
+            forward = [[exchange.floats(s, t, images, own) for t in strips] for s in strips]
             found[context, number, FORWARD] = _others(forward)
             if exchange.summed:
                 found[context, number, BACK] = _others([list(column) for column in zip(*forward, strict=True)])

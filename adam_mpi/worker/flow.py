@@ -99,7 +99,7 @@ class Flow:
         index = number % len(self.contexts)
         self.free.remove(index)
         gradient = self.gradients[index] if training else None
-        block = batch.pixels, batch.labels, batch.ids, batch.epoch
+        block = batch.pixels, batch.labels, batch.ids, batch.epoch, batch.edges
         flight = Flight(number, batch, slot, index, self.contexts[index].begin(weights, gradient, *block))
         self._ready(flight)
 

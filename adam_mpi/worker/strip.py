@@ -4,6 +4,9 @@ The first strip asks for batches and all get their columns, so every strip sees 
 are cut into parts, and part number n is in context n mod `worker.in_flight` everywhere. Gradients are added up in that
 order; those of convolutions, which every strip has a part of, are summed over the replica before each strip pushes what
 is its own. Weights change by pulls only.
+
+In a hybrid replica a part is a round: it has some images of each rank's share of the batch, whose outputs of the last
+layer before the dense ones go to all ranks while others are computed.
 """
 
 import os
@@ -17,7 +20,7 @@ import numpy as np
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.data.batch import Batch, cut_batch
+from adam_mpi.data.batch import Batch, cut_batch, cut_rounds
 from adam_mpi.data.client import DataClient, Slot
 from adam_mpi.durable.spans import Spans
 from adam_mpi.errors import UserError
@@ -127,7 +130,8 @@ class StripWorker(Worker):
         if len(set(world.replica.allgather(self.vector))) > 1:
             raise UserError("the CPUs of a replica have vectors of several lengths; set kernels.engine = reference")
         contexts = self.flow.contexts
-        self.link = Link(world, channels.plan(self.cut, len(contexts), contexts[0].room))
+        room = contexts[0].room, contexts[0].own_room
+        self.link = Link(world, channels.plan(self.cut, len(contexts), *room))
         self.flow.attach(self.link)
         self.sums = Sums(self.link, self.cut)
 
@@ -147,10 +151,18 @@ class StripWorker(Worker):
         if (taken := self.data.take()) is None:
             return False
         slot, batch = taken
-        *others, last = cut_batch(batch, parts.count(batch.labels.size, self.config.worker.in_flight))
+        *others, last = self._cut(batch)
         self.waiting.extend([*((part, None) for part in others), (last, slot)])
         self.slot = slot if self.data.shared else None
         return True
+
+    def _cut(self, batch: Batch) -> list[Batch]:
+        """Into parts that are under way one by one."""
+        most = parts.most(self.config.worker.in_flight, self.strip.ranks)
+        count = parts.count(batch.labels.size, *most)
+        if self.cut.hybrid:
+            return cut_rounds(batch, count, self.strip.number)
+        return cut_batch(batch, count)
 
     def _has_room(self) -> bool:
         """For one more gradient; all contributions are under way while servers are slow, or other replicas behind."""

@@ -13,16 +13,18 @@ import numpy as np
 from _models import MODELS
 from mpi4py import MPI
 
-from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
-from adam_mpi.data.batch import Batch
+from adam_mpi.data.batch import Batch, shares
+from adam_mpi.model.engine import border
 from adam_mpi.model.engine.update import descend
+from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
 from adam_mpi.worker import channels
 from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.evaluation import arrange
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.strip import REST_SECONDS
@@ -32,41 +34,40 @@ SHAPES = MODELS["alexnet"].shapes
 IMAGES, IN_FLIGHT, ROUNDS, SECONDS = 32, 2, 5, 60.0
 """Of a rank's batch, and of each part in flight of a replica whose batch is as large as that of two ranks."""
 ONE = np.float32(-1)
+Shapes = tuple[LayerShape, ...]
 DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
 
 
-def arrange(hosts: list[str], _: object) -> Layout:
-    """All ranks are the strips of one replica."""
-    roles = [("data", "worker", "server") if rank == 0 else ("worker",) for rank in range(len(hosts))]
-    places = [Place(rank, host, roles[rank], 0, rank) for rank, host in enumerate(hosts)]
-    return Layout(tuple(places), len(hosts))
-
-
-def batch(number: int, images: int, columns: tuple[int, int]) -> Batch:
+def batch(number: int, images: int, columns: tuple[int, int], shapes: Shapes, edges: tuple[int, ...] = ()) -> Batch:
+    """`edges`: those of the ranks of a hybrid replica, which have pixels of their own images only."""
     draw = np.random.default_rng(number)
-    pixels = draw.integers(0, 256, (images, *SHAPES[0].input), dtype=np.uint8)
-    labels = draw.integers(0, SHAPES[-1].output[0], images)
-    return Batch(0, 1, number, np.arange(images), labels, pixels[..., columns[0] : columns[1]].copy())
+    pixels = draw.integers(0, 256, (images, *shapes[0].input), dtype=np.uint8)
+    labels = draw.integers(0, shapes[-1].output[0], images)
+    own = slice(*edges[MPI.COMM_WORLD.rank :][:2]) if edges else slice(images)
+    return Batch(0, 1, number, np.arange(images), labels, pixels[own, ..., columns[0] : columns[1]].copy(), edges)
 
 
 class Replica:
     """One of as many strips as there are ranks, with so many batches of so many images in flight."""
 
-    def __init__(self, in_flight: int, images: int, *settings: str) -> None:
+    def __init__(
+        self, in_flight: int, images: int, *settings: str, scheme: str = "strips", shapes: Shapes = SHAPES
+    ) -> None:  # fmt: skip
         self.world = World(MPI.COMM_WORLD, load(None, list(settings)), arrange)
-        self.cut = partition(SHAPES, MPI.COMM_WORLD.size)
+        self.cut = partition(shapes, MPI.COMM_WORLD.size, scheme)
         strip = self.cut.strips[MPI.COMM_WORLD.rank]
         net = Network(strip.shapes, images, 1, engine="generated", strip=strip)
         contexts = [net.strip_context() for _ in range(in_flight)]
         self.flow = Flow(contexts, [np.zeros(strip.parameters, np.float32) for _ in contexts], self.world.injector)
-        self.link = Link(self.world, channels.plan(self.cut, in_flight, contexts[0].room))
+        self.link = Link(self.world, channels.plan(self.cut, in_flight, contexts[0].room, contexts[0].own_room))
         self.flow.attach(self.link)
         self.flow.start(1)
         self.sums = Sums(self.link, self.cut)
-        flat = initial(SHAPES, 1)
+        flat = initial(shapes, 1)
         self.weights = np.concatenate([flat[piece.start : piece.start + piece.size] for piece in strip.pieces])
         self.total = Contribution(0, np.zeros_like(self.weights))
-        self.batch, self.begun, self.next = batch(1, images, strip.columns), 0, 0
+        edges = shares(images, MPI.COMM_WORLD.size) if self.cut.hybrid else ()
+        self.batch, self.begun, self.next = batch(1, images, strip.columns, shapes, edges), 0, 0
         self.waited = self.idle = 0.0
         """Seconds in which a batch waited for the other strip, and those of them in which no other was computed."""
 
@@ -100,6 +101,15 @@ class Replica:
             self.waited, self.idle, last = self.waited + waited, self.idle + waited * (not flow.computing), now
             assert now < began + SECONDS, f"{self.next} of {end} batches are through"
         return time.perf_counter() - began
+
+    def compute(self) -> float:
+        """All segments of a batch without exchanges; returns the seconds of CPU it took."""
+        given, began = self.batch, time.thread_time()
+        block = given.pixels, given.labels, given.ids, given.epoch
+        for segment in self.flow.contexts[0].begin(self.weights, self.flow.gradients[0], *block):
+            for work in (*segment.work, *segment.meanwhile):
+                work()
+        return time.thread_time() - began
 
     def exchange(self) -> float:
         """Once through all exchanges of a batch, one after the other; returns the seconds it took."""
@@ -136,7 +146,7 @@ class Alone:
     def __init__(self) -> None:
         self.context, self.weights = Network(SHAPES, IMAGES, 1, engine="generated").context(), initial(SHAPES, 1)
         self.gradient, self.total = np.zeros_like(self.weights), np.zeros_like(self.weights)
-        self.batch = batch(1, IMAGES, (0, SHAPES[0].input[2]))
+        self.batch = batch(1, IMAGES, (0, SHAPES[0].input[2]), SHAPES)
 
     def train(self, batches: int) -> float:
         MPI.COMM_WORLD.Barrier()
@@ -172,15 +182,33 @@ def exchanges() -> Iterator[dict[str, Any]]:
 
 
 def strips() -> Iterator[dict[str, Any]]:
-    alone, replica = Alone(), Replica(IN_FLIGHT, IMAGES)
-    ranks, cut = turns(lambda: alone.train(3), lambda: replica.train(6))
+    alone, replica, hybrid = Alone(), Replica(IN_FLIGHT, IMAGES), Replica(IN_FLIGHT, IMAGES, scheme="hybrid")
+    ranks, cut, rounds = turns(lambda: alone.train(3), lambda: replica.train(6), lambda: hybrid.train(6))
     hidden = MPI.COMM_WORLD.allreduce(1 - replica.idle / replica.waited, MPI.MIN)
     yield {"name": "exchange_hidden", "value": round(hidden, 3), "unit": "share"}
     yield {
         "name": "strips_vs_ranks", "value": round(ratio(ranks, cut), 3), "unit": "x",
         "images_per_second": [round(6 * IMAGES / median(cut)), round(6 * IMAGES / median(ranks))],
     }  # fmt: skip
-    replica.end()
+    yield {"name": "hybrid_vs_ranks", "value": round(ratio(ranks, rounds), 3), "unit": "x"}
+    for ended in (replica, hybrid):
+        ended.end()
+
+
+def borders() -> Iterator[dict[str, Any]]:
+    """Borders first against all columns at once: what that costs, and what it hides with one part in flight."""
+    first, seconds = Replica(1, IMAGES, DELAY), border.SECONDS
+    border.SECONDS = float("inf")
+    whole, border.SECONDS = Replica(1, IMAGES, DELAY), seconds
+    for name, way in (("border_first_cpu_vs_whole", Replica.compute), ("border_first_late_vs_whole", late)):
+        one, other = turns(*(lambda way=way, r=r: way(r) for r in (whole, first)))
+        yield {"name": name, "value": round(ratio(one, other), 3), "unit": "x"}
+    for replica in (first, whole):
+        replica.end()
+
+
+def late(replica: Replica) -> float:
+    return replica.train(6)
 
 
 def delayed(images: int, name: str) -> Iterator[dict[str, Any]]:
@@ -197,7 +225,8 @@ def delayed(images: int, name: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    for line in chain(exchanges(), strips(), delayed(1, "in_flight_4_vs_1"), delayed(4, "in_flight_4_vs_1_of_4")):
+    flights = delayed(1, "in_flight_4_vs_1"), delayed(4, "in_flight_4_vs_1_of_4")
+    for line in chain(exchanges(), strips(), borders(), *flights):
         if MPI.COMM_WORLD.rank == 0:
             print(json.dumps(line), flush=True)
 

@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +33,11 @@ def run(ranks: int, *settings: str, keep: str | None = None) -> tuple[dict[str, 
         return json.loads(Path(folder, "run", "summary.json").read_text()), [line for line in lines if line["done"]]
 
 
-def under_mpi(ranks: int, *program: object) -> str:
+def under_mpi(ranks: int, *program: object, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """What `mpirun -n RANKS python PROGRAM` prints."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert mpirun, "no mpirun beside this Python or on PATH"
     words = [ROOT / "scripts" / "lib.sh", mpirun, ranks, sys.executable, *program]
     command = ["bash", "-c", LAUNCH, *map(str, words)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=300)
-    return done.stdout
+    settings = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True, "timeout": 300}
+    return subprocess.run(command, check=True, env={**os.environ, **environment}, **settings).stdout

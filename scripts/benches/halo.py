@@ -5,6 +5,10 @@ The AlexNet-like model, two ranks with a trainer thread each; the contenders of 
 both see. `strips_vs_ranks`: images per second of one replica of two strips, with batches of 64 in two parts, against
 two replicas of one rank with batches of 32; sums of gradients over the strips are included. `exchange_hidden`: of the
 time in which those parts waited for the other strip, the share in which the thread computed the other one.
+`hybrid_vs_ranks`: the same of a hybrid replica, in rounds of 32 images.
+`border_first_cpu_vs_whole`: what a strip computes, border columns first, against all columns of a layer at once, by
+seconds of CPU; `border_first_late_vs_whole`: the same by images per second, with one part in flight whose exchanges are
+held back by 2 ms.
 `in_flight_4_vs_1`: four batches of one image in flight against one, with every exchange held back by 2 ms; then the
 same with batches of four images, of which the delay is a smaller share.
 """

@@ -109,10 +109,9 @@ class EngineContext:
 
     def take(self, pixels: np.ndarray, labels: np.ndarray) -> int:
         """Copy a block, so that the program sees one type of array whatever the block is a view of."""
-        count = len(pixels)
-        self.pixels[:count] = pixels
-        self.labels[:count] = labels
-        return count
+        self.pixels[: len(pixels)] = pixels
+        self.labels[: len(labels)] = labels
+        return len(labels)
 
     def draw(self, ids: np.ndarray, epoch: int) -> None:
         """The random keys of these images in this epoch."""
@@ -122,13 +121,13 @@ class EngineContext:
 
     def call(
         self, part: int, training: bool, overwrite: bool, later: bool, weights: np.ndarray, gradient: np.ndarray,
-        count: int,
+        count: int, keys: np.ndarray | None = None,
     ) -> tuple[float, int]:  # fmt: skip
-        """The compiled program, on the block that was taken."""
+        """The compiled program, on the block that was taken; `keys`: where they are not those of all its images."""
         return self.run(
             part, training, overwrite, later, self.start, weights, weights if self.shared is None else self.shared,
-            gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels, self.keys,
-            self.probabilities.reshape(-1), count,
+            gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels,
+            self.keys if keys is None else keys, self.probabilities.reshape(-1), count,
         )  # fmt: skip
 
 

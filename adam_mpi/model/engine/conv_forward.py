@@ -15,6 +15,7 @@
 from adam_mpi.model.engine import pool, tiles
 from adam_mpi.model.engine.convolution import Shape, forward_taps, multiply_add
 from adam_mpi.model.engine.source import Source
+from adam_mpi.model.exchange import Span
 
 
 def strip_floats(shape: Shape, window: int, tile: tiles.Tile, lanes: int) -> int:
@@ -24,28 +25,32 @@ def strip_floats(shape: Shape, window: int, tile: tiles.Tile, lanes: int) -> int
 
 def emit(
     source: Source, name: str, shape: Shape, weight: int, bias: int, lanes: int, tile: tiles.Tile,
-    relu: bool = False, window: int = 1,
+    relu: bool = False, window: int = 1, span: Span | None = None,
 ) -> None:  # fmt: skip
-    """`weight`, `bias`: places in the weights. Arguments: places in the memory of one block's inputs, outputs, ..."""
+    """`weight`, `bias`: places in the weights. Arguments: places in the memory of one block's inputs, outputs, ...
+
+    `span`: only these columns, whole windows of them.
+    """
+    span = span or (0, shape.columns // window * window)
     arguments = "inputs, outputs" if window == 1 else "inputs, outputs, winners, strip"
     with source.kernel(f"{name}(memory, weights, {arguments})", f"Forward: {shape}, {tile}."):
         with source.inside(f"for top in range({shape.rows // window}):"):
             for maps in tiles.each(source, "plane", tiles.runs(shape.maps, tile.planes)):
                 with source.inside(f"for step in range({window}):"):
                     source(f"row = top * {window} + step")
-                    _rows(source, shape, weight, bias, lanes, tile, maps.width, relu, window)
+                    _rows(source, shape, weight, bias, lanes, tile, maps.width, relu, window, span)
                 if window > 1:
-                    pool_strip(source, shape, lanes, maps.width, relu, window)
+                    pool_strip(source, shape, lanes, maps.width, relu, window, span)
 
 
 def _rows(
     source: Source, shape: Shape, weight: int, bias: int, lanes: int, tile: tiles.Tile, planes: int,
-    relu: bool, window: int,
+    relu: bool, window: int, span: Span,
 ) -> None:  # fmt: skip
     source(f"first = max(0, {shape.pad} - row * {shape.stride})")
     source(f"last = min({shape.kernel}, {shape.height + shape.pad} - row * {shape.stride})")
-    columns = shape.columns // window * window
-    for run in tiles.each(source, "column", tiles.runs(columns, tile.columns, lambda *at: forward_taps(shape, *at))):
+    cut = tiles.runs(span[1], tile.columns, lambda *at: forward_taps(shape, *at), span[0])
+    for run in tiles.each(source, "column", cut):
         starts = [plane for plane in range(planes) for _ in range(run.width)]
         source(f"sums = {source.make('broadcasts', *starts)}(weights, {bias} + plane)")
         _sum(source, shape, weight, lanes, planes, run)
@@ -67,9 +72,12 @@ def _sum(source: Source, shape: Shape, weight: int, lanes: int, planes: int, run
         multiply_add(source, run, planes, shape.channels * area, lanes)
 
 
-def pool_strip(source: Source, shape: Shape, lanes: int, planes: int, relu: bool, window: int) -> None:
+def pool_strip(
+    source: Source, shape: Shape, lanes: int, planes: int, relu: bool, window: int, span: Span | None = None
+) -> None:
     across = shape.columns // window
-    with source.inside(f"for column in range({across}):"):
+    first, last = (edge // window for edge in span or (0, shape.columns))
+    with source.inside(f"for column in range({first}, {last}):"):
         with source.inside(f"for line in range({planes}):"):
             source(f"v = strip + (line * {window * shape.columns} + column * {window}) * {lanes}")
             pool.window(source, window, shape.columns, lanes, relu)

@@ -8,6 +8,7 @@ from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, lines, 
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.memory import Buffer, Call, Step
 from adam_mpi.model.engine.source import Source
+from adam_mpi.model.exchange import Span
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Job:
     """None when nobody needs them."""
     apart: bool = False
     """Whether another strip waits for the errors of the inputs: those of all blocks come first, then the gradient."""
+    spans: tuple[Span, ...] = ()
+    """Columns of the outputs one after the other: all but the last are what other strips wait for.
+
+    None: all at once."""
 
     def buffer(self, what: str, floats: int, lasting: bool = False) -> Buffer:
         """For one block's turn, or lasting for all."""
@@ -46,6 +51,10 @@ class Job:
         if self.apart:
             return {"backward": first + to_data, "later": to_weights}
         return {"backward": first + to_weights + to_data}
+
+    def forward(self, calls: list[Call]) -> dict[str, list[Call]]:
+        """Of each span, as a step has them."""
+        return {"forward": calls[:-1], "interior": calls[-1:]} if self.spans else {"forward": calls}
 
 
 Choice = dict[str, Any]
@@ -73,20 +82,34 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
 
 def direct(job: Job, choice: Choice) -> Step:
     shape, name, lanes = job.shape, job.name, job.lanes
-    tile = tiles.Tile(*choice["forward"])
-    conv_forward.emit(job.source, f"{name}_forward", shape, job.weight, job.bias, lanes, tile, job.relu, job.window)
     sums = conv_weights.Tile(*choice["weights"])
     conv_weights.emit(job.source, f"{name}_weights", shape, job.weight, job.bias, lanes, sums)
     back, errors, winners = unpool(job)
-    forward: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
-    if winners:
-        forward += (winners, job.buffer("strip", conv_forward.strip_floats(shape, job.window, tile, lanes)))
+    forward = _forward(job, tiles.Tile(*choice["forward"]), winners)
     to_weights, to_data = [Call(f"{name}_weights", ("memory", "gradient", errors, job.inputs))], []
     if job.input_errors:
         tile = tiles.Tile(*choice["data"])
         conv_data.emit(job.source, f"{name}_data", shape, job.weight, lanes, tile, job.masked)
         to_data = [Call(f"{name}_data", ("memory", "weights", errors, job.inputs, job.input_errors))]
-    return Step(True, [Call(f"{name}_forward", forward)], **job.backward(back, to_weights, to_data))
+    return Step(True, **job.forward(forward), **job.backward(back, to_weights, to_data))
+
+
+def _forward(job: Job, tile: tiles.Tile, winners: Buffer | None) -> list[Call]:
+    """A call for all columns, or for each span of them."""
+    shape, calls = job.shape, []
+    for number, span in enumerate(job.spans or (None,)):
+        name = f"{job.name}_forward{number if span else ''}"
+        if span:
+            tile = tiles.choose(shape.maps, span[1] - span[0], job.registers, slide=2)
+        conv_forward.emit(
+            job.source, name, shape, job.weight, job.bias, job.lanes, tile, job.relu, job.window, span
+        )
+        arguments: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
+        if winners:
+            room = conv_forward.strip_floats(shape, job.window, tile, job.lanes)
+            arguments += (winners, job.buffer(f"strip{number if span else ''}", room))
+        calls.append(Call(name, arguments))
+    return calls
 
 
 def unpool(job: Job) -> tuple[list[Call], Buffer, Buffer | None]:

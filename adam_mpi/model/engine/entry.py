@@ -16,18 +16,18 @@ ARGUMENTS = (
 
 
 def emit(
-    source: Source, parts: Sequence[Part], settling: Sequence[Call], pass_blocks: int, lanes: int,
+    source: Source, parts: Sequence[Part], settling: Sequence[Call], pass_blocks: int, own_blocks: int, lanes: int,
     added: list[tuple[int, int]],
-) -> tuple[str, int, dict[Buffer, int]]:  # fmt: skip
+) -> tuple[str, int, int, dict[Buffer, int]]:  # fmt: skip
     """Emit `run` and, if there are such calls, `settle`; return all that was emitted, the floats of memory that they
-    work in, and the place of each buffer.
+    work in and would if no buffers shared any, and the place of each buffer.
 
     A gradient to be overwritten is made zero in its spans `added`, before sums are added there. Where there are ports,
     `run` computes one part only.
     """
     cut = any(part.port for part in parts)
-    lasting = [phase for part in parts for phase in part.lasting]
-    places, floats = lay_out([*lasting, Phase(False, tuple(settling))], pass_blocks)
+    lasting = [phase for part in parts for phase in part.lasting(own_blocks)]
+    places, floats, apart = lay_out([*lasting, Phase(False, tuple(settling))], pass_blocks)
     if settling:
         _settle(source, settling, places)
     source("")
@@ -53,7 +53,7 @@ def emit(
                         source("pass")
         source("restore(before)")
         source("return loss, correct")
-    return source.text, floats, places
+    return source.text, floats, apart, places
 
 
 def _settle(source: Source, calls: Sequence[Call], places: dict[Buffer, int]) -> None:
@@ -71,7 +71,7 @@ def _settle(source: Source, calls: Sequence[Call], places: dict[Buffer, int]) ->
 
 def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
     """Emit `timed`, which runs the phases for one block again and again; return the text and the floats."""
-    places, floats = lay_out(phases, 1)
+    places, floats, _ = lay_out(phases, 1)
     source("")
     source("")
     source("@entry")

@@ -35,7 +35,7 @@ class Step:
     """What one layer, or several joined ones, call: forward and backward, by block or for all blocks at once.
 
     `prepare` comes before all blocks' forward, `clear` before and `finish` after their backward; what is `later`, after
-    all blocks' backward.
+    all blocks' backward. `interior`: of the way forward, what no other strip waits for.
     """
 
     by_block: bool
@@ -45,6 +45,7 @@ class Step:
     clear: list[Call] = field(default_factory=list)
     finish: list[Call] = field(default_factory=list)
     later: list[Call] = field(default_factory=list)
+    interior: list[Call] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Phase:
 
     by_block: bool
     calls: tuple[Call, ...]
+    blocks: int = 0
+    """How many there are at the most; 0: as many as in all phases."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,28 @@ def lifetimes(phases: Sequence[Phase]) -> list[Lifetime]:
     return [Lifetime(buffer, *span) for buffer, span in found.items()]
 
 
-def lay_out(phases: Sequence[Phase], blocks: int) -> tuple[dict[Buffer, int], int]:
-    """The place of each buffer, in floats, and how many floats there are: largest first, each as low as it fits."""
+def lay_out(phases: Sequence[Phase], blocks: int) -> tuple[dict[Buffer, int], int, int]:
+    """The place of each buffer, in floats: largest first, each as low as it fits; and how many floats there are, and
+    would be if no buffers shared any."""
     places: dict[Buffer, int] = {}
     placed: list[Lifetime] = []
-    for life in sorted(lifetimes(phases), key=lambda life: -size(life.buffer, blocks)):
+    sizes = _sizes(phases, blocks)
+    for life in sorted(lifetimes(phases), key=lambda life: -sizes[life.buffer]):
         met = [other for other in placed if other.first <= life.last and life.first <= other.last]
-        taken = [(places[other.buffer], size(other.buffer, blocks)) for other in met]
-        places[life.buffer] = _lowest(size(life.buffer, blocks), taken)
+        taken = [(places[other.buffer], sizes[other.buffer]) for other in met]
+        places[life.buffer] = _lowest(sizes[life.buffer], taken)
         placed.append(life)
-    return places, max((places[buffer] + size(buffer, blocks) for buffer in places), default=0)
+    floats = max((places[buffer] + sizes[buffer] for buffer in places), default=0)
+    return places, floats, sum(sizes.values())
+
+
+def _sizes(phases: Sequence[Phase], blocks: int) -> dict[Buffer, int]:
+    """Of each buffer: room for as many blocks as the phases have that touch it."""
+    found: dict[Buffer, int] = {}
+    for phase in phases:
+        for buffer in (a for call in phase.calls for a in call.arguments if isinstance(a, Buffer)):
+            found[buffer] = max(found.get(buffer, 0), size(buffer, phase.blocks or blocks))
+    return found
 
 
 def size(buffer: Buffer, blocks: int) -> int:

@@ -1,10 +1,10 @@
 """Steps in order: forward, loss, backward. A strip's are cut into parts where strips exchange something."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adam_mpi.model.engine.memory import Buffer, Call, Phase, Step
-from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.exchange import Assembly, Exchange
 from adam_mpi.model.passage import BACK, FORWARD, Port
 
 
@@ -34,29 +34,37 @@ class Part:
     """Whether it may run while the exchange that the part before it began is under way."""
     handed: tuple[Buffer, ...] = ()
     """What the exchange reads and writes that is complete before the next part begins."""
+    own: bool = False
+    """Whether it has only this rank's own images, in a hybrid replica."""
 
-    @property
-    def lasting(self) -> tuple[Phase, ...]:
-        """All that touches buffers, to see how long they live."""
-        return (*self.phases, Phase(False, (Call("exchange", self.handed),)))
+    def lasting(self, own_blocks: int) -> tuple[Phase, ...]:
+        """All that touches buffers, to see how long they live; with so many blocks of our own images."""
+        phases = [replace(phase, blocks=own_blocks) for phase in self.phases] if self.own else self.phases
+        # Both sides of the exchange; the larger one is larger in its own phases.
+        return (*phases, Phase(False, (Call("exchange", self.handed),), own_blocks))
 
 
 def assemble(groups: Sequence[list[Step]], crossings: Sequence[Crossing], load: Call, end: Call) -> tuple[Part, ...]:
     """The steps between exchanges are a group; `load` comes first of all, `end` is the loss."""
     found: list[Part] = []
+    own = any(isinstance(crossing.exchange, Assembly) for crossing in crossings)
     for number, steps in enumerate(groups):
         begin = [Phase(False, _calls(steps, "prepare")), Phase(True, (load,) if number == 0 else ())]
         phases = merged([*begin, *(Phase(step.by_block, tuple(step.forward)) for step in steps)])
         if number < len(crossings):
+            interior = merged([Phase(step.by_block, tuple(step.interior)) for step in steps])
             between = crossings[number].owned, crossings[number].needed
-            found.append(Part(phases, port=Port(number, FORWARD), handed=between))
+            handed = () if interior else between
+            found.append(Part(phases, port=Port(number, FORWARD), handed=handed, own=own and number == 0))
+            found += [Part(interior, meanwhile=True, handed=between)] if interior else []
         else:
             found.append(Part((*phases, Phase(False, (end,))), **_back(number, crossings)))
     last = next((number for number, crossing in enumerate(crossings) if crossing.learning), len(crossings))
     # Behind the exchange before the loss there is nothing to go back through.
     for number in range(len(groups) - 1 - bool(crossings), last - 1, -1):
         found += _backward(groups[number], number, crossings if number > last else ())
-    return tuple(found)
+    # An assembly is the first exchange, and only its own group goes back behind it.
+    return (*found[:-1], replace(found[-1], own=own and last == 0))
 
 
 def _backward(steps: list[Step], number: int, crossings: Sequence[Crossing]) -> list[Part]:

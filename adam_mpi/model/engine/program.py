@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import (
     average,
+    border,
     convs,
     dense_product,
     dense_settle,
@@ -26,10 +27,10 @@ from adam_mpi.model.engine import (
     winograd_step,
 )
 from adam_mpi.model.engine.convolution import shape_of
-from adam_mpi.model.engine.memory import Buffer, Call, Step, size
+from adam_mpi.model.engine.memory import Buffer, Call, Step
 from adam_mpi.model.engine.parts import Crossing, Part
 from adam_mpi.model.engine.source import Source
-from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.exchange import Exchange, ranks_of
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 PASS_IMAGES = 64
@@ -48,6 +49,8 @@ class Program:
     """Floats that its buffers would take if none shared memory with another."""
     blocks: int
     """Blocks of images that go through the network together."""
+    own_blocks: int
+    """Of a rank's own images, before those of a hybrid replica are put together; else the same."""
     lanes: int
     """Images in a block."""
     batches: int
@@ -105,8 +108,9 @@ class Builder:
     ) -> None:
         self.choices = dict(choices or {})
         self.cut = any(isinstance(shape.layer, Exchange) for shape in shapes)
+        own = -(-images // ranks_of(shape.layer for shape in shapes))
         # Few images would leave most lanes empty: each is a block of its own then, and vectors lie along its columns.
-        self.wide, lanes = lanes, 1 if 2 * images < lanes else lanes
+        self.wide, lanes = lanes, 1 if 2 * own < lanes else lanes
         self.kept: dict[str, tuple[Buffer, ...]] = {layer: () for layer in captured}
         self.batches, self.images = batches, batches * tiles.up(images, lanes)
         """For which buffers that are kept have room."""
@@ -114,6 +118,7 @@ class Builder:
         # A batch waits for other strips as one: then there are no passes.
         blocks = -(-images // lanes)
         self.blocks = blocks if self.cut else min(blocks, max(1, PASS_IMAGES // lanes))
+        self.own_blocks = -(-own // lanes) if own < images else self.blocks
         self.places = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
         large = [s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > COPIED]
         self.uncopied = () if self.cut else tuple(large)
@@ -151,11 +156,11 @@ class Builder:
             for tensor in parameters.tensors(self.shapes)
             if len(tensor.shape) != 2
         ]
-        text, floats, places = entry.emit(self.source, cut, self.settling, self.blocks, self.lanes, added)
-        apart = sum(size(buffer, self.blocks) for buffer in places)
+        blocks = self.blocks, self.own_blocks
+        text, floats, apart, places = entry.emit(self.source, cut, self.settling, *blocks, self.lanes, added)
         kept = {layer: tuple((places[b], b.floats) for b in buffers) for layer, buffers in self.kept.items()}
         return Program(
-            text, floats, apart, self.blocks, self.lanes, self.batches, self.choices, self.uncopied, self.settled,
+            text, floats, apart, *blocks, self.lanes, self.batches, self.choices, self.uncopied, self.settled,
             kept, cut, tuple(self.crossings), places,
         )  # fmt: skip
 
@@ -210,7 +215,9 @@ class Builder:
         else:
             choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
             self.choices[job.name] = choice
-            self.steps.append(conv_step(job, choice))
+            following, images = self.shapes[index + taken - 1 :], self.blocks * self.lanes
+            spans = border.spans(following, shape, window, choice["algorithm"], images)
+            self.steps.append(conv_step(replace(job, spans=spans), choice))
         self.learning, self.relu = True, relu and window == 1
         return taken
 

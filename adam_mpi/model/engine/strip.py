@@ -1,17 +1,19 @@
 """A strip's context by the generated program: the parts of the program are the segments between exchanges."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
+from adam_mpi.model.assembly import AssemblyPassage
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.memory import Buffer
 from adam_mpi.model.engine.parts import Crossing
 from adam_mpi.model.engine.program import Program
+from adam_mpi.model.exchange import Assembly
 from adam_mpi.model.partition import Strip
 from adam_mpi.model.passage import BACK, Passage, Port
-from adam_mpi.model.strip import Segment
+from adam_mpi.model.strip import Segment, edge
 
 
 class EngineStripContext(EngineContext):
@@ -19,7 +21,10 @@ class EngineStripContext(EngineContext):
 
     def __init__(self, strip: Strip, images: int, seed: int, program: Program, run: Callable) -> None:
         super().__init__(strip.stack, images, seed, program, run)
-        self.room, self.result = program.blocks * program.lanes, (0.0, 0)
+        self.room, self.own_room = (blocks * program.lanes for blocks in (program.blocks, program.own_blocks))
+        self.number, self.result = strip.number, (0.0, 0)
+        self.own_keys, self.own_count = np.zeros_like(self.keys), 0
+        """Of our images, in a hybrid replica."""
         self.blocks = program.blocks
         """That are in use, of the last block of images."""
         self.weights = self.gradient = self.unused
@@ -28,10 +33,11 @@ class EngineStripContext(EngineContext):
 
     def begin(
         self, weights: np.ndarray, gradient: np.ndarray | None, pixels: np.ndarray, labels: np.ndarray, ids: np.ndarray,
-        epoch: int,
+        epoch: int, edges: Sequence[int] = (),
     ) -> list[Segment]:  # fmt: skip
         """As `StripContext.begin`."""
-        self.count = self.take(pixels, labels)
+        self.count, self.own_count = self.take(pixels, labels), len(pixels)
+        edge(self.passages, edges)
         self.blocks = -(-self.count // self.program.lanes)
         self.weights, self.result = weights, (0.0, 0)
         if gradient is None:
@@ -40,6 +46,8 @@ class EngineStripContext(EngineContext):
         if not self.count:
             gradient[:] = 0
         self.draw(ids, epoch)
+        if edges:
+            self.own_keys[: self.own_count] = self.keys[edges[self.number] : edges[self.number + 1]]
         return self.training
 
     def _segments(self, training: bool) -> list[Segment]:
@@ -67,18 +75,25 @@ class EngineStripContext(EngineContext):
         segments.append(Segment())
 
     def _part(self, number: int, training: bool) -> None:
-        loss, correct = self.call(number, training, True, False, self.weights, self.gradient, self.count)
+        own = self.program.parts[number].own
+        images = (self.own_count, self.own_keys) if own else (self.count, self.keys)
+        loss, correct = self.call(number, training, True, False, self.weights, self.gradient, *images)
         self.result = self.result[0] + loss, self.result[1] + correct
 
-    def _passage(self, strip: int, crossing: Crossing) -> Passage:
+    def _passage(self, strip: int, crossing: Crossing) -> Passage | AssemblyPassage:
         exchange = crossing.exchange
         buffers = crossing.owned, crossing.needed, crossing.owned_errors, crossing.needed_errors
+        if isinstance(exchange, Assembly):
+            counts = (self.program.own_blocks, self.program.blocks) * 2
+            arrays = (self._array(buffer, 1, count)[:, 0] for buffer, count in zip(buffers, counts, strict=True))
+            return AssemblyPassage(exchange, strip, *arrays)
         # Errors that nobody needs have no place.
-        return Passage(exchange, strip, *(self._array(buffer, exchange.lines) for buffer in buffers))
+        blocks = self.program.blocks
+        return Passage(exchange, strip, *(self._array(buffer, exchange.lines, blocks) for buffer in buffers))
 
-    def _array(self, buffer: Buffer, lines: int) -> np.ndarray:
+    def _array(self, buffer: Buffer, lines: int, blocks: int) -> np.ndarray:
         """(blocks, lines, places, lanes)."""
-        place, blocks, lanes = self.program.places.get(buffer), self.program.blocks, self.program.lanes
+        place, lanes = self.program.places.get(buffer), self.program.lanes
         shape = blocks, lines, buffer.floats // lines // lanes, lanes
         if place is None:
             return np.zeros(shape, np.float32)

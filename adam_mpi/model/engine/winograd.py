@@ -42,12 +42,14 @@ def group_rows(rows: int, columns: int) -> int:
     return max(fitting, default=1)
 
 
-def across(source: Source, rows: int, columns: int, width: int) -> Iterator[tuple[bool, bool]]:
-    """Emit loops over the tiles of a group of rows x columns; yields which columns of a tile are inside the plane."""
+def across(source: Source, rows: int, columns: int, width: int, first: int = 0) -> Iterator[tuple[bool, bool]]:
+    """Emit loops over the tiles of a group of rows x columns, from tile column `first` on; yields which columns of a
+    tile are inside the plane."""
     with source.inside(f"for line in range({rows}):"):
-        cut = tiles.runs(columns, 1, lambda at, _: (2 * at < width, 2 * at + 1 < width))
+        cut = tiles.runs(first + columns, 1, lambda at, _: (2 * at < width, 2 * at + 1 < width), first)
         for run in tiles.each(source, "across", cut):
-            source(f"row, column, tile = 2 * (group * {rows} + line), 2 * across, line * {columns} + across")
+            source(f"row, column = 2 * (group * {rows} + line), 2 * across")
+            source(f"tile = line * {columns} + across - {first}")
             yield run.pattern
 
 
@@ -101,9 +103,12 @@ def emit_clear(source: Source, name: str, floats: int) -> None:
 
 def emit_pad(
     source: Source, name: str, planes: int, size: tuple[int, int], padded: tuple[int, int], top: int, left: int,
-    lanes: int,
+    lanes: int, within: tuple[int, int],
 ) -> None:  # fmt: skip
-    """Copy planes of `size` into `padded` ones with `top` lines of zeros above, `left` columns before, zeros behind."""
+    """Copy planes of `size` into `padded` ones with `top` lines of zeros above, `left` columns before, zeros behind.
+
+    `within`: in rows of so many columns, from this one on.
+    """
     (rows, columns), (height, width) = size, padded
     with source.kernel(f"{name}(memory, values, padded)", f"{planes} x {rows} x {columns} -> {height} x {width}."):
         with source.inside(f"for line in range({planes * height}):"):
@@ -113,7 +118,7 @@ def emit_pad(
                 with source.inside(f"for place in range(0, {width * lanes}, {lanes}):"):
                     source("store(memory, to + place, zero())")
             with source.inside("else:"):
-                source(f"v = values + (plane * {rows} + row) * {columns * lanes}")
+                source(f"v = values + ((plane * {rows} + row) * {within[0]} + {within[1]}) * {lanes}")
                 for column in (*range(left), *range(left + columns, width)):
                     source(f"store(memory, to + {column * lanes}, zero())")
                 with source.inside(f"for place in range(0, {columns * lanes}, {lanes}):"):
@@ -156,14 +161,14 @@ def _store_parts(source: Source, planes: int, count: int, lanes: int) -> None:
 
 def emit_outputs(
     source: Source, name: str, planes: int, size: tuple[int, int], rows: int, columns: int, lanes: int,
-    bias: int | None = None, relu: bool = False, masked: bool = False, pooled: bool = False,
+    bias: int | None = None, relu: bool = False, masked: bool = False, pooled: bool = False, first: int = 0,
 ) -> None:  # fmt: skip
     """A' M A of a group, into planes of `size`; `extra` is where winners go, or the mask that relu left."""
     count = rows * columns
     head = f"{name}(memory, weights, products, outputs, extra, group)"
     with source.kernel(head, f"{count} tiles of {planes} planes transformed back."):
         with source.inside(f"for plane in range({planes}):"):
-            for inside in across(source, rows, columns, size[1]):
+            for inside in across(source, rows, columns, size[1], first):
                 source(f"v = products + (tile * {planes} + plane) * {lanes}")
                 given = [part * count * planes * lanes for part in range(PARTS)]
                 source(f"parts = {source.make('loads', *given)}(memory, v)")

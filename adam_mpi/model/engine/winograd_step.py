@@ -4,12 +4,13 @@
     weights:        pad; for each group of tiles: values, errors, the sixteen sums
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adam_mpi.model.engine import conv_weights, dense_product, dense_weights, tiles, winograd
 from adam_mpi.model.engine.convs import Job, unpool
 from adam_mpi.model.engine.memory import Buffer, Call, Step
 from adam_mpi.model.engine.winograd import PARTS, TURNED
+from adam_mpi.model.exchange import Span
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,20 @@ class Side:
     """Lines of zeros above and below, columns of zeros left, and right."""
     rows: int
     columns: int
+    first: int = 0
+    """Of its tiles in a row, where it is a part of the planes."""
+    within: tuple[int, int] = (0, 0)
+    """How wide the planes are then, and where it begins in them."""
+
+    def part(self, span: Span) -> "Side":
+        """The tiles that make these columns of the outputs."""
+        (a, b), (lines, left, _) = span, self.pads
+        begin, end = a - left, tiles.up(b, 2) + 2 - left
+        first, last = max(0, begin), min(self.width, end)
+        pads = lines, first - begin, end - last
+        return replace(
+            self, width=last - first, pads=pads, columns=-(-b // 2) - a // 2, first=a // 2, within=(self.width, first)
+        )
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -54,10 +69,8 @@ def step(job: Job) -> Step:
     winograd.emit_clear(source, f"{name}_clear", floats)
     winograd.emit_gradient(source, f"{name}_gradient", shape, job.weight)
     back, output_errors, winners = unpool(job)
-    emit_forward(job, inputs)
+    forward = _forward(job, inputs, errors, winners, kernels)
     emit_weights(job, inputs)
-    scratch = _scratch(job, "forward", (inputs, errors))
-    forward = ("memory", "weights", job.inputs, job.outputs, winners or job.outputs, kernels, *scratch)
     turned = job.buffer("turned", inputs.group * dense_weights.turned_floats(shape.channels, job.lanes))
     scratch = _scratch(job, "to weights", (inputs, errors))
     arguments = ("memory", "gradient", output_errors, job.inputs, sums, *scratch, turned)
@@ -69,12 +82,27 @@ def step(job: Job) -> Step:
         to_data = [Call(f"{name}_data", arguments)]
     return Step(
         True,
-        [Call(f"{name}_forward", forward)],
+        **job.forward(forward),
         **job.backward(back, to_weights, to_data),
         prepare=[Call(f"{name}_transform", ("memory", "weights", kernels))],
         clear=[Call(f"{name}_clear", ("memory", sums))],
         finish=[Call(f"{name}_gradient", ("memory", "gradient", sums))],
     )
+
+
+def _forward(job: Job, inputs: Side, errors: Side, winners: Buffer | None, kernels: Buffer) -> list[Call]:
+    """A call for all columns, or for each span of them."""
+    calls, name = [], f"{job.name}_forward"
+    if job.spans:
+        # For the way back to the weights.
+        _emit_values(job, name, inputs)
+    for number, span in enumerate(job.spans or (None,)):
+        one, side = f"{name}{number if span else ''}", inputs.part(span) if span else inputs
+        emit_forward(job, one, side)
+        scratch = _scratch(job, one.removeprefix(f"{job.name}_"), (side, errors))
+        places = job.inputs, job.outputs, winners or job.outputs, kernels
+        calls.append(Call(one, ("memory", "weights", *places, *scratch)))
+    return calls
 
 
 def _scratch(job: Job, call: str, sides: tuple[Side, Side]) -> tuple[Buffer, Buffer, Buffer, Buffer]:
@@ -96,13 +124,13 @@ def _panel_floats(job: Job, errors: Side) -> int:
     return dense_product.CHUNK * dense_product.group(product, job.lanes, tile)
 
 
-def emit_forward(job: Job, side: Side) -> None:
+def emit_forward(job: Job, name: str, side: Side) -> None:
     shape = job.shape
     winograd.emit_outputs(
-        job.source, f"{job.name}_forward_outputs", shape.maps, (shape.rows, shape.columns), side.group_rows,
-        side.columns, job.lanes, bias=job.bias, relu=job.relu, pooled=job.window == 2,
+        job.source, f"{name}_outputs", shape.maps, (shape.rows, shape.columns), side.group_rows,
+        side.columns, job.lanes, bias=job.bias, relu=job.relu, pooled=job.window == 2, first=side.first,
     )  # fmt: skip
-    _emit_chain(job, f"{job.name}_forward", side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
+    _emit_chain(job, name, side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
 
 
 def emit_data(job: Job, side: Side) -> None:
@@ -114,12 +142,18 @@ def emit_data(job: Job, side: Side) -> None:
     _emit_chain(job, f"{job.name}_data", side, dense_product.to_data(shape.maps, shape.channels), TURNED)
 
 
+def _emit_values(job: Job, name: str, side: Side) -> None:
+    size, (top, left, _), within = (side.height, side.width), side.pads, side.within
+    padding = top, left, job.lanes, within if within[0] else (side.width, 0)
+    winograd.emit_pad(job.source, f"{name}_pad", side.planes, size, side.padded, *padding)
+    places = side.planes, *side.padded, side.group_rows, side.columns, job.lanes
+    winograd.emit_values(job.source, f"{name}_values", *places)
+
+
 def _emit_chain(job: Job, name: str, side: Side, product: dense_product.Product, parts: list[int]) -> None:
     """Planes in, planes out; `extra` is for winners, or the mask of a relu; `parts` is the order of the kernels."""
     source, lanes, pairs = job.source, job.lanes, product.units * product.terms
-    size, (top, left, _) = (side.height, side.width), side.pads
-    winograd.emit_pad(source, f"{name}_pad", side.planes, size, side.padded, top, left, lanes)
-    winograd.emit_values(source, f"{name}_values", side.planes, *side.padded, side.group_rows, side.columns, lanes)
+    _emit_values(job, name, side)
     chosen = dense_product.choose(product, side.group, job.registers)
     dense_product.emit(source, f"{name}_product", product, lanes, *chosen)
     head = f"{name}(memory, weights, planes, outputs, extra, kernels, padded, tiles, products, panel)"

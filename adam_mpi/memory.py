@@ -1,0 +1,54 @@
+"""What a rank takes in memory in each of its roles, as planned. Pure."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from adam_mpi.cluster.layout import Layout
+from adam_mpi.config import Config
+from adam_mpi.data.batch import message_bytes
+from adam_mpi.data.lines import AHEAD, GROUP
+from adam_mpi.data.sets import Description
+from adam_mpi.model import parameters
+from adam_mpi.model.network import Network
+from adam_mpi.server.factors import matrices
+from adam_mpi.server.protocol import largest_push
+from adam_mpi.server.shelves import Shelves
+from adam_mpi.worker.contribution import contributions
+
+
+def data(config: Config, layout: Layout, description: Description) -> int:
+    """The cache, a label and a place per image, and the batches on their way."""
+    images = description.train + description.validation + description.test
+    pixels = np.dtype(description.dtype).itemsize * math.prod(description.shape)
+    ahead = max(AHEAD * len(layout.workers) * config.train.batch, 2 * GROUP) * pixels
+    return min(config.data.cache, images * pixels) + 16 * images + ahead
+
+
+def worker(
+    config: Config, description: Description, net: Network, shelves: Shelves, captured: Sequence[str]
+) -> int:  # fmt: skip
+    """Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
+    without strips a copy of what a pull brings, and two of the weights for each of several threads.
+    """
+    threads, size = config.worker.threads or 1, 4 * parameters.total(net.shapes)
+    contexts = config.worker.in_flight if net.strip else threads
+    dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
+    factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
+    total = (2 + contexts if net.strip else 3 + contexts * (3 if threads > 1 else 1)) * size
+    total += contributions(threads, bool(shelves.peers.count), config.consistency.staleness) * (size + factors)
+    total += contexts * net.bytes + len(shelves.servers) * shelves.ring_bytes
+    item = np.dtype(description.dtype).itemsize
+    return total + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
+
+
+def served(shelves: Shelves, server: int) -> int:
+    """Weights and state of the optimiser, of what it serves and of what it has copies of."""
+    return 8 * (shelves.size(server) + sum(shard.size for shard in shelves.copied[server]))
+
+
+def server(shelves: Shelves) -> int:
+    """The largest: all that, what it serves once more while a snapshot is written, and its mailboxes."""
+    largest = max(served(shelves, server) + 8 * shelves.size(server) for server in shelves.servers)
+    return largest + shelves.mailbox_bytes + shelves.mirror_bytes
