@@ -3,13 +3,14 @@
 import json
 
 from _halo_ranks import Replica, turns
+from _models import MODELS
 from mpi4py import MPI
 
-IMAGES, BATCHES = 1, 24
+SHAPES, IMAGES, BATCHES = MODELS["mnist"].shapes, 256, 48
 
 
 def main() -> None:
-    replicas = {in_flight: Replica(in_flight, IMAGES) for in_flight in (1, 4)}
+    replicas = {in_flight: Replica(in_flight, IMAGES, shapes=SHAPES) for in_flight in (1, 4)}
     taken = turns(*(lambda replica=replica: replica.train(BATCHES) for replica in replicas.values()))
     compute = MPI.COMM_WORLD.allreduce(replicas[1].flow.busy / replicas[1].next, MPI.MAX)
     if MPI.COMM_WORLD.rank == 0:

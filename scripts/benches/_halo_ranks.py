@@ -18,6 +18,7 @@ from adam_mpi.config import load
 from adam_mpi.data.batch import Batch, shares
 from adam_mpi.model.engine import border
 from adam_mpi.model.engine.update import descend
+from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
@@ -33,14 +34,15 @@ SHAPES = MODELS["alexnet"].shapes
 IMAGES, IN_FLIGHT, ROUNDS, SECONDS = 32, 2, 5, 60.0
 """Of a rank's batch, and of each part in flight of a replica whose batch is as large as that of two ranks."""
 ONE = np.float32(-1)
+Shapes = tuple[LayerShape, ...]
 DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
 
 
-def batch(number: int, images: int, columns: tuple[int, int], edges: tuple[int, ...] = ()) -> Batch:
+def batch(number: int, images: int, columns: tuple[int, int], shapes: Shapes, edges: tuple[int, ...] = ()) -> Batch:
     """`edges`: those of the ranks of a hybrid replica, which have pixels of their own images only."""
     draw = np.random.default_rng(number)
-    pixels = draw.integers(0, 256, (images, *SHAPES[0].input), dtype=np.uint8)
-    labels = draw.integers(0, SHAPES[-1].output[0], images)
+    pixels = draw.integers(0, 256, (images, *shapes[0].input), dtype=np.uint8)
+    labels = draw.integers(0, shapes[-1].output[0], images)
     own = slice(*edges[MPI.COMM_WORLD.rank :][:2]) if edges else slice(images)
     return Batch(0, 1, number, np.arange(images), labels, pixels[own, ..., columns[0] : columns[1]].copy(), edges)
 
@@ -48,9 +50,11 @@ def batch(number: int, images: int, columns: tuple[int, int], edges: tuple[int, 
 class Replica:
     """One of as many strips as there are ranks, with so many batches of so many images in flight."""
 
-    def __init__(self, in_flight: int, images: int, *settings: str, scheme: str = "strips") -> None:
+    def __init__(
+        self, in_flight: int, images: int, *settings: str, scheme: str = "strips", shapes: Shapes = SHAPES
+    ) -> None:  # fmt: skip
         self.world = World(MPI.COMM_WORLD, load(None, list(settings)), arrange)
-        self.cut = partition(SHAPES, MPI.COMM_WORLD.size, scheme)
+        self.cut = partition(shapes, MPI.COMM_WORLD.size, scheme)
         strip = self.cut.strips[MPI.COMM_WORLD.rank]
         net = Network(strip.shapes, images, 1, engine="generated", strip=strip)
         contexts = [net.strip_context() for _ in range(in_flight)]
@@ -59,11 +63,11 @@ class Replica:
         self.flow.attach(self.link)
         self.flow.start(1)
         self.sums = Sums(self.link, self.cut)
-        flat = initial(SHAPES, 1)
+        flat = initial(shapes, 1)
         self.weights = np.concatenate([flat[piece.start : piece.start + piece.size] for piece in strip.pieces])
         self.total = Contribution(0, np.zeros_like(self.weights))
         edges = shares(images, MPI.COMM_WORLD.size) if self.cut.hybrid else ()
-        self.batch, self.begun, self.next = batch(1, images, strip.columns, edges), 0, 0
+        self.batch, self.begun, self.next = batch(1, images, strip.columns, shapes, edges), 0, 0
         self.waited = self.idle = 0.0
         """Seconds in which a batch waited for the other strip, and those of them in which no other was computed."""
 
@@ -142,7 +146,7 @@ class Alone:
     def __init__(self) -> None:
         self.context, self.weights = Network(SHAPES, IMAGES, 1, engine="generated").context(), initial(SHAPES, 1)
         self.gradient, self.total = np.zeros_like(self.weights), np.zeros_like(self.weights)
-        self.batch = batch(1, IMAGES, (0, SHAPES[0].input[2]))
+        self.batch = batch(1, IMAGES, (0, SHAPES[0].input[2]), SHAPES)
 
     def train(self, batches: int) -> float:
         MPI.COMM_WORLD.Barrier()

@@ -1,6 +1,6 @@
 """What a delay between hosts costs a replica over them, and how much of it micro-batches in flight hide.
 
-The AlexNet-like model in three strips on three test hosts (scripts/hosts), over TCP; micro-batches of one image. Each
+The paper's MNIST model in three strips on three test hosts (scripts/hosts), over TCP; micro-batches of 256 images. Each
 round is a job on hosts that send at once, and one on hosts whose packets arrive 1 ms later; in each of them one
 micro-batch in flight and four take turns. `delay_hidden`: of the time that the delay adds to a micro-batch with one in
 flight, the share that four do not take.

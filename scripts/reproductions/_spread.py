@@ -23,6 +23,11 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
     return fmean(first) - fmean(second), float(found.low), float(found.high)
 
 
+def sentence(text: str) -> str:
+    """With a capital at the start, and names as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def chance(first: float, second: float, images: int) -> float:
     """Half the 95 % interval of the difference of two accuracies in %, each of so many images drawn anew."""
     variance = sum(accuracy * (100 - accuracy) / images for accuracy in (first, second))
@@ -41,6 +46,6 @@ def compared(one: str, other: str, first: Sequence[float], second: Sequence[floa
         (value, low, high), how = found, f"Welch, {len(first)} and {len(second)} seeds"
     told = "cannot be told from zero" if low <= 0 <= high else "is not zero"
     return (
-        f"{one.capitalize()} - {other}: {value:+.3f} %, 95 % interval {low:+.3f} to {high:+.3f} % ({how}): "
+        f"{sentence(one)} - {other}: {value:+.3f} %, 95 % interval {low:+.3f} to {high:+.3f} % ({how}): "
         f"the difference {told}."
     )

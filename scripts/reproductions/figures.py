@@ -11,6 +11,7 @@ import _others
 import _results
 from _others import others
 from _results import Clock, Results, heading
+from _spread import sentence
 from _study import Scale
 from _training import Training
 
@@ -101,4 +102,4 @@ def page(folder: Path) -> Iterator[str]:
 def _kind(kind: str, told: dict[str, Any]) -> str:
     machine, shares = told["machine"], [point.get("others") for point in told["points"].values()]
     where = f"{machine['cores']} cores of {machine['cpu']}, commit {machine['commit']}"
-    return "; ".join(filter(None, [kind.capitalize(), where, _others.told(shares)])) + "."
+    return "; ".join(filter(None, [sentence(kind), where, _others.told(shares)])) + "."

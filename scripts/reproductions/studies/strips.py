@@ -18,20 +18,21 @@ PAPER = (
     "over; 16 machines train one of 36 billion connections."
 )
 MEASURED, PREDICTED, WIDTHS, BATCH, WITHIN = (1, 2), (1, 2, 4, 8, 16), (16, 32, 64, 128), 16, 0.9
-SIDE, CLASSES = 64, 10
+SIDE, CLASSES, MANY = 64, 10, 16
+"""Of images; classes, and as many as there are to be for 16 strips."""
 
 
-def stack(width: int) -> list[Any]:
+def stack(width: int, classes: int = CLASSES) -> list[Any]:
     blocks = [conv(width, 3, 1), "relu", POOL, conv(2 * width, 3, 1), "relu", POOL]
-    return [*blocks, dense(16 * width), "relu", dense(CLASSES)]
+    return [*blocks, dense(16 * width), "relu", dense(classes)]
 
 
-def shapes(width: int) -> tuple[LayerShape, ...]:
-    return layers.infer(layers.parse(stack(width)), (3, SIDE, SIDE), CLASSES)
+def shapes(width: int, classes: int = CLASSES) -> tuple[LayerShape, ...]:
+    return layers.infer(layers.parse(stack(width, classes)), (3, SIDE, SIDE), classes)
 
 
-def connections(width: int) -> int:
-    return sum(shape.connections for shape in shapes(width))
+def connections(width: int, classes: int = CLASSES) -> int:
+    return sum(shape.connections for shape in shapes(width, classes))
 
 
 def points(scale: Scale) -> Points:
@@ -65,10 +66,10 @@ def _predicted(count: int) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def fits(width: int) -> bool:
-        return max(strip.bytes(BATCH) for strip in partition(shapes(width), count).strips) <= memory
+        return max(strip.bytes(BATCH) for strip in partition(shapes(width, MANY), count).strips) <= memory
 
-    width = _largest(fits)
-    return {"kind": "predicted", "strips": count, "memory": memory, "width": width, "connections": connections(width)}
+    size = connections(_largest(fits), MANY)
+    return {"kind": "predicted", "strips": count, "memory": memory, "connections": size}
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
@@ -106,9 +107,22 @@ def verdict(found: Found) -> str:
     told = ", ".join(f"{count} strips {size / 1e6:,.0f} million" for count, size in efficient(found).items())
     predicted = [f"{p['strips']}: {p['connections'] / 1e9:,.1f}" for p in found.values() if p["kind"] == "predicted"]
     widest = f"{connections(max(WIDTHS)) / 1e6:,.0f} million"
+    growth = _growth(found)
     return (
         "Here the largest model tried that trains within 10 % of the best connections/s of its kind has, on this "
         f"machine's cores, {told or 'not measured yet'} connections (widest tried: {widest}). By arithmetic, when each "
         f"strip has as much memory as this machine, billions of connections by strips: {', '.join(predicted)}. "
-        "[36-billion.toml](36-billion.toml) is a plan of the paper's size for 16 machines."
+        f"{growth} [36-billion.toml](36-billion.toml) is a plan of the paper's size for 16 machines."
     )
+
+
+def _growth(found: Found) -> str:
+    """Of both lines, beside the paper's."""
+    predicted = {point["strips"]: point["connections"] for point in found.values() if point["kind"] == "predicted"}
+    told = []
+    for name, sizes in {"measured": efficient(found), "by arithmetic": predicted}.items():
+        if len(sizes) > 1:
+            strips, more = max(sizes) / min(sizes), sizes[max(sizes)] / sizes[min(sizes)]
+            kind = "more than linear, as in the paper" if more > strips else "no more than linear"
+            told.append(f"{name} {more:.1f} times as large with {strips:.0f} times the strips, {kind}")
+    return f"So it is {'; '.join(told)}." if told else "There is nothing to compare yet."
