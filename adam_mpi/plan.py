@@ -4,6 +4,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from adam_mpi import memory
 from adam_mpi.cluster.layout import Layout, arrange
@@ -38,7 +39,7 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     captured = captured_layers(choices)
     net = _largest(config, description, cut, captured)
     needed, working = _memory(config, layout, description, net, shelves, captured), _working_set(net)
-    strips = [_strips(config, cut)] if len(cut) > 1 else []
+    strips = [_strips(config, cut, net)] if len(cut) > 1 else []
     roles = _roles(layout, config.server.copies)
     sections = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), needed, working]
     return "\n\n".join("\n".join(lines) for lines in sections)
@@ -179,7 +180,7 @@ def _parameters(config: Config, shelves: Shelves, choices: Mapping[str, Choice])
     yield f"a push: {amount(pushed)};  a pull: {amount(width * shelves.parameters)}"
 
 
-def _strips(config: Config, cut: Partition) -> Iterator[str]:
+def _strips(config: Config, cut: Partition, net: Network) -> Iterator[str]:
     """What each strip of a replica owns, computes, and sends to the others."""
     if cut.hybrid:
         yield from _hybrid(config, cut)
@@ -191,6 +192,8 @@ def _strips(config: Config, cut: Partition) -> Iterator[str]:
             continue
         owned = [f"{a}-{b - 1}{_halo(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
         yield f"  {shape.name:10} {'  '.join(owned)}"
+    if first := _border_first(net):
+        yield f"  border columns first, the others while those are on their way: before {', '.join(first)}"
     cache, images = max(cpu.caches().values(), default=0), config.train.batch
     yield f"{'strip':>7} {'image':>9} {'parameters':>14} {'GFLOP/image':>12} {'sent/image':>11} {'working set':>12}"
     for strip in cut.strips:
@@ -200,6 +203,15 @@ def _strips(config: Config, cut: Partition) -> Iterator[str]:
             f"{strip.number:7} {f'{strip.columns[0]}-{strip.columns[1] - 1}':>9} {strip.parameters:14,} "
             f"{strip.flops / 1e9:12.4g} {amount(sent):>11} {amount(size):>12}{fits}"
         )
+
+
+def _border_first(net: Network) -> list[str]:
+    """Layers whose halo is sent before all columns of their input are computed."""
+    if net.program is None:
+        return []
+    parts = pairwise(net.program.parts)
+    ports = [part.port for part, after in parts if part.port and after.meanwhile and not after.training]
+    return [net.program.crossings[port.passage].exchange.layer for port in ports]
 
 
 def _hybrid(config: Config, cut: Partition) -> Iterator[str]:

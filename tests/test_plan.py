@@ -83,6 +83,13 @@ def test_strips_are_shown_with_what_they_own_and_send(monkeypatch):
     assert rows == ["more than the cache of 2 MB"] * 2
 
 
+def test_it_says_where_borders_come_first():
+    convs = '{kind="conv", maps=64, kernel=5, pad=2}, {kind="pool", size=2}, {kind="conv", maps=32, kernel=3, pad=1}'
+    wanted = "layout.partitions=2", "train.batch=64", f'model.layers=[{convs}, {{kind="dense", units=10}}]'
+    assert "the others while those are on their way: before conv2\n" in planned(8, None, *wanted)
+    assert "border columns first" not in planned(8, None, *wanted, "kernels.engine=reference")
+
+
 def test_auto_partitions_are_as_few_as_fit_the_cache(monkeypatch):
     for size, strips in ((64 << 20, 1), (4 << 20, 2), (1, 4)):
         monkeypatch.setattr(cpu, "caches", lambda size=size: {"L3": size})
