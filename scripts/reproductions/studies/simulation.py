@@ -70,7 +70,7 @@ def verdict(found: Found) -> str:
         if point["mode"] == "async"
     )
     return (
-        f"Simulated over measured images/s: {told}; {good} of {len(found)} within {WITHIN:.0%}, as is wanted. "
+        f"Simulated over measured images/s: {told}; {good} of {len(found)} within {WITHIN:.0%} (wanted: all). "
         f"Mean delay of a push when asynchronous, simulated and measured: {delays}. Over TCP: {HOSTS[0]} hosts with "
         f"links of {HOSTS[1]}, network namespaces that share this machine's cores."
     )
