@@ -177,7 +177,9 @@ def _about() -> Iterator[str]:
     yield (
         "The paper's MNIST network with the distortions of Table 1, SGD at a constant rate, until a running average of "
         f"the weights has {TARGET:.1%} of the held-out images right, looked at after every epoch. Each side was "
-        f"searched over {len(CANDIDATES['ddp'])} settings. DDP: gloo, {PROCESSES} processes of one thread, "
+        f"searched over {len(CANDIDATES['ddp'])} settings, the last of each after the rounds; adam_mpi's were chosen "
+        "by some more trials, on a machine with other work, which the list does not have. "
+        f"DDP: gloo, {PROCESSES} processes of one thread, "
         "channels-last, plain and by `torch.compile`; its processes distort the images of an epoch before it, by "
         "adam_mpi's code, and keep them as float32. adam_mpi's data rank distorts them beside the training, on the "
         "same cores. Rounds are in turns; the medians:"
