@@ -54,7 +54,11 @@ def inside_an_epoch(job):
 
 def kill(job: Job):
     """The whole job at once, as a node that goes down."""
-    for process in job.ranks():
+    ranks = job.ranks()
+    # None may see another one die first, and go on without it.
+    for process in ranks:
+        process.suspend()
+    for process in ranks:
         process.kill()
     job.process.kill()
     job.process.wait(20)
