@@ -177,7 +177,7 @@ def hybrid(launch, path, text, ranks, replicas, *more):
     return trained(launch, path, text, ranks, replicas, f"train.batch={BATCH}", *more)
 
 
-JOBS = {"odd width": [(2, 2)], "three convs": [(3, 1)]}
+JOBS = {"odd width": [(2, 2)]}
 FURTHER = {case: [(1, 1), (2, 1 + index % 2), (3, 1)] for index, case in enumerate(CASES) if case != "no conv"}
 
 
