@@ -25,6 +25,8 @@ class Slot:
     memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.HEADER_WORDS, np.uint8))
     request: MPI.Request | None = None
     source: int = -1
+    expected: int = 0
+    """The tag of an answer that may come from any data rank, until one does."""
     batch: int = 0
     """The batch that was asked for, where a certain one was."""
 
@@ -151,9 +153,10 @@ class DataClient:
     def _withdraw(self) -> None:
         """No answers will come to what a strip has been ready to receive."""
         for slot in self.asking:
-            assert slot.request is not None
-            slot.request.Cancel()
-            slot.request.Free()
+            slot.expected = 0
+            if slot.request is not None:
+                slot.request.Cancel()
+                slot.request.Free()
         self.asking.clear()
 
     def _wanted(self) -> bool:
@@ -175,10 +178,13 @@ class DataClient:
         """Slots whose answer is there; those of shares and of strips are taken in the order they were asked for."""
         answered, status = [], MPI.Status()
         for slot in self.asking:
+            # MPICH now and then loses what is to be received from anybody, on this node or another (5.0.2, over TCP).
+            if slot.expected and self.world.traffic.Iprobe(MPI.ANY_SOURCE, slot.expected, status):
+                self._receive(slot, status.source, slot.expected)
             if slot.request is not None and slot.request.Test(status):
                 slot.request, slot.source = None, status.source
             # A quick data rank may be a phase ahead of the head's word to us.
-            if slot.request is None and slot.head[1] <= self.phase.number:
+            if slot.request is None and not slot.expected and slot.head[1] <= self.phase.number:
                 answered.append(slot)
             elif self.shared or len(self.strips) > 1:
                 break
@@ -188,7 +194,7 @@ class DataClient:
         place, layout = self.world.place, self.world.layout
         if self.follows:
             # Whatever the first strip asks for next.
-            self._receive(slot, MPI.ANY_SOURCE, self._next_number())
+            slot.source, slot.expected = MPI.ANY_SOURCE, batch.ANSWER + self._next_number()
             return True
         if self.shared:
             if self.next_share >= self.shares:
@@ -212,14 +218,14 @@ class DataClient:
         return self.asks
 
     def _send_ask(self, slot: Slot, source: int, words: list[int]) -> None:
-        self._receive(slot, source, words[1])
+        self._receive(slot, source, batch.ANSWER + words[1])
         if not self.follows:
             ask = np.array(words, np.int64)
             self.sending.append((self.world.traffic.Isend(ask, source, batch.ASK), ask))
 
-    def _receive(self, slot: Slot, source: int, number: int) -> None:
-        slot.source = source
-        slot.request = self.world.traffic.Irecv(slot.memory, source, batch.ANSWER + number)
+    def _receive(self, slot: Slot, source: int, tag: int) -> None:
+        slot.source, slot.expected = source, 0
+        slot.request = self.world.traffic.Irecv(slot.memory, source, tag)
 
     def _take(self, slot: Slot) -> None:
         kind, phase = slot.head
