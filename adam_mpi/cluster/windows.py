@@ -183,8 +183,8 @@ class SendWindow(Window):
 class SurvivingWindow(SharedWindow):
     """Shared inside a node, messages between nodes.
 
-    A one-sided transfer to a rank on another node that is dead, or dies meanwhile, may never come back out of Open MPI:
-    `Rget` waits in there for the target's addresses. A message to it fails as it should.
+    A one-sided transfer to a rank on another node that dies meanwhile may never come back out of Open MPI (`Rget` was
+    seen to wait in there for ever). A message to it fails as it should.
     """
 
     def _between_nodes(self, comm: MPI.Intracomm) -> Window:

@@ -178,7 +178,7 @@ class DataClient:
         """Slots whose answer is there; those of shares and of strips are taken in the order they were asked for."""
         answered, status = [], MPI.Status()
         for slot in self.asking:
-            # MPICH now and then loses what is to be received from anybody, on this node or another (5.0.2, over TCP).
+            # Not received from anybody: under MPICH such receives were seen never to end (5.0.2, over TCP).
             if slot.expected and self.world.traffic.Iprobe(MPI.ANY_SOURCE, slot.expected, status):
                 self._receive(slot, status.source, slot.expected)
             if slot.request is not None and slot.request.Test(status):
