@@ -60,7 +60,9 @@ def _warm(role: str, net: Network | None) -> None:
         mailbox.arrived(message, 1, message.size, np.zeros(1, np.int64), lines[:, 0], np.zeros(1, bool))
         checksum(values)
         apply.fold(values, values, np.zeros(1, np.int64), values[:1])
-        apply.step(apply.ADDITIVE, values, values, values, np.zeros(1, np.int64), values[:1], one, one, one)
+        none, starts = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
+        apply.step(apply.ADDITIVE, values, values, values, starts, values[:1], one, one, one)
+        apply.steps(apply.ADDITIVE, none, values, starts[:0], starts, values[:1], one, one, one)
         return
     assert net is not None, "a worker has a network"
     if net.program and net.strip:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from adam_mpi.server import apply
+from adam_mpi.server.address import address
 
 SIZES = [1, 7, 2049, apply.BLOCK - 1, apply.BLOCK, apply.BLOCK + 1, 10_001]
 RATE, KEEP, DECAY = np.float32(0.1), np.float32(0.9), np.float32(0.01)
@@ -79,6 +80,20 @@ def test_eight_folded_are_one_step_on_their_sum(kind):
     take(kind, *folded, mail, starts, ones, RATE, KEEP, DECAY)
     take(kind, *single, total, np.zeros(1, np.int64), ones[:1], RATE, KEEP, DECAY)
     assert np.allclose(folded[0], single[0], atol=1e-5) and np.allclose(folded[1], single[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", apply.RULES)
+def test_a_call_for_several_shards_is_a_step_of_each(kind):
+    sizes, counts = (1, 3000, 5000), (2, 1, 5)
+    mail, starts = messages(sum(counts), max(sizes))
+    scales, ends = np.linspace(0.25, 1, len(starts)).astype(np.float32), np.cumsum(counts)
+    together, alone = ([begin(size) for size in sizes] for _ in range(2))
+    places = np.array([(address(weights), address(state), weights.size) for weights, state in together])
+    apply.steps(apply.RULES.index(kind), places, mail, ends, starts, scales, RATE, KEEP, DECAY)
+    for end, count, one, other in zip(ends, counts, alone, together, strict=True):
+        own = slice(end - count, end)
+        take(kind, *one, mail, starts[own], scales[own], RATE, KEEP, DECAY)
+        assert np.array_equal(one, other)
 
 
 def test_the_order_of_messages_is_the_order_of_the_sum():

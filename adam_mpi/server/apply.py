@@ -7,6 +7,7 @@ memory with the gradients as float32; `starts` are their places in it, folded in
 import numpy as np
 from numba import njit
 
+from adam_mpi.server.address import floats
 from adam_mpi.server.prefetch import prefetch
 
 PAGE = 1024  # float32 in a page of memory
@@ -82,6 +83,22 @@ def step(
             _nesterov(block, past, total, rate, keep, decay)
         else:
             _adagrad(block, past, total, rate, decay)
+
+
+@njit(nogil=True, cache=True)
+def steps(
+    rule: int, places: np.ndarray, mail: np.ndarray, ends: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rate: float, keep: float, decay: float,
+) -> None:  # fmt: skip
+    """A step of each of several shards, each on the messages from the end of those before it to its own.
+
+    A place is: address of the weights, address of the state, size.
+    """
+    first = 0
+    for k in range(ends.size):
+        weights, state = floats(places[k, 0], places[k, 2]), floats(places[k, 1], places[k, 2])
+        step(rule, weights, state, mail, starts[first : ends[k]], scales[first : ends[k]], rate, keep, decay)
+        first = ends[k]
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -39,6 +39,8 @@ class Books:
         self.strips, self.feeding = shelves.strips, shelves.feeding(server)
         # Strips that push nothing to us are never waited for.
         self.clocks = [clock if ring in self.feeding else NEVER for ring, clock in enumerate(clocks)]
+        self.clock, self.furthest = min(self.clocks, default=0), max((clocks[ring] for ring in self.feeding), default=0)
+        """What all pushers, and what the first of them, have come to."""
         self.went_on: dict[int, float] = {}
         """Ring -> when something of it was first applied in this generation, in seconds since 1970."""
 
@@ -47,11 +49,6 @@ class Books:
         self.first_clock = position.clock - clock
         self.position, self.settled = position, Position.unpack(position.pack())
         self.positions = {version or 0: position}
-
-    @property
-    def clock(self) -> int:
-        """That all pushers have come to."""
-        return min(self.clocks, default=0)
 
     @property
     def rate(self) -> float:
@@ -90,7 +87,7 @@ class Books:
             return
         self.position.add(batches)
         if mail.last:
-            self.position.clock = self.first_clock + max(self.clocks[ring] for ring in self.feeding)
+            self.position.clock = self.first_clock + self.furthest
             counted = self.settled is not None and self.config.asynchronous and self.settled.has(batches)
             # The strips of a replica push the same images: they count once.
             if mail.ring % self.strips == self.feeding[0] and not counted:
@@ -98,13 +95,17 @@ class Books:
 
     def _advance(self, mail: Mail) -> None:
         """The last message of a push for this server."""
-        lead = mail.clock - min(self.clocks)
+        lead = mail.clock - self.clock
         self.leads[max(0, lead)] += 1
         if lead > self.config.consistency.staleness:
             self.counts["too_stale"] += 1
             log.error("push %d of %s is %d clocks ahead", mail.sequence, self.pushers[mail.ring], lead)
-        self.clocks[mail.ring] = max(self.clocks[mail.ring], mail.clock + 1)
         self.counts["applied"] += 1
+        before, after = self.clocks[mail.ring], mail.clock + 1
+        if after > before:
+            self.clocks[mail.ring], self.furthest = after, max(self.furthest, after)
+            if before == self.clock:
+                self.clock = min(self.clocks)
 
     @property
     def went_on_at(self) -> tuple[float | None, float | None]:

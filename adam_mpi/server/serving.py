@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -31,8 +31,9 @@ from adam_mpi.server.mail import MOST_PARTS, Mail
 from adam_mpi.server.pool import NOTHING
 from adam_mpi.server.published import Published
 from adam_mpi.server.replicate import Record, Replicator, notes
+from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import MOST_BATCHES, RECORD_BATCHES, Shelves
-from adam_mpi.server.stepper import Stepper
+from adam_mpi.server.stepper import Stepper, Work
 from adam_mpi.settlement import Word
 from adam_mpi.worker.conservation import leave_copies
 
@@ -230,20 +231,17 @@ class Server:
     def _apply(self, ready: dict[int, list[Mail]]) -> None:
         """One optimiser step per shard on the sum of its messages, on all apply threads; then the books."""
         self.world.injector.at("apply")
-        rate, jobs = self._rate(ready), []
-        folds: dict[int, Fold] = {}
-        for band in self.stepper.bands(ready):
-            first = band[0].index
-            mails, version = ready[first], self.holdings[first].version
-            delays = [version - mail.seen for mail in mails]
-            for delay in delays:
-                self.books.delays[delay] += len(band)
-            step: Callable[[], None] = partial(self.stepper.step, band, mails, delays, rate)
-            if self.replicator is not None:
-                folds |= dict.fromkeys((shard.index for shard in band), fold := Fold(band, mails, delays, rate))
-                step = partial(fold.step, self.stepper)
-            jobs.append((first // len(band), step))
-        self.appliers.run(jobs)
+        rate, folds = self._rate(ready), {}
+        works = self._works(ready)
+        if self.replicator is None:
+            shares: dict[int, list[Work]] = defaultdict(list)
+            for band, mails, delays in works:
+                shares[_owner(band) % self.config.server.threads].append((band, mails, delays))
+            self.appliers.run((owner, partial(self.stepper.step, share, rate)) for owner, share in shares.items())
+        else:
+            made = [Fold(*work, rate) for work in works]
+            folds = {shard.index: fold for fold in made for shard in fold.band}
+            self.appliers.run((_owner(fold.band), partial(fold.step, self.stepper)) for fold in made)
         for shard, mails in ready.items():
             self._book(shard, mails)
             self._pass_on(shard, mails, folds.get(shard), rate)
@@ -252,6 +250,17 @@ class Server:
         if self.store is not None:
             self.store.touch(len(self.shards))
         self.world.injector.at("applied")
+
+    def _works(self, ready: dict[int, list[Mail]]) -> list[Work]:
+        """The steps to take, and how stale each message is."""
+        works: list[Work] = []
+        for band in self.stepper.bands(ready):
+            mails, version = ready[band[0].index], self.holdings[band[0].index].version
+            delays = [version - mail.seen for mail in mails]
+            for delay in delays:
+                self.books.delays[delay] += len(band)
+            works.append((band, mails, delays))
+        return works
 
     def _rate(self, ready: dict[int, list[Mail]]) -> float:
         shard, mails = next(iter(ready.items()))
@@ -382,3 +391,8 @@ class Server:
 def _images(mails: Sequence[Mail]) -> int:
     """Whose gradients are in these messages; those of a push that comes in parts are counted once."""
     return sum(mail.images for mail in mails if mail.part == 0)
+
+
+def _owner(band: Sequence[Shard]) -> int:
+    """The thread that steps on these shards is always the same: the one with this number, modulo how many there are."""
+    return band[0].index // len(band)

@@ -9,6 +9,7 @@ import numpy as np
 from adam_mpi.config import Config
 from adam_mpi.durable.spans import Spans
 from adam_mpi.server import apply, mailbox
+from adam_mpi.server.address import address
 from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
 from adam_mpi.server.factors import FactorPlan
 from adam_mpi.server.holding import Holding
@@ -20,6 +21,9 @@ from adam_mpi.server.shards import Shard
 # Parameters that factors are multiplied for at a time: enough rows for BLAS to be quick. A product that is not added to
 # the weights at once has to be in the cache still when it is applied.
 BAND, CACHED_BAND = 1 << 21, 1 << 19
+Work = tuple[Sequence[Shard], Sequence[Mail], Sequence[int]]
+"""Shards that are stepped on together, the messages, and how many steps ago each was computed."""
+AS_IT_IS = NUMBERS["none"]
 FIRST, UNSCALED = np.zeros(1, np.int64), np.ones(1, np.float32)
 
 
@@ -43,6 +47,10 @@ class Stepper:
         self.pool, self.folds = Pool(), Pool(arena)
         self.band = BAND if self.kind == "descent" else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
+        served = [(self.holdings[shard.index], shard.size) for shard in shards]
+        self.places = np.array([(address(h.weights), address(h.state), size) for h, size in served], np.int64)
+        self.followed = len(published.regions) > 1
+        """Whether something else changes with the weights."""
         self.remembers = False
         """Whether each step can be taken back."""
 
@@ -90,18 +98,33 @@ class Stepper:
         if mail.buffer is not None:
             self.pool.give(mail.buffer)
 
-    def step(self, band: Sequence[Shard], mails: Sequence[Mail], delays: Sequence[int], rate: float) -> None:
-        """One step on these messages; called by the thread that owns these shards."""
-        if self.remembers:
-            for shard in band:
-                self.holdings[shard.index].remember()
-        scales = self._scales(delays)
-        if _plain_whole(mails, _size(band)):
-            self._kernel(band[0].index, slice(None), self.floats, [mail.start for mail in mails], scales, rate)
-        else:
-            self._step_mixed(band, mails, scales, rate)
-        for shard in band:
-            self._follow(shard.index)
+    def step(self, works: Sequence[Work], rate: float) -> None:
+        """One step of each band on its messages; called by the thread that owns these shards.
+
+        All that can be folded where it lies in one call: between kernels, which clear the caches, Python is slow.
+        """
+        places: list[int] = []
+        ends: list[int] = []
+        starts: list[int] = []
+        scales: list[float] = []
+        for band, mails, delays in works:
+            if self.remembers:
+                for shard in band:
+                    self.holdings[shard.index].remember()
+            if _plain_whole(mails, _size(band)):
+                places.append(self.place[band[0].index])
+                starts += [mail.start for mail in mails]
+                scales += self._scales(delays)
+                ends.append(len(starts))
+            else:
+                self._step_mixed(band, mails, self._scales(delays), rate)
+        if places:
+            numbers = np.array(ends), *_numbers(starts, scales), np.float32(rate), self.keep, self.decay
+            apply.steps(self.rule, self.places[places], self.floats, *numbers)
+        if self.followed:
+            for band, _, _ in works:
+                for shard in band:
+                    self._follow(shard.index)
 
     def _step_mixed(self, band: Sequence[Shard], mails: Sequence[Mail], scales: Sequence[float], rate: float) -> None:
         """Messages of any kind: those for the same run of parameters together."""
@@ -230,12 +253,15 @@ class Stepper:
 
 def _plain(mail: Mail) -> bool:
     """Whether its values lie in the mailbox as they are."""
-    return mail.kind == mailbox.DELTA and mail.codec == NUMBERS["none"]
+    return mail.kind == mailbox.DELTA and mail.codec == AS_IT_IS
 
 
 def _plain_whole(mails: Sequence[Mail], size: int) -> bool:
     """Whether all of them can be folded where they lie."""
-    return all(_plain(mail) and mail.finite and mail.values == size for mail in mails)
+    for mail in mails:
+        if not (mail.values == size and mail.finite and _plain(mail)):
+            return False
+    return True
 
 
 def _numbers(starts: Sequence[int], scales: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -243,7 +269,7 @@ def _numbers(starts: Sequence[int], scales: Sequence[float]) -> tuple[np.ndarray
 
 
 def _size(band: Sequence[Shard]) -> int:
-    return sum(shard.size for shard in band)
+    return band[0].size if len(band) == 1 else sum(shard.size for shard in band)
 
 
 def _kind(config: Config) -> str:

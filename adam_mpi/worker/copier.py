@@ -20,7 +20,7 @@ LINE, BLOCK = 16, 1024  # words
 VECTOR = ir.VectorType(ir.IntType(32), LINE)
 LEAST = 1 << 14
 """Words for which it matters."""
-TRIES, TURN = 4, 64
+TRIES, TURN = 4, 256
 MUCH = 2.0
 """How many times as long the usual way has to take: a server takes longer to read what is in no cache."""
 
