@@ -128,6 +128,15 @@ def test_contexts_may_complete_in_any_order(stack, transport):
     link.window.free()
 
 
+def test_a_thread_that_does_not_come_back_is_not_waited_for_for_ever():
+    from adam_mpi.worker.flow import Flow
+
+    flow = Flow([], [], None)
+    flow.computing = 2
+    with pytest.raises(TimeoutError, match=r"still computed after 0.01 s: 2$"):
+        flow.halt(0.01)
+
+
 def test_sums_over_a_replica_are_those_of_all_strips():
     from adam_mpi.worker import channels
     from adam_mpi.worker.contribution import Contribution

@@ -1,15 +1,19 @@
 """The state of a job from the words of its ranks: busy, slow, waiting for whom; and how its layers fare."""
 
+from types import SimpleNamespace
+
 import numpy as np
 from test_board import server, worker
 from test_network import block, prepare
 
-from adam_mpi.cluster.layout import arrange
+from adam_mpi.cluster import layout
+from adam_mpi.cluster.layout import Place, arrange
 from adam_mpi.config import Layout
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.observe import norms, status
 from adam_mpi.observe.board import Board, coarse
+from adam_mpi.worker.waits import Waits
 
 LAYOUT = arrange(["a"] * 6, Layout(data=1, servers=1))
 
@@ -95,3 +99,14 @@ def test_norms_and_dead_units_of_a_push():
     np.testing.assert_allclose(found["conv1"]["gradient_norm"], np.linalg.norm(both), rtol=1e-4)
     probe.look(2 * gradient, 4, weights)
     assert probe.layers is found, "looked again before it was time"
+
+
+def test_a_wait_names_whom_by_the_number_it_has_for_life():
+    """Ranks are counted anew when others are lost."""
+    strips = [Place(rank, "n", ("worker",), 0, rank, rank + 5) for rank in (0, 1)]
+    world = SimpleNamespace(layout=layout.Layout(tuple(strips), 2), rank=0)
+    roles = {"data": None, "pulls": None, "pushes": SimpleNamespace(lanes=[])}
+    worker = SimpleNamespace(world=world, idle_share=1.0, parked=True, **roles)
+    waits = Waits()
+    waits.count(worker)
+    assert waits.stats()["whom"] == {"strips": [6]}

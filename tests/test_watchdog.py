@@ -95,3 +95,35 @@ def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job)
     job.rank(rank).resume()
     stack = re.compile(r"^  File .*run\.py\", line \d+ in _serve$", re.M)
     job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "the stack of the other side's main thread")
+
+
+STRIPS = given(
+    "layout.partitions=2", "layout.data=1", "layout.servers=1", "kernels.engine=reference", "data.validation=0",
+    'model.layers=[{kind="conv", maps=4, kernel=3}, "tanh", {kind="dense", units=10}]',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("transport", "mpi"), spread(["shared", "send"]), indirect=["mpi"])
+def test_strips_tell_of_what_does_not_come_from_others_and_end_the_job(transport, start_job):
+    """Columns that stay under way for ever, as those of a network that loses them."""
+    keys = given("watchdog.seconds=1", "cluster.seconds=5", "snapshot.minutes=0", f"cluster.transport={transport}")
+    fault = given('inject.faults=["delay rank=3 at=exchange seconds=1000"]')
+    job = start_job(4, "train", *ENDLESS, *STRIPS, *keys, *fault)
+    assert job.wait().returncode
+    other = r"from rank 3, worker \(replica 0, strip 1\) on \S+ since \S+"
+    what = rf"rank 2, worker .* waited for what dense1 needs on the right, part 0 of the batches, {other}"
+    assert re.search(rf"{what} \d\.\d s; stacks here:\nthread ", job.logs()["rank-00002"])
+    # Strip 1 in turn waits for what strip 0 would compute from its columns, and may be the first to end the job.
+    end = r"worker .* has waited for what (dense1|loss) needs on the (right|left), part 0 .* 5\.\d s; the job ends"
+    assert re.search(end, job.stderr), job.said()
+
+
+def test_a_strip_that_only_receives_batches_tells_who_asks_for_them(start_job):
+    keys = given("watchdog.seconds=1", "cluster.stopped=0", "snapshot.minutes=0")
+    job = start_job(4, "train", *ENDLESS, *STRIPS, *keys)
+    job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
+    job.rank(2).suspend()
+    what = r"an ask for a batch|what \w+ needs on the left, .*,"
+    told = rf"rank 3, worker .* waited for ({what}) from rank 2, worker .*; stacks here"
+    job.until(lambda: re.search(told, job.logs()["rank-00003"]), "the watchdog's word")
+    job.rank(2).resume()

@@ -122,8 +122,17 @@ class DataClient:
         message = np.array([self.phase.number, images, loss, correct, number], np.float64)
         self.sending.append((self.world.traffic.Isend(message, sources[number % len(sources)], batch.REPORT), message))
 
+    @property
+    def asked(self) -> list[int]:
+        """Who could end a wait for a batch: the data ranks asked, or the strip that asks for all of the replica."""
+        if self.follows:
+            return [self.world.layout.strips(self.world.rank)[0]]
+        return sorted({slot.source for slot in self.asking})
+
     def awaits(self) -> Iterator[Wait]:
-        """Asks that are not answered; which data rank will answer a strip that does not ask is not known to it."""
+        """Asks that are not answered, or for a strip that does not ask itself, not made."""
+        if self.follows and self.asking and not self.arrived and not self.drained:
+            yield Wait("an ask for a batch", self.asked[0], self.asks, patient=True)
         for slot in self.asking if not self.follows else ():
             yield Wait(f"batch {slot.batch}" if self.shared else "a batch", slot.source, id(slot.request))
         if self.waits_for_phase:

@@ -137,10 +137,22 @@ class Flow:
         """Whether a thread has nothing to do though contexts wait for other strips."""
         return bool(self.parked) and self.computing < len(self.threads)
 
-    def halt(self) -> None:
+    def awaited(self) -> dict[int, tuple[Port, int]]:
+        """Strip -> the exchange and number of the first part of a batch that waits for it."""
+        owed: dict[int, tuple[Port, int]] = {}
+        for flight in sorted(self.parked, key=lambda flight: flight.number):
+            port = _exchange(flight)
+            for strip in self.link.missing(self.ports[flight.context][port][0], flight.number + 1):
+                owed.setdefault(strip, (port, flight.number))
+        return owed
+
+    def halt(self, seconds: float) -> None:
         """Until no thread computes any more; what is under way ends here, at whatever exchange it has come to."""
         while self.computing:
-            event = self.events.get()
+            try:
+                event = self.events.get(timeout=seconds)
+            except Empty:
+                raise TimeoutError(f"parts of batches still computed after {seconds:g} s: {self.computing}") from None
             if event.error is not None:
                 raise event.error
             self.computing -= event.packed is None
@@ -180,9 +192,8 @@ class Flow:
         self.link.post(channel, flight.number + 1, used)
 
     def _arrived(self, flight: Flight) -> bool:
-        port = flight.segments[flight.place - 1].port
-        assert port is not None, "only an exchange ends a segment that another follows"
-        return self.link.arrived(self.ports[flight.context][port][0], flight.number + 1)
+        channel = self.ports[flight.context][_exchange(flight)][0]
+        return self.link.arrived(channel, flight.number + 1)
 
     def _ready(self, flight: Flight) -> None:
         self.computing += 1
@@ -207,8 +218,7 @@ class Flow:
         context, ports = self.contexts[flight.context], self.ports[flight.context]
         passages, blocks = context.passages, context.blocks
         if flight.place:
-            before = flight.segments[flight.place - 1].port
-            assert before is not None
+            before = _exchange(flight)
             passages[before.passage].unpack(before.direction, ports[before][2], blocks)
         segment = flight.segments[flight.place]
         for work in segment.work:
@@ -218,3 +228,10 @@ class Flow:
             self.events.put(Event(flight, packed=segment.port))
         for work in segment.meanwhile:
             work()
+
+
+def _exchange(flight: Flight) -> Port:
+    """The one before the segment that comes next."""
+    port = flight.segments[flight.place - 1].port
+    assert port is not None, "only an exchange ends a segment that another follows"
+    return port

@@ -98,6 +98,14 @@ class Link:
         self.window.sync()
         return True
 
+    def missing(self, channel: int, number: int) -> list[int]:
+        """The strips whose part of this use of the channel is not here."""
+        sources = self.into[channel]
+        near = [source for source in sources if source in self.near and self.numbers[source][channel] != number]
+        far = [source for source in sources if source not in self.near]
+        pairs = zip(far, self.receives[channel], strict=True)
+        return near + [source for source, request in pairs if not request.Get_status()]
+
     def clear(self, channel: int) -> bool:
         """Whether all that was sent is out of our memory."""
         return not self.held and MPI.Request.Testall(self.sends[channel])

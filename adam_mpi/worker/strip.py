@@ -12,7 +12,7 @@ layer before the dense ones go to all ranks while others are computed.
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from adam_mpi.errors import UserError
 from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
+from adam_mpi.model.passage import FORWARD
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.settlement import Word
@@ -73,7 +75,7 @@ class StripWorker(Worker):
         What was under way and is in no server's weights is handed out again; no push is sent again that other strips
         of the replica may never have made.
         """
-        self.flow.halt()
+        self.flow.halt(self.config.cluster.seconds)
         for contribution in (*self.complete, *self.sums.under_way):
             self.pool.give(contribution)
         self._take_back()
@@ -89,7 +91,7 @@ class StripWorker(Worker):
 
     def retire(self) -> None:
         """This rank has another strip from now on, or none."""
-        self.flow.halt()
+        self.flow.halt(self.config.cluster.seconds)
         self._end_threads()
 
     def tell(self, word: Word) -> None:
@@ -98,6 +100,17 @@ class StripWorker(Worker):
 
     def transfers(self) -> list[Any]:
         return [*super().transfers(), self.link]
+
+    def awaits(self) -> Iterator[Wait]:
+        yield from super().awaits()
+        ranks, exchanges = self.world.layout.strips(self.world.rank), list(self.cut.exchanges.values())
+        for strip, (port, number) in self.flow.awaited().items():
+            does = "needs" if port.direction == FORWARD else "gives back"
+            side = "left" if strip < self.strip.number else "right"
+            what = f"what {exchanges[port.passage].layer} {does} on the {side}, part {number} of the batches,"
+            yield Wait(what, ranks[strip], number)
+        for strip in self.sums.missing:
+            yield Wait(f"its share of sum {self.sums.done} of gradients", ranks[strip], self.sums.done)
 
     def step(self) -> bool:
         return super().step() or self._linger()

@@ -55,6 +55,11 @@ class Sums:
         self.link.finish(self.link.channels.contexts, self.done)
         return contribution
 
+    @property
+    def missing(self) -> list[int]:
+        """The strips whose part of the next sum is not here."""
+        return self.link.missing(self.channels[self.done % SUMS], self.done + 1) if self.under_way else []
+
     def _add(self, values: np.ndarray, channel: int) -> None:
         """In the order of the strips, so that the same batches give the same bits."""
         own, arrived = self.parts[self.link.strip], self.link.into[channel]

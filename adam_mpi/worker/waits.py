@@ -14,13 +14,14 @@ class Waits:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.whom: dict[str, list[int]] = {}
-        """What it waited for -> the ranks that could end the last such wait."""
+        """What it waited for -> the members of the job that could end the last such wait."""
         self.last = time.perf_counter()
 
     def count(self, worker: "Worker") -> None:
         now, idle = time.perf_counter(), worker.idle_share
         if idle:
-            missing, self.whom[missing] = reason(worker)
+            missing, ranks = reason(worker)
+            self.whom[missing] = [worker.world.layout.places[rank].member for rank in ranks]
             self.seconds[missing] += (now - self.last) * idle
         self.last = now
 
@@ -40,7 +41,7 @@ def reason(worker: "Worker") -> tuple[str, list[int]]:
         # A joint batch under way in other threads; or every contribution is on its way to the servers.
         return ("pushes", unapplied) if worker.slot is None else ("threads", [])
     if worker.fresh:
-        return "data", sorted({slot.source for slot in data.asking})
+        return "data", data.asked
     if pulls.least is not None and pulls.reading == "heads":
         return "clock", []
     return "weights", pulls.servers

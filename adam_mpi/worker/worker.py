@@ -1,6 +1,5 @@
 """The worker role: takes batches to the trainer threads, their gradients to the servers, and weights back."""
 
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import Choice, largest_push
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.settlement import Word
-from adam_mpi.worker import trainer
+from adam_mpi.worker import figures, trainer
 from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.contribution import Contribution, Done, Pool, contributions, renew
 from adam_mpi.worker.copy import Copy
@@ -83,7 +82,7 @@ class Worker:
 
         With clocks all replicas go on from the same `clock`; in synchronous training what was begun is thrown away.
         """
-        self.pulled, self.pull_traffic = self._pulled(), self.pull_traffic + self.pulls.traffic
+        self.pulled, self.pull_traffic = self.all_pulled, self.pull_traffic + self.pulls.traffic
         if clock is not None:
             self._take_back()
             self.pushes.clock = clock
@@ -355,7 +354,9 @@ class Worker:
         while not written.empty():
             self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
 
-    def _pulled(self) -> Counter[str]:
+    @property
+    def all_pulled(self) -> Counter[str]:
+        """In this generation and before."""
         now = {"count": self.pulls.count, "bytes": self.pulls.bytes, "waited": self.pulls.waited}
         return Counter({key: value + self.pulled[key] for key, value in now.items()})
 
@@ -388,27 +389,4 @@ class Worker:
         return (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers)
 
     def stats(self) -> dict[str, Any]:
-        pulled = self._pulled()
-        return {
-            "role": "worker",
-            "rank": self.world.place.member,
-            "cpu": time.process_time(),
-            "images": self.images,
-            "busy": self.busy,
-            "starved": self.waits.seconds["data"],
-            "clock_wait": pulled["waited"],
-            "queue": len(self.data.arrived),
-            "unacknowledged": len(self.pushes.unacknowledged),
-            "pushes": {"sent": self.pushes.sent, "acknowledged": self.pushes.settled, "bytes": self.pushes.bytes},
-            "pulls": {"count": pulled["count"], "bytes": pulled["bytes"]},
-            "traffic": dict(self.pushes.traffic) | dict(self.pull_traffic + self.pulls.traffic),
-            "layers": self.probe.layers if self.probe else {},
-            "trouble": self._trouble(),
-            **self.waits.stats(),
-        }
-
-    def _trouble(self) -> dict[str, Any] | None:
-        """The first number that was not finite: where the way forward shows it, or only gradients."""
-        found = [thread.hunter.trouble for thread in self.trainers if thread.hunter.trouble is not None]
-        first = min(found, key=lambda trouble: trouble.step) if found else self.pushes.trouble
-        return None if first is None else first.stats()
+        return figures.told(self)
