@@ -173,6 +173,16 @@ def test_the_plan_shows_images_rounds_and_units():
     assert re.search(r"^  dense3     0-4 \(0\+(\d+)\)  5-9 \(\1\+0\)$", text, re.M)
 
 
+def smooth(case):
+    """Shape and layers, with averages instead of maxima.
+
+    Of 104 images in 50 steps some window has two largest values that differ by less than float32 can tell (2e-8, "pad
+    3", step 6): rounding then decides which of them learns.
+    """
+    shape, text = CASES[case]
+    return shape, text.replace(" p", " a")
+
+
 def hybrid(launch, path, text, ranks, replicas, *more):
     return trained(launch, path, text, ranks, replicas, f"train.batch={BATCH}", *more)
 
@@ -186,7 +196,7 @@ FURTHER = {case: [(1, 1), (2, 1 + index % 2), (3, 1)] for index, case in enumera
 )
 @pytest.mark.timeout(600)
 def test_hybrid_replicas_go_the_same_way_as_one_piece(launch, tmp_path, case, layouts):
-    shape, text = CASES[case]
+    shape, text = smooth(case)
     path = noise(tmp_path / "noise.npz", shape, BATCH // 8)
     alone = hybrid(launch, path, text, 1, 1)
     for ranks, replicas in layouts:
