@@ -7,10 +7,13 @@ import pytest
 simpy = pytest.importorskip("simpy", reason="pip install simpy")
 
 from adam_mpi import cli, config  # noqa: E402
+from adam_mpi.cluster.layout import arrange  # noqa: E402
 from adam_mpi.data.sets import describe  # noqa: E402
 from adam_mpi.model import parameters  # noqa: E402
 from adam_mpi.plan import model  # noqa: E402
 from adam_mpi.simulate.cluster import Cluster  # noqa: E402
+from adam_mpi.simulate.load import load  # noqa: E402
+from adam_mpi.simulate.machine import Host  # noqa: E402
 from adam_mpi.simulate.prediction import predict  # noqa: E402
 
 NOTHING = 1e-15  # 0 would be measured
@@ -49,6 +52,50 @@ def test_a_slow_link_is_the_limit() -> None:
     size = parameters.total(model(settings, describe(settings.data)))
     assert predicted.link_busy == pytest.approx(1.0, abs=0.05)
     assert predicted.images_per_second == pytest.approx(2 * 32 * 1e6 / (4 * size), rel=0.05)
+
+
+def test_a_link_that_has_rested_lets_a_burst_through() -> None:
+    """A megabyte three times, and once more after a second: at a megabyte per second, with a burst of two."""
+    machines = cluster(2, 1, 1)
+    machines.links.bandwidth, machines.links.burst = 1e6, 2e6
+    time = simpy.Environment()
+    one, other = (Host(time, machines) for _ in range(2))
+    arrived = []
+
+    def send():
+        for pause in (0, 0, 0, 1):
+            yield time.timeout(pause)
+            yield from one.send(other, 1_000_000)
+            arrived.append(time.now)
+
+    time.process(send())
+    time.run()
+    assert arrived == pytest.approx([0, 0, 1, 2])
+
+
+def test_one_thread_of_a_rank_runs_python_at_a_time() -> None:
+    """Four threads on four cores, each with as much Python as kernels; then each in a rank of its own."""
+    alone, together = (
+        predict(
+            cluster(1, 2 + ranks, 8, image=1e-4, task=32e-4),
+            config.load(None, ["layout.data=1", "layout.servers=1", f"worker.threads={4 // ranks}", "train.batch=32"]),
+        ).images_per_second
+        for ranks in (4, 1)
+    )
+    assert alone == pytest.approx(4 / 2e-4, rel=0.02)
+    assert together == pytest.approx(1 / 1e-4, rel=0.02)
+
+
+def test_a_share_is_what_a_replica_pushes_in_a_step() -> None:
+    """Factors of a synchronous push are those of the images that the replica has computed."""
+    settings = config.load(None, ["consistency.staleness=0", "push.protocol=factor", "train.batch=64"])
+    shapes, description = model(settings, describe(settings.data)), describe(settings.data)
+    sizes = []
+    for ranks in (3, 4):
+        layout = arrange(["host"] * ranks, settings.layout)
+        loads = load(settings, layout, shapes, description, cluster(1, ranks, 2).costs)
+        sizes.append(sum(part.bytes for part in loads.push.values()))
+    assert sizes[1] < 0.7 * sizes[0]
 
 
 @pytest.mark.parametrize("staleness", ["0", "2"])

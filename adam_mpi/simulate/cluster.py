@@ -25,6 +25,8 @@ class Links:
     """Bytes per second of a host's link, in each direction."""
     latency: float = limited(50e-6, low=0.0)
     """Seconds that a message takes from host to host besides."""
+    burst: float = limited(0.0, low=0.0)
+    """Bytes that a link which has rested lets through at once, as one does whose rate is kept by a token bucket."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class Costs:
     """A worker sends one message of a push, and a server takes one in, besides its bytes."""
     batch: float = limited(250e-6, low=0.0)
     """A worker's main thread asks for a batch, takes it in and reports it; a data rank hands it out."""
+    task: float = limited(60e-6, low=0.0)
+    """A trainer thread takes a batch and hands it back: in Python, which one thread of a rank runs at a time."""
     spin: float = limited(0.6e-3, low=0.0)
     """A main thread looks around so long after it had something to do, before it sleeps."""
     poll: float = limited(2e-3, low=0.0)

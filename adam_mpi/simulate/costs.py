@@ -22,21 +22,25 @@ from adam_mpi.simulate.cluster import Costs
 from adam_mpi.worker import contribution
 from adam_mpi.worker.copy import Copy
 
-# Long enough for steady figures, and sizes far beyond the caches.
-SECONDS, SIZE = 0.7, 1 << 24
+# Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
+SECONDS, MOST = 0.7, 1 << 24
 
 
 def measured(
     costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int
 ) -> Costs:
-    """With a figure of this machine in place of every 0."""
+    """With a figure of this machine in place of every 0.
+
+    What is done with bytes is measured on as many as the model has: those of a small one stay in the caches.
+    """
+    size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
         "image": lambda: _image(config, data, shapes, threads),
         "prepare": lambda: _prepare(config),
-        "copy": _copy,
-        "sign": _sign,
-        "apply": _apply,
-        "pull": _pull,
+        "copy": lambda: _copy(size),
+        "sign": lambda: _sign(size),
+        "apply": lambda: _apply(size),
+        "pull": lambda: _pull(size),
     }
     return replace(costs, **{name: work() for name, work in measures.items() if not getattr(costs, name)})
 
@@ -81,35 +85,35 @@ def _prepare(config: Config) -> float:
     return _seconds(lambda: preparation.prepare(Phase(0, "train", 1), images)) / images.size
 
 
-def _arrays(count: int) -> list[np.ndarray]:
-    return [np.ones(SIZE, np.float32) for _ in range(count)]
+def _arrays(count: int, size: int) -> list[np.ndarray]:
+    return [np.ones(size, np.float32) for _ in range(count)]
 
 
-def _copy() -> float:
-    body, values = (array.view(np.uint32) for array in _arrays(2))
-    return _seconds(lambda: mailbox.copy(body, values)) / (4 * SIZE)
+def _copy(size: int) -> float:
+    body, values = (array.view(np.uint32) for array in _arrays(2, size))
+    return _seconds(lambda: mailbox.copy(body, values)) / (4 * size)
 
 
-def _sign() -> float:
-    (message,) = _arrays(1)
-    return _seconds(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * SIZE)
+def _sign(size: int) -> float:
+    (message,) = _arrays(1, size)
+    return _seconds(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * size)
 
 
-def _apply() -> float:
-    weights, mail = _arrays(2)
+def _apply(size: int) -> float:
+    weights, mail = _arrays(2, size)
     one, none = np.float32(1), np.float32(0)
     starts, scales = np.zeros(1, np.int64), np.full(1, 1e-9, np.float32)
     step = partial(apply.step, apply.DESCENT, weights, weights, mail, starts, scales, one, one, none)
-    return _seconds(step) / (4 * SIZE)
+    return _seconds(step) / (4 * size)
 
 
-def _pull() -> float:
-    local, arrived, latest = _arrays(3)
-    values, rows = np.zeros((1, SIZE), np.float32), np.zeros(1, np.int64)
+def _pull(size: int) -> float:
+    local, arrived, latest = _arrays(3, size)
+    values, rows = np.zeros((1, size), np.float32), np.zeros(1, np.int64)
 
     def pull() -> None:
         latest[:] = local
         arrived[:] = latest
         contribution.renew(local, arrived, values, rows, np.float32(0))
 
-    return _seconds(pull) / (4 * SIZE)
+    return _seconds(pull) / (4 * size)

@@ -33,8 +33,10 @@ class Load:
     push: dict[int, Part]
     pull: dict[int, int]
     """Bytes from each server."""
+    images: int
+    """That a replica takes of a batch: all of it, or with clocks its share."""
     batch: int
-    """Bytes of a batch of images."""
+    """Bytes of them."""
     most: int
     """Images that a push grows to while all others are under way; one of factors does not grow."""
 
@@ -43,6 +45,9 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
     cut = partition(shapes, layout.partitions, config.layout.scheme)
     shelves, images = plan_shelves(config, cut, layout), largest_push(config)
     choices = choose(shelves, config, images, len({place.host for place in layout.places}))
+    share = config.train.batch if config.asynchronous else -(-config.train.batch // layout.replicas)
+    # Layers are chosen for a whole batch, as if a replica were alone; what it pushes is its share.
+    images = images if config.asynchronous else share
     push, codec = defaultdict[int, Part](Part), CODECS[config.push.codec]
     for choice in choices.values():
         for server, plan in (choice.factors or {}).items():
@@ -56,9 +61,8 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
                 _add(push[server], size, 1, size * costs.apply)
     width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
     pull = {server: width * shelves.size(server) for server in shelves.servers}
-    batch = message_bytes(config.train.batch, data.shape)
     most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
-    return Load(dict(push), pull, batch, most)
+    return Load(dict(push), pull, share, message_bytes(share, data.shape), most)
 
 
 def _add(part: Part, size: int, messages: int, seconds: float) -> None:

@@ -22,6 +22,7 @@ from adam_mpi.simulate.roles import Data, Replica, Server, chance
 
 # Batches of a replica that are simulated, and the part of them at the start that does not count.
 BATCHES, WARM_UP = 400, 0.25
+EVENTS = 50
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Stage:
             for rank in layout.servers if rank in load.push
         }  # fmt: skip
         ahead = max(1, AHEAD * layout.replicas // len(layout.data))
-        self.data = [Data(self.ranks[rank], config, cluster.costs, ahead) for rank in layout.data]
+        self.data = [Data(self.ranks[rank], config, cluster.costs, ahead, load.images) for rank in layout.data]
         self.replicas = [self._replica(number) for number in range(layout.replicas)]
 
     def _replica(self, number: int) -> Replica:
@@ -118,4 +119,6 @@ class Stage:
 
     def _run_until(self, images: float) -> None:
         while self._images() < images:
-            self.time.step()
+            # Not counted after every event: there may be hundreds of replicas.
+            for _ in range(EVENTS):
+                self.time.step()

@@ -32,8 +32,8 @@ class Letter:
         return self.part.seconds + self.far * self.part.bytes * costs.sign
 
     def writing(self, costs: Costs) -> float:
-        """Seconds for a worker to write it."""
-        return self.part.bytes * (costs.copy + self.far * costs.sign) + self.part.messages * costs.message
+        """Seconds for a worker to write its bytes."""
+        return self.part.bytes * (costs.copy + self.far * costs.sign)
 
 
 class Server:
@@ -64,7 +64,7 @@ class Server:
             each = [letter.seconds(self.costs) for letter in ready]
             seconds = max(each) + FOLDED * (sum(each) - max(each))
             messages = sum(letter.part.messages for letter in ready)
-            yield from self.rank.do(seconds + messages * self.costs.message)
+            yield from self.rank.do(messages * self.costs.message, seconds)
             self.busy += self.time.now - begun
             yield from self._replicate(max(letter.part.bytes for letter in ready), seconds)
             self._acknowledge(ready)
@@ -82,9 +82,9 @@ class Server:
             yield self.time.all_of([self.time.process(self._copy(rank, size, seconds)) for rank in self.copies])
 
     def _copy(self, rank: Rank, size: int, seconds: float) -> Steps:
-        yield from self.rank.do(size * self.costs.copy)
+        yield from self.rank.do(self.costs.message, size * self.costs.copy)
         yield from self.rank.host.send(rank.host, size)
-        yield from rank.do(seconds + self.costs.message)
+        yield from rank.do(self.costs.message, seconds)
 
     def _acknowledge(self, letters: list[Letter]) -> None:
         for letter in letters:
@@ -104,6 +104,8 @@ class Data:
     config: Config
     costs: Costs
     ahead: int
+    images: int
+    """In a batch, or a share of it."""
     ready: simpy.Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +116,7 @@ class Data:
 
     def prepare(self) -> Steps:
         while True:
-            yield from self.rank.host.work(self.config.train.batch * self.costs.prepare)
+            yield from self.rank.host.work(self.images * self.costs.prepare)
             yield self.ready.put(None)
 
 
@@ -129,7 +131,7 @@ class Replica:
         self.data, self.servers, self.threads, self.slow = data, servers, threads, slow
         self.time, self.chance = ranks[0].host.time, ranks[0].chance
         self.spread = cluster.chance.spread
-        self.replicas = max(1, next(iter(servers.values())).replicas)
+        self.latency = cluster.links.latency if any(map(self._far, servers)) else 0.0
         self.batches = simpy.Store(self.time)
         self.pool = simpy.Container(self.time, 2 * threads + 2, 2 * threads + 2)
         self.seen = dict.fromkeys(servers, 0)
@@ -137,9 +139,9 @@ class Replica:
         self.images = self.since_pull = self.clock = 0
         self.waited = 0.0
         """For other replicas' clocks."""
+        for _ in range(config.data.prefetch):
+            self.time.process(self.fetch())
         if config.asynchronous:
-            for _ in range(config.data.prefetch):
-                self.time.process(self.fetch())
             for _ in range(threads):
                 self.time.process(self.train())
         else:
@@ -162,7 +164,7 @@ class Replica:
 
     def clocks(self) -> Steps:
         """With a bound on staleness: wait for the others, pull, compute a share, push."""
-        share = max(1, self.config.train.batch // self.replicas)
+        share = self.load.images
         for self.clock in range(1 << 60):
             begun = self.time.now
             for server in self.servers.values():
@@ -170,6 +172,8 @@ class Replica:
                     yield server.advance
             self.waited += self.time.now - begun
             yield self.time.process(self.pull())
+            yield self.batches.get()
+            self.time.process(self.fetch())
             parts = [self.time.process(self._compute(share / self.threads)) for _ in range(self.threads)]
             yield self.time.all_of(parts)
             yield self.pool.get(1)
@@ -189,6 +193,7 @@ class Replica:
         """All strips at once; what they exchange is taken to be hidden behind other batches in flight."""
         noise = self.chance.lognormal(-self.spread**2 / 2, self.spread)
         seconds = images * self.costs.image * noise
+        yield from self.ranks[0].interpret(self.costs.task)
         strips = [self.time.process(rank.host.work(self.slow * seconds / len(self.ranks))) for rank in self.ranks]
         yield self.time.all_of(strips)
         self.images += int(images)
@@ -200,7 +205,8 @@ class Replica:
             for number, part in self.load.push.items()
         ]
         # Not server by server: with hundreds of them that would be most of what there is to simulate.
-        yield from self._share(sum(letter.writing(self.costs) for letter in letters))
+        messages = sum(letter.part.messages for letter in letters)
+        yield from self._share(messages * self.costs.message, sum(letter.writing(self.costs) for letter in letters))
         for number, letter in zip(self.load.push, letters, strict=True):
             self.time.process(self._travel(self.servers[number], letter))
         yield self.time.all_of([letter.applied for letter in letters])
@@ -215,18 +221,22 @@ class Replica:
         server.deliver(letter)
 
     def pull(self) -> Steps:
+        """What has changed is asked for first."""
         self.pulling, self.since_pull = True, 0
+        yield from self._share(len(self.servers) * self.costs.message)
+        yield self.time.timeout(2 * self.latency)
         for number, size in self.load.pull.items():
             server = self.servers[number]
             self.seen[number] = server.version
             for rank in self.ranks:
                 yield from server.rank.host.send(rank.host, size // len(self.ranks))
-        yield from self._share(sum(self.load.pull.values()) * self.costs.pull)
+        yield from self._share(len(self.servers) * self.costs.message, sum(self.load.pull.values()) * self.costs.pull)
         self.pulling = False
 
-    def _share(self, seconds: float) -> Steps:
+    def _share(self, python: float, kernels: float = 0.0) -> Steps:
         """Work that the strips share."""
-        yield self.time.all_of([self.time.process(rank.do(seconds / len(self.ranks))) for rank in self.ranks])
+        count = len(self.ranks)
+        yield self.time.all_of([self.time.process(rank.do(python / count, kernels / count)) for rank in self.ranks])
 
 
 def chance(seed: int, number: int) -> np.random.Generator:
