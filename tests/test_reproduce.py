@@ -1,9 +1,13 @@
 """scripts/reproduce: the search never tests, seeds are kept and not run again, and the arithmetic of the studies."""
 
 import json
+import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,18 +16,22 @@ from launch import ROOT, clean_environment
 
 from adam_mpi import config
 from adam_mpi.config import LAYERS
+from adam_mpi.durable import model as model_file
 from adam_mpi.errors import UserError
+from adam_mpi.model import parameters
 
 FOLDER = ROOT / "scripts" / "reproductions"
 for folder in (FOLDER, ROOT / "scripts" / "benches"):
     sys.path.append(str(folder))
 
+import _first  # noqa: E402
 import _frames  # noqa: E402
 import _others  # noqa: E402
 import _recipes  # noqa: E402
 import _results  # noqa: E402
 import _search  # noqa: E402
 import _spread  # noqa: E402
+import _training  # noqa: E402
 import ddp  # noqa: E402
 import figures  # noqa: E402
 import results  # noqa: E402
@@ -166,6 +174,52 @@ def test_both_sides_are_searched_alike_and_judged_by_their_quickest_epoch(tmp_pa
         kept.keep(ddp._name({"side": "ddp", "settings": settings}), told)
     # Two epochs of 3 s before three of 4 s; what has not got there is not chosen.
     assert ddp.best(kept, "ddp") == ddp.CANDIDATES["ddp"][0]
+
+
+@pytest.mark.parametrize("first", ["torch", "adam_mpi"])
+def test_both_sides_begin_with_the_same_weights(first, tmp_path):
+    pytest.importorskip("torch", reason="pip install torch==2.13.0")
+    theirs = [values.numpy() for values in _first.module(first, 3).state_dict().values()]
+    file = config.load(None, _first.settings(first, 3, config.load(), tmp_path)).model.weights
+    tensors = parameters.tensors(_first.SHAPES)
+    ours = model_file.read(Path(file), tensors) if file else parameters.initial(_first.SHAPES, 3)
+    assert bool(file) == (first == "torch")
+    assert np.array_equal(np.concatenate([values.ravel() for values in theirs]), ours)
+
+
+SLEEPER = "import sys, time; print(flush=True); time.sleep(60)"
+STARTER = f"import sys, _child; _child.run([sys.executable, '-c', {SLEEPER!r}])"
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv, of util-linux")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_ends_with_whoever_started_it(number):
+    environment = os.environ | {"PYTHONPATH": str(FOLDER)}
+    with subprocess.Popen([sys.executable, "-c", STARTER], env=environment, stdout=subprocess.PIPE) as starter:
+        starter.stdout.readline()
+        starter.send_signal(number)
+        # The end of what both of them write is there when both have ended.
+        assert starter.communicate(timeout=30)[0] == b""
+
+
+def test_a_run_whose_result_was_thrown_away_is_made_again(tmp_path, monkeypatch):
+    started = []
+
+    def start(self, path, *_):
+        started.append(sorted(file.name for file in path.glob("*")))
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ("DONE" if len(started) > 1 else "half")).touch()
+
+    monkeypatch.setattr(_training.Training, "_start", start)
+
+    def training():
+        return _training.Training(tmp_path, _results.Clock(math.inf))
+
+    assert training().run({}) is None and training().run({}) is not None
+    assert started == [[], ["half"]], "what was cut goes on"
+    again = training()
+    assert again.run({}) is not None and again.run({}) is not None
+    assert started == [[], ["half"], []], "once in a call, from the start"
 
 
 def test_nobody_is_better_than_bayes_at_the_frames(tmp_path):

@@ -3,6 +3,7 @@
 
 import argparse
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ def main() -> int:
         about = module.__doc__.replace("%", "%%")
         module.arguments(choice.add_parser(name, help=about, description=about))
     options = parser.parse_args()
+    # As an exception: whoever has started a job ends it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         for line in importlib.import_module(options.name).reproduce(options):
             print(line, flush=True)

@@ -1,11 +1,11 @@
 """PyTorch DDP on MNIST: processes with gloo, one thread each; run by `reproduce ddp`, prints JSON.
 
-    python _ddp_job.py PROCESSES BATCH RATE MOMENTUM AVERAGE TARGET EPOCHS SEED MODE
+    python _ddp_job.py PROCESSES BATCH RATE MOMENTUM AVERAGE FIRST TARGET EPOCHS SEED MODE
 
 BATCH is that of all processes together, AVERAGE the share of each step in the running average of the weights, which is
-evaluated; MODE is eager or compile, both channels-last. Ends when the validation accuracy reaches TARGET. Time counts
-from the first batch: loading, meeting and compiling are told apart. Every process distorts its images of an epoch
-before it, by adam_mpi's code: that is counted, and told apart too.
+evaluated; FIRST whose rule draws the first weights; MODE is eager or compile, both channels-last. Ends when the
+validation accuracy reaches TARGET. Time counts from the first batch: loading, meeting and compiling are told apart.
+Every process distorts its images of an epoch before it, by adam_mpi's code: that is counted, and told apart too.
 """
 
 import json
@@ -32,6 +32,7 @@ class Task:
     rate: float
     momentum: float
     average: float
+    first: str
     target: float
     epochs: int
     seed: int
@@ -43,7 +44,7 @@ class Task:
 def main() -> None:
     from torch import multiprocessing
 
-    kinds = (int, int, float, float, float, float, int, int, str)
+    kinds = (int, int, float, float, float, str, float, int, int, str)
     given = [kind(word) for kind, word in zip(kinds, sys.argv[1:], strict=True)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -58,7 +59,6 @@ def process(rank: int, task: Task) -> None:
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(task.port)}
     torch.set_num_threads(1)
-    torch.manual_seed(task.seed)
     distributed.init_process_group("gloo", rank=rank, world_size=task.processes)
     result = train(rank, task)
     distributed.destroy_process_group()
@@ -67,12 +67,12 @@ def process(rank: int, task: Task) -> None:
 
 
 def train(rank: int, task: Task) -> dict[str, Any]:
+    import _first
     import torch
-    from _models import MODELS, in_torch
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    module = in_torch(MODELS["mnist"].shapes).to(memory_format=torch.channels_last)
+    module = _first.module(task.first, task.seed).to(memory_format=torch.channels_last)
     model = DistributedDataParallel(module)
     called = torch.compile(model) if task.mode == "compile" else model
     optimiser = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)

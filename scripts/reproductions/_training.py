@@ -4,14 +4,16 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import _child
 import tomli_w
 from _results import FOLDER, ROOT, Clock
 
@@ -59,6 +61,8 @@ class Training:
     results: Path
     """The folder that results go to: those of this project have their runs in its `runs`."""
     clock: Clock
+    made: set[Path] = field(default_factory=set)
+    """Runs of this call."""
 
     def run(
         self, recipe: Mapping[str, Any], settings: Sequence[str] = (), ranks: int = 4, hosts: Hosts | None = None
@@ -68,9 +72,13 @@ class Training:
             return None
         what = json.dumps([recipe, list(settings), ranks, hosts], sort_keys=True)
         path = self.runs / hashlib.sha256(what.encode()).hexdigest()[:12]
-        if not (path / "DONE").exists():
+        if path not in self.made:
+            # A run that was done before is asked for again because its result was thrown away.
+            if (path / "DONE").exists():
+                shutil.rmtree(path)
             with made(hosts) as environment:
                 self._start(path, recipe, settings, ranks, environment)
+            self.made.add(path)
         return Run(path) if (path / "DONE").exists() else None
 
     @property
@@ -88,10 +96,7 @@ class Training:
         (path / "STOPPED").unlink(missing_ok=True)
         command = [ROOT / "scripts" / "train", "-n", str(ranks), config, *words, "--run", path, "--resume", *limit]
         with output.open("w") as file:
-            subprocess.run(
-                command, cwd=ROOT, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            _child.run(command, cwd=ROOT, env=os.environ | environment, stdout=file, stderr=subprocess.STDOUT)
         if not (path / "DONE").exists() and not (path / "STOPPED").exists():
             last = "\n  ".join(output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:])
             raise UserError(f"a job failed; {output}:\n  {last}")

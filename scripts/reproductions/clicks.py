@@ -58,9 +58,10 @@ def page(folder: Path) -> Iterator[str]:
         first, last = told["losses"][0], told["losses"][-1]
         yield f"| {told['clients']} | {first:.4f} | {last:.4f} | {last - best:.4f} |"
     yield ""
+    last = ", ".join(f"{told['losses'][-2] - told['losses'][-1]:.4f}" for told in found)
     yield (
-        "What is missing is data, not training: every client brings as many clicks as the model has weights, and each "
-        f"client more takes the loss further down, by {found[0]['losses'][-1] - found[-1]['losses'][-1]:.4f} from "
-        f"{found[0]['clients']} to {found[-1]['clients']} clients."
+        "Every client brings as many clicks as the model has weights: the loss is "
+        f"{found[0]['losses'][-1] - found[-1]['losses'][-1]:.4f} lower with {found[-1]['clients']} clients than with "
+        f"{found[0]['clients']}. Training was not at its end: the last pass still took {last} off."
     )
     yield ""

@@ -64,7 +64,7 @@ def _measure(name: str, module: ModuleType, kept: Results, scale: Scale) -> Iter
         if result is None:
             yield "time is up; the same command goes on"
             return
-        found[point] = result | {"others": share()}
+        found[point] = {"others": share()} | result
         kept.keep(name, {"title": module.TITLE, "kind": module.KIND, "machine": machine(), "points": found})
         draw(plot, module, found)
         yield f"{point}: {shown(result)}"

@@ -152,8 +152,8 @@ def _agreement(kept: Results) -> Iterator[str]:
     agreement = (
         "The order is the paper's: asynchronous training is the more accurate one." if ours["async"] > ours["sync"] else
         "The order is not the paper's: synchronous training with a recipe of its own is as accurate or better. The "
-        "paper does not say that its synchronous row had one; what it takes for the gain of asynchrony may be what a "
-        "recipe made for the other mode loses."
+        "paper does not say that its synchronous row had one. A guess, not measured: what it takes for the gain of "
+        "asynchrony is what a recipe made for the other mode loses."
     )  # fmt: skip
     yield f"Beside the paper's rows: {away}. {agreement}"
     yield ""

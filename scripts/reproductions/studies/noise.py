@@ -28,9 +28,7 @@ def points(scale: Scale) -> Points:
     named: Points = {}
     for seed in range(1, scale.seeds + 1):
         work = _asynchronous, partial(_synchronous, noisy=False), partial(_synchronous, noisy=True)
-        named |= {
-            f"{name}, seed {seed}": partial(call, scale, seed) for name, call in zip(VARIANTS, work, strict=True)
-        }
+        named |= {f"{name}, seed {seed}": partial(call, scale, seed) for name, call in zip(VARIANTS, work, strict=True)}
     return named
 
 

@@ -61,8 +61,8 @@ def verdict(found: Found) -> str:
         shares = [f"{count}: {rate:,.0f} ({rate / count / one:.0%})" for count, rate in rates.items() if one]
         told.append(f"{kind} images/s by replicas, and efficiency: {', '.join(shares) or 'not yet'}")
     return (
-        f"Here, {'; '.join(told)}. Measured replicas share two cores with the server and the data rank, so two of them "
-        f"use the machine up; what they are like with cores of their own is simulated. {_agreement(found)}"
+        f"Here, {'; '.join(told)}. Measured replicas share this machine's cores with the server and the data rank; "
+        f"what they are like with cores of their own is simulated. {_agreement(found)}"
     )
 
 

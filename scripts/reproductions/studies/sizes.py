@@ -32,6 +32,5 @@ def verdict(found: Found) -> str:
     agreement = "Larger is better here too" if rising else "The sizes are not in that order here"
     return (
         f"{accuracies(found)} {contrast(found, large, middle)} {contrast(found, middle, small)} "
-        f"{agreement if None not in values else 'Not all sizes are there yet'}; with ten classes and few epochs there "
-        "is less to win than with 22,000."
+        f"{agreement if None not in values else 'Not all sizes are there yet'}."
     )

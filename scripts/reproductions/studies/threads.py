@@ -49,11 +49,7 @@ def verdict(found: Found) -> str:
         for name, (own, gain) in gains.items()
     ]
     least = min((gain for _, gain in gains.values()), default=1.0)
-    agreement = (
-        "more than linear, as in the paper" if least > 1 else
-        f"at least {least:.0%} of linear, not more: here a single thread's part of the model is in its cache already, "
-        "so a second one has no cache to win"
-    )  # fmt: skip
+    agreement = "more than linear, as in the paper" if least > 1 else f"at least {least:.0%} of linear, not more"
     return f"Here: {'; '.join(told)}; {agreement}. This machine has too few cores to say anything about more."
 
 
