@@ -168,3 +168,29 @@ def test_sums_over_a_replica_are_those_of_all_strips():
             np.testing.assert_allclose(mine, expected * (turn + 1))
     world.comm.Barrier()
     link.window.free()
+
+
+def test_the_strip_that_has_not_read_is_named():
+    from adam_mpi.worker import channels
+    from adam_mpi.worker.contribution import Contribution
+    from adam_mpi.worker.link import Link
+    from adam_mpi.worker.sums import Sums
+
+    world = replica([])
+    shapes = infer(STACKS["the paper's"][1], STACKS["the paper's"][0], 5)
+    cut = partition(shapes, world.comm.size)
+    link = Link(world, channels.plan(cut, 1, IMAGES))
+    sums = Sums(link, cut)
+    values = np.zeros(cut.strips[world.place.strip].parameters, np.float32)
+    assert all(sums.begin(Contribution(0, values)) for _ in range(channels.SUMS))
+    world.comm.Barrier()
+    reads = world.rank > 0
+    assert not reads or all(sums.step() for _ in range(channels.SUMS))
+    world.comm.Barrier()
+    assert (sums.begin(Contribution(0, values)), sums.unread) == (False, [0])
+    world.comm.Barrier()
+    assert reads or all(sums.step() for _ in range(channels.SUMS))
+    world.comm.Barrier()
+    assert sums.unread == [] and sums.begin(Contribution(0, values))
+    world.comm.Barrier()
+    link.window.free()

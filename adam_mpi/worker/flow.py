@@ -95,6 +95,14 @@ class Flow:
             return False
         return all(self.link.clear(channel) for channel, _, _ in self.ports[context].values())
 
+    def unread(self, number: int) -> list[int]:
+        """The strips that this batch's context waits for though it is free."""
+        context = number % len(self.contexts)
+        if context not in self.free:
+            return []
+        channels = [channel for channel, _, _ in self.ports[context].values()]
+        return self.link.unread(context, self.last[context], channels)
+
     def begin(self, number: int, batch: Batch, slot: Any, weights: np.ndarray, training: bool) -> None:
         index = number % len(self.contexts)
         self.free.remove(index)

@@ -7,7 +7,7 @@ batch, and all that was sent is gone.
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,18 @@ class Link:
     def clear(self, channel: int) -> bool:
         """Whether all that was sent is out of our memory."""
         return not self.held and MPI.Request.Testall(self.sends[channel])
+
+    def unread(self, user: int, number: int, channels: Iterable[int]) -> list[int]:
+        """The strips that have not read all that we sent them in this use of these channels."""
+        place = len(self.channels.keys) + user
+        near = [strip for strip, numbers in self.numbers.items() if int(numbers[place]) < number]
+        far: set[int] = set()
+        for channel in channels:
+            targets = [target for target in self.out[channel] if target not in self.near]
+            # Nothing was sent yet in this generation, or all of it is gone.
+            pairs = zip(targets, self.sends[channel], strict=False)
+            far |= {target for target, request in pairs if not request.Get_status()}
+        return near + sorted(far)
 
     def finish(self, user: int, number: int) -> None:
         """We have read all of this use of a context's channels, or of those for sums, whose number is behind them."""

@@ -103,14 +103,24 @@ class StripWorker(Worker):
 
     def awaits(self) -> Iterator[Wait]:
         yield from super().awaits()
-        ranks, exchanges = self.world.layout.strips(self.world.rank), list(self.cut.exchanges.values())
+        ranks = self.world.layout.strips(self.world.rank)
+        for what, strip, turn in self._owed():
+            yield Wait(what, ranks[strip], turn)
+
+    def _owed(self) -> Iterator[tuple[str, int, int]]:
+        """What other strips have not sent, and what they have not read while its memory is wanted; and the turn."""
+        exchanges = list(self.cut.exchanges.values())
         for strip, (port, number) in self.flow.awaited().items():
             does = "needs" if port.direction == FORWARD else "gives back"
             side = "left" if strip < self.strip.number else "right"
             what = f"what {exchanges[port.passage].layer} {does} on the {side}, part {number} of the batches,"
-            yield Wait(what, ranks[strip], number)
+            yield what, strip, number
         for strip in self.sums.missing:
-            yield Wait(f"its share of sum {self.sums.done} of gradients", ranks[strip], self.sums.done)
+            yield f"its share of sum {self.sums.done} of gradients", strip, self.sums.done
+        for strip in self.flow.unread(self.number) if self.waiting or self.data.arrived else ():
+            yield f"its end of what was sent before part {self.number} of the batches", strip, self.number
+        for strip in self.sums.unread if self.complete else ():
+            yield f"its end of what was sent before sum {self.sums.begun} of gradients", strip, self.sums.begun
 
     def step(self) -> bool:
         return super().step() or self._linger()

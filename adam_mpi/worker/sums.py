@@ -60,6 +60,12 @@ class Sums:
         """The strips whose part of the next sum is not here."""
         return self.link.missing(self.channels[self.done % SUMS], self.done + 1) if self.under_way else []
 
+    @property
+    def unread(self) -> list[int]:
+        """The strips that have not read the sum whose memory the next one to begin takes."""
+        channel = self.channels[self.begun % SUMS]
+        return self.link.unread(self.link.channels.contexts, self.begun - SUMS + 1, [channel])
+
     def _add(self, values: np.ndarray, channel: int) -> None:
         """In the order of the strips, so that the same batches give the same bits."""
         own, arrived = self.parts[self.link.strip], self.link.into[channel]
