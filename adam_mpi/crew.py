@@ -79,6 +79,12 @@ class Crew:
         worked = any([role.step() for role in self.roles.values()])
         return (self.head is not None and self.head.step()) or worked
 
+    def rest(self, seconds: float) -> None:
+        """So long, or until a trainer thread has something to say."""
+        worker = self.roles.get("worker")
+        if worker is None or not worker.rest(seconds):
+            time.sleep(seconds)
+
     def abandon(self) -> list[Abandoned]:
         """What this generation and those before it leave behind."""
         for earlier in self.abandoned:

@@ -1,12 +1,16 @@
 """The world of one generation, on every rank of a real MPI job of any size."""
 
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
+from adam_mpi.cluster import world as world_file
 from adam_mpi.cluster.world import Idle, Interrupted, World
+from adam_mpi.crew import Crew
 from adam_mpi.errors import RankFailure, UserError
 
 pytestmark = pytest.mark.mpi
@@ -67,14 +71,39 @@ def test_a_wait_in_vain_says_who_waited_for_what(world):
         world.wait(lambda: False, "the moon", 0.05)
 
 
-def test_an_idle_loop_rests_longer_and_longer_and_wakes_at_work(world):
-    idle = Idle("sleep")
-    for _ in range(Idle.SPINS + 12):
+def test_an_idle_loop_rests_longer_and_longer_and_wakes_at_work(monkeypatch):
+    now, rests = [100.0], []
+
+    def rest(seconds):
+        rests.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(world_file, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None))
+    idle = Idle("sleep", rest)
+    for _ in range(1000):
         idle.back_off(False)
-    used, began = time.process_time(), time.monotonic()
-    for _ in range(100):
-        idle.back_off(False)
-    # Each of these rests lasts the longest time: the process hardly runs.
-    assert time.process_time() - used < 0.2 * (time.monotonic() - began)
+    assert rests == sorted(rests) and rests[0] == Idle.SHORTEST and rests[-1] == Idle.LONGER
+    # Nobody is noticed later than by an eighth of the wait, once it is longer than a few of the shortest rests.
+    waited = np.cumsum([0, *rests])[:-1]
+    assert all(seconds <= 1.001 * max(Idle.SHORTEST, before / 8) for seconds, before in zip(rests, waited, strict=True))
+    resting = len(rests)
     idle.back_off(True)
-    assert idle.rounds == 0
+    for _ in range(Idle.SPINS):
+        idle.back_off(False)
+    assert rests[resting:] == [Idle.SHORTEST]
+    spinning = Idle("spin", rest)
+    for _ in range(100):
+        spinning.back_off(False)
+    assert len(rests) == resting + 1
+
+
+def test_a_rank_rests_until_a_thread_of_its_worker_is_done():
+    slept = []
+    worker = SimpleNamespace(rest=lambda seconds: slept.append(("thread", seconds)) or busy)
+    crew = Crew(None, {"data": None, "worker": worker}, None, [])
+    busy = True
+    crew.rest(0.001)
+    busy = False
+    began = time.monotonic()
+    crew.rest(0.01)
+    assert slept == [("thread", 0.001), ("thread", 0.01)] and time.monotonic() - began >= 0.01

@@ -226,25 +226,27 @@ class World:
 
 
 class Idle:
-    """What a loop does between two rounds: nothing after work; else a short spin, then sleeps of up to 2 ms.
+    """What a loop does between two rounds: nothing after work; else a short spin, then it rests for up to 2 ms.
 
-    After about half a second without work they are longer: a late start is then a small part of the wait.
+    A late start is a small part of the wait: an eighth at the most, and after half a second rests are longer.
     """
 
-    SPINS, SHORTEST, LONGEST = 20, 50e-6, 2e-3
-    PATIENCE, REST = 250, 8e-3
+    SPINS, SHARE, SHORTEST, LONGEST = 20, 1 / 8, 50e-6, 2e-3
+    PATIENCE, LONGER = 0.5, 8e-3
 
-    def __init__(self, poll: str) -> None:
-        self.spin = poll == "spin"
-        self.rounds = 0
+    def __init__(self, poll: str, rest: Callable[[float], None] = time.sleep) -> None:
+        self.spin, self.rest = poll == "spin", rest
+        self.rounds, self.since = 0, time.perf_counter()
 
     def back_off(self, worked: bool) -> None:
-        self.rounds = 0 if worked else self.rounds + 1
+        if worked:
+            self.rounds, self.since = 0, time.perf_counter()
         if worked or self.spin:
             return
+        self.rounds += 1
         if self.rounds < self.SPINS:
             time.sleep(0)
-        elif self.rounds < self.PATIENCE:
-            time.sleep(min(self.LONGEST, self.SHORTEST * 2 ** min(self.rounds - self.SPINS, 10)))
-        else:
-            time.sleep(self.REST)
+            return
+        waited = time.perf_counter() - self.since
+        longest = self.LONGEST if waited < self.PATIENCE else self.LONGER
+        self.rest(min(longest, max(self.SHORTEST, waited * self.SHARE)))

@@ -11,6 +11,7 @@ from adam_mpi.simulate.cluster import Cluster, Costs
 # What a thread computes before another one gets its core, and what a message sends before another one gets its link.
 SLICE, PIECE = 0.5e-3, 1 << 20
 SLICES = 8  # at the most, of one piece of work or one message
+SLEEP = 1 / 8  # of the time in which a main thread has found nothing
 LOOK = 200e-6  # some rounds of a main thread that finds nothing
 Steps = Generator[simpy.Event, Any, None]
 
@@ -89,9 +90,9 @@ class Rank:
         """Something for the main thread; kernels leave the interpreter to others."""
         with self.main.request() as turn:
             yield turn
-            # Sleeps double: the one under way is about half of the time since they began.
+            # A sleep is a part of the time since they began.
             asleep = max(0.0, self.time.now - self.rested - self.costs.spin)
-            yield self.time.timeout(self.chance.uniform(0, min(asleep / 2, self.costs.poll)))
+            yield self.time.timeout(self.chance.uniform(0, min(asleep * SLEEP, self.costs.poll)))
             yield from self.interpret(python)
             yield from self.host.work(kernels, woken=True)
             self.rested = self.time.now

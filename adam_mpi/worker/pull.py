@@ -60,15 +60,17 @@ class PullClient:
         """Go on with the pull; True when it has just been completed."""
         if not self.active or not MPI.Request.Testall(self.requests):
             return False
-        if self.reading == "weights":
-            self._finish()
-            return True
-        if self.least is not None and self.clocks[:, 0].min() < self.least:
-            self._read_heads()
-        else:
+        if self.reading == "heads":
+            if self.least is not None and self.clocks[:, 0].min() < self.least:
+                self._read_heads()
+                return False
             self.waited += time.perf_counter() - self.began if self.least is not None else 0.0
             self._read_weights()
-        return False
+            # Inside a node they are here already.
+            if not MPI.Request.Testall(self.requests):
+                return False
+        self._finish()
+        return True
 
     def awaits(self) -> Iterator[Wait]:
         """The servers whose clock is not there yet, or all whose answer may be missing."""

@@ -125,6 +125,9 @@ class StripWorker(Worker):
     def step(self) -> bool:
         return super().step() or self._linger()
 
+    def rest(self, seconds: float) -> bool:
+        return self.flow.rest(seconds)
+
     def _linger(self) -> bool:
         """Rest while all threads compute: each look takes time from theirs. Stay awake while one waits for strips."""
         now = time.perf_counter()

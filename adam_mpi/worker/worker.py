@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -56,6 +57,8 @@ class Worker:
         noise, seed = self.config.inject.noise, self.config.run.seed
         self.noise = Noise(noise, shelves.tensors, seed, world.place.member) if noise else None
         self.results: SimpleQueue[Result] = SimpleQueue()
+        self.returned: deque[Result] = deque()
+        """Results that ended a rest."""
         self._start(world, network, threads)
         self.factor = 0.0
         """Learning rate per image: the step that a gradient is predicted to lead to."""
@@ -241,10 +244,20 @@ class Worker:
         self.pushes.push(contribution)
 
     def _result(self) -> Result | None:
+        if self.returned:
+            return self.returned.popleft()
         try:
             return self.results.get_nowait()
         except Empty:
             return None
+
+    def rest(self, seconds: float) -> bool:
+        """Until a thread is done with something, but not longer; False at once if none has anything to do."""
+        if not any(thread.waiting for thread in self.trainers):
+            return False
+        with suppress(Empty):
+            self.returned.append(self.results.get(timeout=seconds))
+        return True
 
     def _settle(self) -> bool:
         """Report the batches of acknowledged pushes as done, and take their contributions back."""
@@ -290,15 +303,17 @@ class Worker:
         """local = pulled + own updates that are not in it yet."""
         self.pulls.seen(self.pushes.seen)
         self.factor = self.pulls.rate / self.config.train.batch
-        arrived, factor = self.arrived, np.float32(self._prediction)
-        arrived[:] = self.pulls.latest
-        for lane in self.pushes.lanes:
-            for letter in lane.missing(self.pulls.applied[lane.server]):
-                for part in letter.missing():
-                    descend(arrived[part], letter.contribution.values[part], factor)
+        self.fresh, factor = True, np.float32(self._prediction)
+        letters = [letter for lane in self.pushes.lanes for letter in lane.missing(self.pulls.applied[lane.server])]
         rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
-        renew(self.local, arrived, self.pool.values, np.array(rows, np.int64), factor)
-        self.fresh = True
+        if not letters and not rows:
+            self.local[:] = self.pulls.latest
+            return
+        self.arrived[:] = self.pulls.latest
+        for letter in letters:
+            for part in letter.missing():
+                descend(self.arrived[part], letter.contribution.values[part], factor)
+        renew(self.local, self.arrived, self.pool.values, np.array(rows, np.int64), factor)
 
     def _drain(self) -> bool:
         """The phase has no more batches for us: push what is left, then ask for the next phase."""
@@ -309,7 +324,7 @@ class Worker:
             self.flushed = True
             self._flush()
             return True
-        if not self.pushes.idle or self.pulls.active or not self.results.empty():
+        if not self.pushes.idle or self.pulls.active or self.returned or not self.results.empty():
             return False
         if self.data.stopped:
             self._stop()
