@@ -48,7 +48,11 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return json.loads((self.path / "summary.json").read_text())
+        """Paths of its command as seen from this project's root: results are read elsewhere."""
+        told = json.loads((self.path / "summary.json").read_text())
+        origin = told["provenance"]
+        origin["command"] = [word.removeprefix(f"{ROOT}/") for word in origin["command"]]
+        return told
 
     @property
     def curve(self) -> list[tuple[float, float]]:
