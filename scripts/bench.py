@@ -7,7 +7,7 @@ of its own `arguments(parser)`.
 """
 
 import argparse
-import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -18,9 +18,13 @@ for library in ("OPENBLAS", "OMP", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 FOLDER = Path(__file__).parent / "benches"
+HOME = Path(__file__).resolve().parents[1] / ".venv"
 
 
 def main() -> int:
+    # Called without an environment: the one that scripts/test has made.
+    if importlib.util.find_spec("adam_mpi") is None and HOME.exists() and Path(sys.prefix) != HOME:
+        os.execv(HOME / "bin" / "python", ["python", *sys.argv])
     names = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bench", choices=names)

@@ -167,3 +167,10 @@ def test_ranks_are_bound_to_the_cores_that_slurm_gives_them(tmp_path: Path, task
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = shell("binding", PATH=path, SLURM_TASKS_PER_NODE=tasks, SLURM_CPUS_PER_TASK=cpus)
     assert done.stdout.strip() == options
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts").iterdir()), ids=lambda path: path.name)
+def test_what_says_how_it_is_run_can_be_run(path):
+    """As the documents call it: by its name."""
+    if path.is_file() and path.read_bytes().startswith(b"#!"):
+        assert os.access(path, os.X_OK)
