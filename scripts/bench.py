@@ -23,8 +23,9 @@ HOME = Path(__file__).resolve().parents[1] / ".venv"
 
 def main() -> int:
     # Called without an environment: the one that scripts/test has made.
-    if importlib.util.find_spec("adam_mpi") is None and HOME.exists() and Path(sys.prefix) != HOME:
-        os.execv(HOME / "bin" / "python", ["python", *sys.argv])
+    if importlib.util.find_spec("adam_mpi") is None and HOME.exists() and "ADAM_MPI_BENCH" not in os.environ:
+        python = str(HOME / "bin" / "python")
+        os.execve(python, [python, *sys.argv], os.environ | {"ADAM_MPI_BENCH": "home"})
     names = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bench", choices=names)
