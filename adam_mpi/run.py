@@ -253,7 +253,7 @@ def _tell(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseExce
         wire.bye(f"interrupted by {error}")
     if isinstance(error, Interrupted | RankFailure | MPI.Exception):
         # Another rank may have died first: the sentinel says more about that than a signal or MPI.
-        sentinel.told(failure_file, seconds=1.0)
+        sentinel.told(failure_file, sentinel.TELL_SECONDS)
     sentinel.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
     wire.bye()
 

@@ -1,9 +1,11 @@
 """The sentinel: names the rank that died first, is silent about those that said bye, and ends with its ranks."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -250,6 +252,28 @@ def test_only_the_first_report_counts(failure_file, capsys):
     sentinel.report(failure_file, "a consequence", "interrupted")
     assert failure_file.read_text() == "the cause\n"
     assert capsys.readouterr().err == "adam_mpi: the cause\n"
+
+
+def test_who_comes_second_lets_the_first_one_tell(failure_file):
+    """It ends the job next: under MPICH a message that nobody had read by then was lost."""
+    failure_file.touch()
+    second = threading.Thread(target=sentinel.report, args=(failure_file, "a consequence"))
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()
+    failure_file.write_text("the cause\n")
+    second.join(10)
+    assert not second.is_alive() and failure_file.read_text() == "the cause\n"
+
+
+def test_what_was_told_is_taken_when_the_launcher_has_read_it():
+    reader, writer = os.pipe()
+    os.write(writer, b"the cause\n")
+    assert not sentinel.taken(writer, 0.0)
+    os.read(reader, 100)
+    assert sentinel.taken(writer, 0.0)
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("before", [None, {"status": "running", "epochs": 3}])

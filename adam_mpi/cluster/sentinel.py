@@ -18,14 +18,17 @@ Run as a plain file with the standard library only, so that it starts in millise
     sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE GRACE ELSEWHERE
 """
 
+import fcntl
 import json
 import os
 import selectors
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +38,7 @@ from typing import cast
 BYE, WENT_ON = b"bye", b"went on\n"
 CONNECT_SECONDS = 60.0
 LOOK_SECONDS = 0.25
+TELL_SECONDS = 1.0
 
 
 def start(
@@ -61,6 +65,8 @@ def report(failure_file: Path, text: str, status: str = "failed", exit_code: int
     try:
         file = failure_file.open("x")
     except FileExistsError:
+        # The caller ends the job next, and with it the one that is about to tell.
+        told(failure_file, TELL_SECONDS)
         return
     except OSError:
         return _tell(text)
@@ -93,6 +99,17 @@ def _tell(text: str) -> None:
         # In one piece: others write to the same terminal.
         sys.stderr.write(f"adam_mpi: {text}\n")
         sys.stderr.flush()
+        taken(sys.stderr.fileno(), TELL_SECONDS)
+
+
+def taken(pipe: int, seconds: float) -> bool:
+    """Whether the launcher reads all of a pipe within a while: what it has not when the job ends, some throw away."""
+    limit = time.monotonic() + seconds
+    while stat.S_ISFIFO(os.fstat(pipe).st_mode) and any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _note(path: Path, text: str, status: str, exit_code: int = 1) -> None:
