@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import IO, Any
 
 import _child
@@ -26,6 +26,8 @@ from adam_mpi.errors import UserError
 from adam_mpi.observe.provenance import machine
 
 TARGET, EPOCHS, PROCESSES, RANKS, ROUNDS, WANTED = 0.99, 8, 2, 4, 5, 2.5
+FINALISTS, TRIES = 3, (0, 11, 12, 13, 14)
+"""Settings of each side that are tried with more seeds than the first: one that gets there by luck is not chosen."""
 CANDIDATES = tomllib.loads(Path(__file__).with_name("ddp.toml").read_text())
 """Settings that each side is searched over, as many for one as for the other."""
 PROGRAM = Path(__file__).with_name("_ddp_job.py")
@@ -40,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def reproduce(options: argparse.Namespace) -> Iterator[str]:
     """First the search, then both sides in turns with the best of each."""
     kept, clock = _results.results(options, "ddp"), Clock.of(options)
-    for job in _planned(options.rounds):
+    for job in _planned(kept, options.rounds):
         if kept.read(_name(job)):
             continue
         if clock.over:
@@ -51,11 +53,15 @@ def reproduce(options: argparse.Namespace) -> Iterator[str]:
         yield f"{_name(job)}: {_told(result)}"
 
 
-def _planned(rounds: int) -> Iterator[dict[str, Any]]:
+def _planned(kept: Results, rounds: int) -> Iterator[dict[str, Any]]:
     """Jobs in order; those of the rounds take the best settings of the search, compiled DDP those of plain DDP."""
     for pair in zip(*(CANDIDATES[side] for side in SIDES[:2]), strict=True):
         for side, settings in zip(SIDES, pair, strict=False):
-            yield {"side": side, "seed": 0, "settings": settings}
+            yield {"side": side, "seed": TRIES[0], "settings": settings}
+    for seed in TRIES[1:]:
+        for pair in zip(*(finalists(kept, side) for side in SIDES[:2]), strict=True):
+            for side, settings in zip(SIDES, pair, strict=False):
+                yield {"side": side, "seed": seed, "settings": settings}
     for number in range(1, rounds + 1):
         for side in SIDES:
             yield {"side": side, "seed": number, "settings": None}
@@ -65,20 +71,31 @@ def _name(job: Mapping[str, Any]) -> str:
     settings = job["settings"]
     if settings is None:
         return f"{job['side']}-{job['seed']}"
-    return f"search-{job['side']}-" + "-".join(f"{name}{value}" for name, value in settings.items())
+    again = f"-seed{job['seed']}" if job["seed"] != TRIES[0] else ""
+    return f"search-{job['side']}-" + "-".join(f"{name}{value}" for name, value in settings.items()) + again
+
+
+def _tries(kept: Results, side: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = (kept.read(_name({"side": side, "seed": seed, "settings": settings})) for seed in TRIES)
+    return [result for result in found if result]
+
+
+def finalists(kept: Results, side: str) -> list[dict[str, Any]]:
+    """The settings that get to the target first with the first seed, and are tried with others."""
+    tried = [_tries(kept, side, settings) for settings in CANDIDATES[side]]
+    reached = [results[0] for results in tried if results and results[0]["seconds_to_target"] is not None]
+    if len(reached) < FINALISTS:
+        raise UserError(f"{len(reached)} settings of {side} reached {TARGET:.1%} in {EPOCHS} epochs, of {FINALISTS}")
+    return [result["settings"] for result in sorted(reached, key=estimate)[:FINALISTS]]
 
 
 def best(kept: Results, side: str) -> dict[str, Any]:
-    """The settings that get to the target first, by an estimate that other programs disturb little."""
-    found = [kept.read(_name({"side": side, "settings": settings})) for settings in CANDIDATES[side]]
-    reached = [result for result in found if result and result["seconds_to_target"] is not None]
-    if not reached:
-        raise UserError(f"no setting of {side} reached {TARGET:.1%} in {EPOCHS} epochs")
-    return min(reached, key=estimate)["settings"]
+    """The settings that get to the target first on average, by an estimate that other programs disturb little."""
+    return min(finalists(kept, side), key=lambda settings: fmean(map(estimate, _tries(kept, side, settings))))
 
 
 def estimate(result: Mapping[str, Any]) -> float:
-    """Seconds to the target, if every epoch had been as quick as the quickest."""
+    """Seconds to the target, or to the end without it, if every epoch had been as quick as the quickest."""
     ends = [0.0, *(seconds for seconds, *_ in result["curve"])]
     return (len(ends) - 1) * min(end - begin for begin, end in zip(ends, ends[1:], strict=False))
 
@@ -168,9 +185,9 @@ def _in_step(kept: Results) -> Iterator[str]:
     told = []
     for settings in CANDIDATES["adam_mpi"]:
         other = {name: settings[name] for name in CANDIDATES["ddp"][0]}
-        pair = [kept.read(_name({"side": s, "settings": g})) for s, g in (("adam_mpi", settings), ("ddp", other))]
+        pair = [_tries(kept, side, same) for side, same in (("adam_mpi", settings), ("ddp", other))]
         if settings.get("bound") == 0 and all(pair):
-            curves = [", ".join(f"{accuracy:.2%}" for _, accuracy, *_ in result["curve"]) for result in pair]
+            curves = [", ".join(f"{accuracy:.2%}" for _, accuracy, *_ in tried[0]["curve"]) for tried in pair]
             which = f"drawn by {settings['first']}, batch {settings['batch']}"
             told.append(f"{which}: adam_mpi {curves[0]}, DDP {curves[1]}")
     if told:
@@ -219,16 +236,16 @@ def _verdict(found: Mapping[str, list[dict[str, Any]]]) -> str:
 
 def _search(kept: Results) -> Iterator[str]:
     """The log: what was tried."""
-    yield "The search; the estimate takes the quickest epoch for all:"
+    yield "The search; the estimate takes the quickest epoch for all, the mean of it is over all seeds that were tried:"
     yield ""
-    yield "| settings | epochs to 99.0 % | estimate, s | images/s |"
+    yield "| settings | epochs to 99.0 %, by seed | mean estimate, s | images/s |"
     yield "| --- | --- | --- | --- |"
     for side, candidates in CANDIDATES.items():
         for settings in candidates:
-            if result := kept.read(_name({"side": side, "settings": settings})):
-                reached = result["seconds_to_target"] is not None
-                told = f"{len(result['curve'])} | {estimate(result):.1f}" if reached else "not reached | "
-                yield f"| {side}: {_listed(settings)} | {told} | {result['images_per_second']:,.0f} |"
+            if tried := _tries(kept, side, settings):
+                rate = median(result["images_per_second"] for result in tried)
+                told = f"{_epochs(tried)} | {fmean(map(estimate, tried)):.1f}"
+                yield f"| {side}: {_listed(settings)} | {told} | {rate:,.0f} |"
     yield ""
 
 
@@ -237,7 +254,8 @@ def _listed(settings: Mapping[str, Any]) -> str:
 
 
 def _epochs(rounds: list[dict[str, Any]]) -> str:
-    return "/".join(str(len(told["curve"])) for told in rounds)
+    """A dash: not reached in as many as there were."""
+    return "/".join(str(len(told["curve"])) if told["seconds_to_target"] else "-" for told in rounds)
 
 
 def _rounds(kept: Results, side: str) -> list[dict[str, Any]]:
