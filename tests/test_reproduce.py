@@ -175,7 +175,8 @@ def _kept(folder, curves):
     return kept
 
 
-def test_both_sides_are_searched_alike_and_judged_by_their_quickest_epoch(tmp_path):
+def test_both_sides_are_searched_alike_and_judged_by_their_quickest_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr(ddp, "FINALISTS", 3)
     assert len(ddp.CANDIDATES["adam_mpi"]) == len(ddp.CANDIDATES["ddp"])
     two_epochs, three = [[9.0, 0.98], [12.0, 0.99]], [[4.0, 0.97], [8.0, 0.98], [12.0, 0.99]]
     kept = _kept(tmp_path, [[three], [two_epochs], [[[1.0, 0.9]]], [[[50.0, 0.99]]], [[[20.0, 0.99]]]])
@@ -183,7 +184,8 @@ def test_both_sides_are_searched_alike_and_judged_by_their_quickest_epoch(tmp_pa
     assert ddp.finalists(kept, "ddp") == [ddp.CANDIDATES["ddp"][number] for number in (1, 0, 4)]
 
 
-def test_settings_that_get_there_by_luck_are_not_chosen(tmp_path):
+def test_settings_that_get_there_by_luck_are_not_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(ddp, "FINALISTS", 3)
     quick, slow, never = [[5.0, 0.99]], [[8.0, 0.99]], [[5.0 * epoch, 0.98] for epoch in range(1, 9)]
     assert ddp.best(_kept(tmp_path, [[quick, never, quick], [slow] * 3, [slow]]), "ddp") == ddp.CANDIDATES["ddp"][1]
     with pytest.raises(UserError, match=r"2 settings of ddp reached 99\.0% in 8 epochs, of 3"):
