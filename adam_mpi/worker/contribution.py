@@ -121,8 +121,11 @@ def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.nd
     """
     for first in range(0, local.size, 256):
         last = min(first + 256, local.size)
+        # Slices from 0, for the compiler to use vectors (see `copy`).
+        own, new = local[first:last], pulled[first:last]
         for row in rows:
-            for i in range(first, last):
-                pulled[i] -= factor * values[row, i]
-        for i in range(first, last):
-            local[i] = pulled[i]
+            change = values[row, first:last]
+            for i in range(new.size):
+                new[i] -= factor * change[i]
+        for i in range(new.size):
+            own[i] = new[i]
