@@ -266,7 +266,10 @@ FAKES = {
     "strips": {"kind": "measured", "strips": 1, "connections": 10, "connections_per_second": 1e9},
     "replicas": {"kind": "measured", "replicas": 1, "images_per_second": 1e4},
     "traffic": {"protocol": "delta", "units": 256, "images": 32.0, "bytes_per_image": 9.0, "arithmetic": 8.0},
-    "simulation": {"mode": "async", "ranks": 1, "hosts": None, "ratio": 1.1, "delay_measured": 1, "delay_simulated": 2},
+    "simulation": {
+        "model": "large", "mode": "async", "ranks": 1, "hosts": None, "ratio": 1.1, "tries": [{"ratio": 1.1}],
+        "delay_measured": 1, "delay_simulated": 2,
+    },
     "clusters": {"machines": 24, "replicas": 4, "images_per_second": 9.0, "delay": 1, "server_busy": 0, "link_busy": 0},
 }
 

@@ -46,24 +46,30 @@ class Costs:
     """Seconds on one core; what is 0 is measured on this machine when the simulation starts."""
 
     image: float = limited(0.0, low=0.0)
-    """A trainer thread computes one image and steps, beside the other threads of its worker."""
+    """A trainer thread computes one image and steps, beside the other trainer threads of its host."""
     prepare: float = limited(0.0, low=0.0)
     """A data rank makes one image ready."""
     copy: float = limited(0.0, low=0.0)
     """A worker writes one byte of a push."""
     sign: float = limited(0.0, low=0.0)
     """One byte's part in a checksum, made and compared where a push travels between hosts."""
+    wire: float = limited(0.0, low=0.0)
+    """A rank sends one byte to another host, and one there receives it: TCP's part."""
     apply: float = limited(0.0, low=0.0)
     """A server folds one byte of a push into the weights."""
     pull: float = limited(0.0, low=0.0)
     """A worker reads one byte of weights and puts it in place."""
-    message: float = limited(60e-6, low=0.0)
+    turn: float = limited(80e-6, low=0.0)
+    """A main thread goes once round its loop, besides what it finds to do there."""
+    message: float = limited(45e-6, low=0.0)
     """A worker sends one message of a push, and a server takes one in, besides its bytes."""
-    batch: float = limited(250e-6, low=0.0)
-    """A worker's main thread asks for a batch, takes it in and reports it; a data rank hands it out."""
-    task: float = limited(60e-6, low=0.0)
+    batch: float = limited(180e-6, low=0.0)
+    """A worker's main thread asks for a batch, takes it in, hands it to a thread and reports it."""
+    hand: float = limited(100e-6, low=0.0)
+    """A data rank hands out a batch and counts it."""
+    task: float = limited(100e-6, low=0.0)
     """A trainer thread takes a batch and hands it back: in Python, which one thread of a rank runs at a time."""
-    spin: float = limited(0.6e-3, low=0.0)
+    spin: float = limited(1.2e-3, low=0.0)
     """A main thread looks around so long after it had something to do, before it sleeps."""
     poll: float = limited(2e-3, low=0.0)
     """The longest that a loop with nothing to do sleeps."""

@@ -1,6 +1,7 @@
 """What things cost on this machine: each measured for a moment, on one core."""
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,21 +25,24 @@ from adam_mpi.worker.copy import Copy
 
 # Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
 SECONDS, MOST = 0.7, 1 << 24
+WIRED = 30  # messages that are sent over a wire
 
 
 def measured(
-    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int
+    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int, images: int
 ) -> Costs:
     """With a figure of this machine in place of every 0.
 
-    What is done with bytes is measured on as many as the model has: those of a small one stay in the caches.
+    `threads`: that train on a host. `images`: that one of them computes at once. What is done with bytes is measured on as many as the model has: those of
+    a small one stay in the caches.
     """
     size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
-        "image": lambda: _image(config, data, shapes, threads),
+        "image": lambda: _image(config, data, shapes, threads, images),
         "prepare": lambda: _prepare(config),
         "copy": lambda: _copy(size),
         "sign": lambda: _sign(size),
+        "wire": lambda: _wire(4 * size),
         "apply": lambda: _apply(size),
         "pull": lambda: _pull(size),
     }
@@ -57,14 +61,14 @@ def _seconds(work: Callable[[], object]) -> float:
     return median(times)
 
 
-def _image(config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int) -> float:
-    """With as many threads at once as a worker has, as far as there are cores: they get in each other's way."""
-    net, batch = network(config, data, shapes), config.train.batch
+def _image(config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int, images: int) -> float:
+    """With as many threads at once as train on a host, as far as there are cores: they get in each other's way."""
+    net = network(config, data, shapes)
     shared, threads = parameters.initial(shapes, config.run.seed), min(threads, os.cpu_count() or 1)
-    alone = threads == 1 or config.push.images <= batch
+    alone = threads == 1 or config.push.images <= config.train.batch
     draw = np.random.default_rng(config.run.seed)
-    pixels = draw.integers(0, 256, (batch, *data.shape)).astype(data.dtype)
-    labels, ids = draw.integers(0, data.classes, batch), np.arange(batch)
+    pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.dtype)
+    labels, ids = draw.integers(0, data.classes, images), np.arange(images)
 
     def thread(index: int) -> float:
         context, own, total = net.context(shared), Copy(net, shared, index, alone), np.zeros_like(shared)
@@ -73,7 +77,7 @@ def _image(config: Config, data: Description, shapes: tuple[LayerShape, ...], th
             context.train(own.weights, own.gradient, pixels, labels, ids, 0, own.begin())
             own.step(total, 1e-9, 1.0)
 
-        return _seconds(train) / batch
+        return _seconds(train) / images
 
     with ThreadPoolExecutor(threads) as pool:
         return median(pool.map(thread, range(threads)))
@@ -97,6 +101,26 @@ def _copy(size: int) -> float:
 def _sign(size: int) -> float:
     (message,) = _arrays(1, size)
     return _seconds(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * size)
+
+
+def _wire(size: int) -> float:
+    """For one of the two sides; what MPI adds is little beside the system's copies."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sender = socket.create_connection(listening.getsockname())
+        receiver, _ = listening.accept()
+    message = memoryview(bytearray(size))
+
+    def receive() -> None:
+        left = WIRED * size
+        while left:
+            left -= receiver.recv_into(message, min(left, size))
+
+    with sender, receiver, ThreadPoolExecutor(1) as pool:
+        begun, received = time.process_time(), pool.submit(receive)
+        for _ in range(WIRED):
+            sender.sendall(bytes(size))
+        received.result()
+        return (time.process_time() - begun) / (2 * WIRED * size)
 
 
 def _apply(size: int) -> float:

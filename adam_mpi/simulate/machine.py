@@ -93,7 +93,9 @@ class Rank:
             # A sleep is a part of the time since they began.
             asleep = max(0.0, self.time.now - self.rested - self.costs.spin)
             yield self.time.timeout(self.chance.uniform(0, min(asleep * SLEEP, self.costs.poll)))
-            yield from self.interpret(python)
+            # What has waited for it meanwhile is found in the same round.
+            again = self.costs.turn if self.time.now > self.rested else 0.0
+            yield from self.interpret(again + python)
             yield from self.host.work(kernels, woken=True)
             self.rested = self.time.now
         if not self.looking:

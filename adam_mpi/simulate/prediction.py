@@ -52,7 +52,9 @@ def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Predict
     hosts = [f"host{number}" for number in range(cluster.hosts.count) for _ in range(cluster.hosts.ranks)]
     layout = arrange(hosts, config.layout)
     threads = _threads(cluster, config, layout, layout.workers[0])
-    cluster.costs = measured(cluster.costs, config, description, shapes, threads)
+    images = config.train.batch if config.asynchronous else -(-config.train.batch // (layout.replicas * threads))
+    training = threads * layout.on_host(layout.places[layout.workers[0]].host, "worker")
+    cluster.costs = measured(cluster.costs, config, description, shapes, training, images)
     loads = weigh(config, layout, shapes, description, cluster.costs)
     connections = sum(shape.connections for shape in shapes)
     return Stage(cluster, config, layout, loads).play(connections, batches)

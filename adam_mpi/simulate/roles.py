@@ -29,11 +29,11 @@ class Letter:
 
     def seconds(self, costs: Costs) -> float:
         """For a server to apply it."""
-        return self.part.seconds + self.far * self.part.bytes * costs.sign
+        return self.part.seconds + self.far * self.part.bytes * (costs.sign + costs.wire)
 
     def writing(self, costs: Costs) -> float:
         """Seconds for a worker to write its bytes."""
-        return self.part.bytes * (costs.copy + self.far * costs.sign)
+        return self.part.bytes * (costs.copy + self.far * (costs.sign + costs.wire))
 
 
 class Server:
@@ -63,7 +63,8 @@ class Server:
             begun = self.time.now
             each = [letter.seconds(self.costs) for letter in ready]
             seconds = max(each) + FOLDED * (sum(each) - max(each))
-            messages = sum(letter.part.messages for letter in ready)
+            # With clocks a message is looked at twice: when it comes, and when all of its clock have.
+            messages = (1 + self.clocked) * sum(letter.part.messages for letter in ready)
             yield from self.rank.do(messages * self.costs.message, seconds)
             self.busy += self.time.now - begun
             yield from self._replicate(max(letter.part.bytes for letter in ready), seconds)
@@ -176,6 +177,8 @@ class Replica:
             self.time.process(self.fetch())
             parts = [self.time.process(self._compute(share / self.threads)) for _ in range(self.threads)]
             yield self.time.all_of(parts)
+            # The gradients of all threads are summed.
+            yield from self._share(0.0, self.threads * sum(self.load.pull.values()) * self.costs.apply)
             yield self.pool.get(1)
             self.time.process(self.push(self.clock, dict(self.seen)))
 
@@ -183,10 +186,11 @@ class Replica:
         """A batch from one of the data ranks, to each strip its columns."""
         data = self.data[int(self.chance.integers(len(self.data)))]
         yield data.ready.get()
-        yield from data.rank.do(self.costs.batch)
+        far = (data.rank.host is not self.ranks[0].host) * self.load.batch * self.costs.wire
+        yield from data.rank.do(self.costs.hand, far)
         for rank in self.ranks:
             yield from data.rank.host.send(rank.host, self.load.batch // len(self.ranks))
-        yield from self.ranks[0].do(self.costs.batch)
+        yield from self.ranks[0].do(self.costs.batch, far)
         yield self.batches.put(None)
 
     def _compute(self, images: float) -> Steps:
@@ -225,12 +229,16 @@ class Replica:
         self.pulling, self.since_pull = True, 0
         yield from self._share(len(self.servers) * self.costs.message)
         yield self.time.timeout(2 * self.latency)
+        seconds = 0.0
         for number, size in self.load.pull.items():
             server = self.servers[number]
             self.seen[number] = server.version
+            far = self._far(number) * size * self.costs.wire
+            seconds += size * self.costs.pull + far
+            yield from server.rank.host.work(far, woken=True)
             for rank in self.ranks:
                 yield from server.rank.host.send(rank.host, size // len(self.ranks))
-        yield from self._share(len(self.servers) * self.costs.message, sum(self.load.pull.values()) * self.costs.pull)
+        yield from self._share(len(self.servers) * self.costs.message, seconds)
         self.pulling = False
 
     def _share(self, python: float, kernels: float = 0.0) -> Steps:

@@ -232,8 +232,8 @@ def _verdict(found: Mapping[str, list[dict[str, Any]]], searched: float) -> str:
         f"adam_mpi gets there {min(theirs) / ours:.1f} times as fast as the better of the two (wanted: {WANTED}), by "
         f"means instead of medians {min(means[1:]) / means[0]:.1f}; if DDP had its images distorted for nothing, it "
         f"would be {min(for_nothing) / ours:.1f}. Against the {searched:.1f} s that DDP's settings needed on average "
-        f"in the search, its quickest epoch taken for all, it is {searched / means[0]:.1f}. adam_mpi trains {faster:.1f} "
-        f"times as many images per second. Epochs to the target, round by round: {epochs}; "
+        f"in the search, its quickest epoch taken for all, it is {searched / means[0]:.1f}. adam_mpi trains "
+        f"{faster:.1f} times as many images per second. Epochs to the target, round by round: {epochs}; "
         f"{_others.told([told['others'] for rounds in found.values() for told in rounds])}."
     )
 
