@@ -33,8 +33,8 @@ def measured(
 ) -> Costs:
     """With a figure of this machine in place of every 0.
 
-    `threads`: that train on a host. `images`: that one of them computes at once. What is done with bytes is measured on as many as the model has: those of
-    a small one stay in the caches.
+    `threads`: that train on a host. `images`: that one of them computes at once. What is done with bytes is measured
+    on as many as the model has: those of a small one stay in the caches.
     """
     size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
