@@ -1,16 +1,24 @@
 """Activations and errors that contexts of both engines keep of dense layers, and what they multiply to."""
 
+from queue import SimpleQueue
+
 import numpy as np
 import pytest
 
 from adam_mpi import plan
+from adam_mpi.cluster.inject import Injector
+from adam_mpi.cluster.layout import Place
 from adam_mpi.config import Config
+from adam_mpi.data.batch import Batch
 from adam_mpi.data.sets import Description
 from adam_mpi.model.engine import library, program
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
+from adam_mpi.server.factors import Matrix
+from adam_mpi.worker import contribution, trainer
+from adam_mpi.worker.copy import Copy
 
 RELU, TANH = Activation("relu"), Activation("tanh")
 STACKS = {
@@ -96,3 +104,23 @@ def test_compiled_kernels_keep_them_too():
 def test_a_job_that_pushes_factors_computes_with_the_generated_kernels():
     settings, description = Config(), Description("small", (1, 3, 3), 3, 10, 0, 10)
     assert plan.network(settings, description, network("dense only"), ["dense1"]).program is not None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pushes"), [((5, 8, 8), [[5, 8]]), ((8, 5, 8), [[8, 5]]), ((3, 8, 8, 8), [[3, 8], [8, 8]])]
+)
+def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes):
+    """The last batch of an epoch may overtake others on its way to a thread."""
+    shapes = network("dense only")
+    network_ = Network(shapes, 8, 11, engine="reference", captured=["dense1"])
+    pool = contribution.Pool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
+    copy, place = Copy(network_, initial(shapes, 5), 0, True), Place(0, "here", ("worker",))
+    thread = trainer.Trainer(0, network_, copy, pool, SimpleQueue(), Injector([], place, 1))
+    pushed = []
+    for number, size in enumerate(sizes):
+        pixels, labels, ids, _ = block(shapes, size)
+        task = trainer.train(Batch(1, 0, number, ids, labels, pixels), None, 0.1, 1.0, images=16, largest=8)
+        if (full := task(thread).contribution) is not None:
+            pushed.append([done.images for done in full.done])
+            assert full.factors["dense1"].count == full.images
+    assert pushed == pushes

@@ -57,6 +57,10 @@ class Contribution:
     def images(self) -> int:
         return sum(done.images for done in self.done)
 
+    def fits(self, images: int) -> bool:
+        """Whether there is room for the activations and errors of so many more."""
+        return all(factors.count + images <= len(factors.activations) for factors in self.factors.values())
+
 
 class Factors:
     """Activations and errors of a dense layer, image by image, with room for so many images."""

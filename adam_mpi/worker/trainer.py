@@ -72,8 +72,12 @@ class Trainer(threading.Thread):
             self.results.put(result)
 
 
-def train(batch: Batch, token: object, factor: float, unit: float, images: int) -> Task:
-    """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images."""
+def train(batch: Batch, token: object, factor: float, unit: float, images: int, largest: int) -> Task:
+    """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images.
+
+    Or earlier, where the factors of a batch as large as the `largest` would not fit: the last of an epoch is smaller
+    than others, and need not be the last that a thread gets.
+    """
 
     def task(trainer: Trainer) -> Result:
         copy = trainer.copy
@@ -85,7 +89,7 @@ def train(batch: Batch, token: object, factor: float, unit: float, images: int) 
         trainer.contribution.done.append(done)
         trainer.capture(trainer.contribution)
         result = Result(trainer.index, done, token)
-        full = trainer.contribution.images >= images
+        full = trainer.contribution.images >= images or not trainer.contribution.fits(largest)
         copy.step(trainer.contribution.values, factor, unit, last=full)
         if full:
             # When every other contribution is still under way, go on adding to this one: a full ring stops no thread.

@@ -166,7 +166,8 @@ class Worker:
                 slot, batch = taken
                 if self.data.phase.training:
                     self.held.add(batch_id(batch.epoch, batch.number))
-                    thread.give(trainer.train(batch, slot, self.factor, self.unit, self.config.push.images))
+                    wanted = self.config.push.images, self.config.train.batch
+                    thread.give(trainer.train(batch, slot, self.factor, self.unit, *wanted))
                 else:
                     thread.give(trainer.evaluate(batch, slot))
                 worked = True
