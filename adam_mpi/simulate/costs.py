@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from adam_mpi.data.preparation import Preparation
 from adam_mpi.data.sets import Description, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network
 from adam_mpi.plan import network
 from adam_mpi.server import apply, mailbox
 from adam_mpi.simulate.cluster import Costs
@@ -29,16 +30,17 @@ WIRED = 30  # messages that are sent over a wire
 
 
 def measured(
-    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int, images: int
-) -> Costs:
+    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int, images: int,
+    captured: Sequence[str],
+) -> Costs:  # fmt: skip
     """With a figure of this machine in place of every 0.
 
-    `threads`: that train on a host. `images`: that one of them computes at once. What is done with bytes is measured
-    on as many as the model has: those of a small one stay in the caches.
+    `threads`: that train on a host. `images`: that one of them computes at once. `captured`: layers that push factors.
+    What is done with bytes is measured on as many as the model has: those of a small one stay in the caches.
     """
     size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
-        "image": lambda: _image(config, data, shapes, threads, images),
+        "image": lambda: _image(network(config, data, shapes, captured), config, data, threads, images),
         "prepare": lambda: _prepare(config),
         "copy": lambda: _copy(size),
         "sign": lambda: _sign(size),
@@ -61,10 +63,9 @@ def _seconds(work: Callable[[], object]) -> float:
     return median(times)
 
 
-def _image(config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int, images: int) -> float:
+def _image(net: Network, config: Config, data: Description, threads: int, images: int) -> float:
     """With as many threads at once as train on a host, as far as there are cores: they get in each other's way."""
-    net = network(config, data, shapes)
-    shared, threads = parameters.initial(shapes, config.run.seed), min(threads, os.cpu_count() or 1)
+    shared, threads = parameters.initial(net.shapes, config.run.seed), min(threads, os.cpu_count() or 1)
     alone = threads == 1 or config.push.images <= config.train.batch
     draw = np.random.default_rng(config.run.seed)
     pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.dtype)

@@ -1,6 +1,7 @@
 """What one push, pull and batch of a job weigh: bytes, messages and seconds, from the plan of the real job. Pure."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adam_mpi.cluster.layout import Layout
@@ -12,8 +13,8 @@ from adam_mpi.model.partition import partition
 from adam_mpi.plan import plan_shelves
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.mailbox import HEADER_WORDS
-from adam_mpi.server.protocol import MULTIPLY, captured_layers, choose, largest_push
-from adam_mpi.server.shelves import MOST_BATCHES, WIDTHS
+from adam_mpi.server.protocol import MULTIPLY, Choice, captured_layers, choose, largest_push
+from adam_mpi.server.shelves import MOST_BATCHES, WIDTHS, Shelves
 from adam_mpi.simulate.cluster import Costs
 from adam_mpi.worker.contribution import MOST_PUSHES
 
@@ -41,13 +42,19 @@ class Load:
     """Images that a push grows to while all others are under way; one of factors does not grow."""
 
 
+def chosen(
+    config: Config, layout: Layout, shapes: tuple[LayerShape, ...]
+) -> tuple[Shelves, Mapping[str, Choice]]:  # fmt: skip
+    """Where shards lie, and what each layer pushes."""
+    shelves = plan_shelves(config, partition(shapes, layout.partitions, config.layout.scheme), layout)
+    return shelves, choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
+
+
 def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:
-    cut = partition(shapes, layout.partitions, config.layout.scheme)
-    shelves, images = plan_shelves(config, cut, layout), largest_push(config)
-    choices = choose(shelves, config, images, len({place.host for place in layout.places}))
+    shelves, choices = chosen(config, layout, shapes)
     share = config.train.batch if config.asynchronous else -(-config.train.batch // layout.replicas)
     # Layers are chosen for a whole batch, as if a replica were alone; what it pushes is its share.
-    images = images if config.asynchronous else share
+    images = largest_push(config) if config.asynchronous else share
     push, codec = defaultdict[int, Part](Part), CODECS[config.push.codec]
     for choice in choices.values():
         for server, plan in (choice.factors or {}).items():

@@ -13,9 +13,10 @@ from adam_mpi.config import Config
 from adam_mpi.data.lines import AHEAD
 from adam_mpi.data.sets import describe
 from adam_mpi.plan import model
+from adam_mpi.server.protocol import captured_layers
 from adam_mpi.simulate.cluster import Cluster, load
 from adam_mpi.simulate.costs import measured
-from adam_mpi.simulate.load import Load
+from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import load as weigh
 from adam_mpi.simulate.machine import Host, Rank
 from adam_mpi.simulate.roles import Data, Replica, Server, chance
@@ -54,7 +55,8 @@ def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Predict
     threads = _threads(cluster, config, layout, layout.workers[0])
     images = config.train.batch if config.asynchronous else -(-config.train.batch // (layout.replicas * threads))
     training = threads * layout.on_host(layout.places[layout.workers[0]].host, "worker")
-    cluster.costs = measured(cluster.costs, config, description, shapes, training, images)
+    captured = captured_layers(chosen(config, layout, shapes)[1])
+    cluster.costs = measured(cluster.costs, config, description, shapes, training, images, captured)
     loads = weigh(config, layout, shapes, description, cluster.costs)
     connections = sum(shape.connections for shape in shapes)
     return Stage(cluster, config, layout, loads).play(connections, batches)

@@ -233,9 +233,11 @@ class Replica:
         for number, size in self.load.pull.items():
             server = self.servers[number]
             self.seen[number] = server.version
-            far = self._far(number) * size * self.costs.wire
-            seconds += size * self.costs.pull + far
-            yield from server.rank.host.work(far, woken=True)
+            seconds += size * self.costs.pull
+            if self._far(number):
+                # Between hosts weights are asked for, and sent by the server's main thread.
+                seconds += size * self.costs.wire
+                yield from server.rank.do(self.costs.message, size * (self.costs.copy + self.costs.wire))
             for rank in self.ranks:
                 yield from server.rank.host.send(rank.host, size // len(self.ranks))
         yield from self._share(len(self.servers) * self.costs.message, seconds)
