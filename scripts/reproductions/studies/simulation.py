@@ -99,11 +99,11 @@ def verdict(found: Found) -> str:
     return (
         f"Simulated over measured images/s, medians of {TRIES} jobs and predictions in turns (and what single ones "
         f"were between). {told} A batch of the large model is 13 ms of one core. One of the small model is 1 ms, and "
-        "Python takes as long: how its threads get in each other's way, and how messages that come together are cheaper than "
-        f"one by one, is not simulated. Over TCP ({HOSTS[0]} hosts with links of {HOSTS[1]}, network namespaces that "
-        "share this machine's cores) ranks that wait look around for longer: that took a fifth of both cores in a job "
-        "that was looked into, and the simulation has less of it; with cores to spare it would cost nothing. Mean "
-        f"delay of a push when asynchronous, simulated and measured: {delays}."
+        "Python takes as long: how its threads get in each other's way, and how messages that come together are "
+        f"cheaper than one by one, is not simulated. Over TCP ({HOSTS[0]} hosts with links of {HOSTS[1]}, network "
+        "namespaces that share this machine's cores) ranks that wait look around for longer: that took a fifth of "
+        "both cores in a job that was looked into, and the simulation has less of it; with cores to spare it would "
+        f"cost nothing. Mean delay of a push when asynchronous, simulated and measured: {delays}."
     )
 
 
