@@ -178,6 +178,7 @@ def _kept(folder, curves):
 def test_both_sides_are_searched_alike_and_judged_by_their_quickest_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr(ddp, "FINALISTS", 3)
     assert len(ddp.CANDIDATES["adam_mpi"]) == len(ddp.CANDIDATES["ddp"])
+    assert not set(ddp.TRIES) & set(range(1, ddp.ROUNDS + 1)), "a round is no try of the search"
     two_epochs, three = [[9.0, 0.98], [12.0, 0.99]], [[4.0, 0.97], [8.0, 0.98], [12.0, 0.99]]
     kept = _kept(tmp_path, [[three], [two_epochs], [[[1.0, 0.9]]], [[[50.0, 0.99]]], [[[20.0, 0.99]]]])
     # Two epochs of 3 s before three of 4 s; what has not got there is no finalist.

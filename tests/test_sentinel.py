@@ -266,6 +266,13 @@ def test_who_comes_second_lets_the_first_one_tell(failure_file):
     assert not second.is_alive() and failure_file.read_text() == "the cause\n"
 
 
+def test_who_comes_second_tells_if_the_first_one_does_not(failure_file, capsys, monkeypatch):
+    monkeypatch.setattr(sentinel, "TELL_SECONDS", 0.01)
+    failure_file.touch()
+    sentinel.report(failure_file, "a consequence")
+    assert "a consequence" in capsys.readouterr().err and failure_file.read_text() == "a consequence\n"
+
+
 def test_what_was_told_is_taken_when_the_launcher_has_read_it():
     reader, writer = os.pipe()
     os.write(writer, b"the cause\n")

@@ -13,8 +13,9 @@ from adam_mpi.model import parameters  # noqa: E402
 from adam_mpi.plan import model  # noqa: E402
 from adam_mpi.simulate.cluster import Cluster  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
-from adam_mpi.simulate.machine import Host  # noqa: E402
+from adam_mpi.simulate.machine import Host, Rank  # noqa: E402
 from adam_mpi.simulate.prediction import predict  # noqa: E402
+from adam_mpi.simulate.roles import chance  # noqa: E402
 
 NOTHING = 1e-15  # 0 would be measured
 
@@ -98,6 +99,45 @@ def test_a_share_is_what_a_replica_pushes_in_a_step() -> None:
     assert sizes[1] < 0.7 * sizes[0]
 
 
+def test_what_comes_together_is_found_in_one_round() -> None:
+    """Three things to do at once, and one later: two rounds of the loop."""
+    machines = cluster(1, 1, 1, turn=0.5)
+    time = simpy.Environment()
+    rank, ended = Rank(Host(time, machines), machines.costs, chance(1, 0)), []
+
+    def work(after):
+        yield time.timeout(after)
+        yield from rank.do(1.0)
+        ended.append(time.now)
+
+    for after in (0.1, 0.1, 0.2, 9.0):
+        time.process(work(after))
+    time.run()
+    assert ended == pytest.approx([1.6, 2.6, 3.6, 10.5])
+
+
+def test_bytes_between_hosts_are_work_for_both_sides() -> None:
+    """As fast as a server's main thread receives pushes and sends weights, or a worker's the other way round."""
+    layout = ["layout.data=1", "layout.servers=1", 'layout.place={server=["host0"], data=["host1"], worker=["host1"]}']
+    words = [*layout, "push.protocol=delta", "push.images=32", "pull.images=1000000", "worker.threads=1"]
+    settings = config.load(None, words)
+    predicted = predict(cluster(2, 2, 4, image=1e-6, wire=1e-8), settings)
+    size = parameters.total(model(settings, describe(settings.data)))
+    assert predicted.images_per_second == pytest.approx(2 * 32 / (4 * size * 1e-8), rel=0.05)
+    assert predicted.server_busy > 0.9
+
+
+def test_with_clocks_a_server_looks_at_a_message_twice() -> None:
+    """One after the other: a worker sends, a server takes in and applies, a worker asks for weights and has them."""
+    settings = config.load(None, ["layout.data=1", "layout.servers=1", "consistency.staleness=0", "worker.threads=1"])
+    shapes, description = model(settings, describe(settings.data)), describe(settings.data)
+    machines = cluster(1, 3, 8, message=1e-3)
+    loads = load(settings, arrange(["host"] * 3, settings.layout), shapes, description, machines.costs)
+    messages = sum(part.messages for part in loads.push.values())
+    wanted = settings.train.batch / ((3 * messages + 2) * 1e-3)
+    assert predict(machines, settings).images_per_second == pytest.approx(wanted, rel=0.02)
+
+
 @pytest.mark.parametrize("staleness", ["0", "2"])
 def test_a_bound_is_kept_and_waited_for(staleness: str) -> None:
     settings = config.load(None, ["layout.data=1", "layout.servers=1", f"consistency.staleness={staleness}"])
@@ -128,7 +168,7 @@ def test_equal_seeds_give_equal_figures() -> None:
 def test_the_command_prints_figures(tmp_path, capsys) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text("[hosts]\ncount = 2\n[costs]\n" + "".join(
-        f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "apply", "pull")
+        f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull")
     ))  # fmt: skip
     assert cli.main(["simulate", str(file), "--set", "layout.servers=1"]) == 0
     assert json.loads(capsys.readouterr().out)["images_per_second"] > 0

@@ -65,15 +65,17 @@ def report(failure_file: Path, text: str, status: str = "failed", exit_code: int
     try:
         file = failure_file.open("x")
     except FileExistsError:
-        # The caller ends the job next, and with it the one that is about to tell.
-        told(failure_file, TELL_SECONDS)
-        return
+        # The caller ends the job next, and with it the one that is about to tell; unless that was killed on the way.
+        if told(failure_file, 2 * TELL_SECONDS):
+            return
+        file = failure_file.open("w")
     except OSError:
         return _tell(text)
-    # Told and noted before it is written: who finds it written may end the job, and us with it.
+    # Noted and told before it is written: who finds it written may end the job, and us with it.
+    with suppress(OSError):
+        _note(failure_file.parent.parent / "summary.json", text, status, exit_code)
     _tell(text)
     with suppress(OSError), file:
-        _note(failure_file.parent.parent / "summary.json", text, status, exit_code)
         file.write(text + "\n")
 
 
@@ -95,7 +97,8 @@ def exit_code(failure_file: Path) -> int:
 
 
 def _tell(text: str) -> None:
-    with suppress(OSError):
+    # What stands in for the real one may have no more than `write`.
+    with suppress(OSError, ValueError, AttributeError):
         # In one piece: others write to the same terminal.
         sys.stderr.write(f"adam_mpi: {text}\n")
         sys.stderr.flush()

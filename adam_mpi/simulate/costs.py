@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
@@ -26,25 +26,38 @@ from adam_mpi.worker.copy import Copy
 
 # Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
 SECONDS, MOST = 0.7, 1 << 24
-WIRED = 30  # messages that are sent over a wire
+WIRED, LEAST_WIRED, MOST_WIRED = 30, 1 << 20, 1 << 22  # messages that are sent over a wire, and bytes of each
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Of the job whose costs are wanted."""
+
+    hosts: int
+    threads: int
+    """That train on a host."""
+    own: int
+    """Of one worker."""
+    images: int
+    """That a thread computes at once."""
+    captured: Sequence[str]
+    """Layers that push factors."""
 
 
 def measured(
-    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], threads: int, images: int,
-    captured: Sequence[str],
-) -> Costs:  # fmt: skip
+    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], setting: Setting
+) -> Costs:
     """With a figure of this machine in place of every 0.
 
-    `threads`: that train on a host. `images`: that one of them computes at once. `captured`: layers that push factors.
     What is done with bytes is measured on as many as the model has: those of a small one stay in the caches.
     """
     size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
-        "image": lambda: _image(network(config, data, shapes, captured), config, data, threads, images),
+        "image": lambda: _image(network(config, data, shapes, setting.captured), config, data, setting),
         "prepare": lambda: _prepare(config),
         "copy": lambda: _copy(size),
         "sign": lambda: _sign(size),
-        "wire": lambda: _wire(4 * size),
+        "wire": lambda: _wire(min(max(4 * size, LEAST_WIRED), MOST_WIRED)) if setting.hosts > 1 else 0.0,
         "apply": lambda: _apply(size),
         "pull": lambda: _pull(size),
     }
@@ -63,19 +76,25 @@ def _seconds(work: Callable[[], object]) -> float:
     return median(times)
 
 
-def _image(net: Network, config: Config, data: Description, threads: int, images: int) -> float:
+def _image(net: Network, config: Config, data: Description, setting: Setting) -> float:
     """With as many threads at once as train on a host, as far as there are cores: they get in each other's way."""
-    shared, threads = parameters.initial(net.shapes, config.run.seed), min(threads, os.cpu_count() or 1)
-    alone = threads == 1 or config.push.images <= config.train.batch
+    threads, images = min(setting.threads, os.cpu_count() or 1), setting.images
+    shared = [parameters.initial(net.shapes, config.run.seed) for _ in range(0, threads, setting.own)]
+    alone = setting.own == 1 or config.push.images <= config.train.batch
     draw = np.random.default_rng(config.run.seed)
     pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.dtype)
     labels, ids = draw.integers(0, data.classes, images), np.arange(images)
 
     def thread(index: int) -> float:
-        context, own, total = net.context(shared), Copy(net, shared, index, alone), np.zeros_like(shared)
+        own = Copy(net, shared[index // setting.own], index, alone)
+        context, total = own.context, np.zeros_like(own.gradient)
 
         def train() -> None:
-            context.train(own.weights, own.gradient, pixels, labels, ids, 0, own.begin())
+            if not config.asynchronous:
+                # The step is the servers'.
+                context.train(own.shared, own.gradient, pixels, labels, ids, 0, True)
+                return
+            context.train(own.weights, own.gradient, pixels, labels, ids, 0, own.begin(), **own.options)
             own.step(total, 1e-9, 1.0)
 
         return _seconds(train) / images
@@ -109,18 +128,22 @@ def _wire(size: int) -> float:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sender = socket.create_connection(listening.getsockname())
         receiver, _ = listening.accept()
-    message = memoryview(bytearray(size))
+    sent, arrived = bytes(size), bytearray(size)
 
-    def receive() -> None:
-        left = WIRED * size
+    def receive(left: int) -> None:
         while left:
-            left -= receiver.recv_into(message, min(left, size))
+            left -= receiver.recv_into(arrived, min(left, size))
+
+    def send(messages: int) -> None:
+        received = pool.submit(receive, messages * size)
+        for _ in range(messages):
+            sender.sendall(sent)
+        received.result()
 
     with sender, receiver, ThreadPoolExecutor(1) as pool:
-        begun, received = time.process_time(), pool.submit(receive)
-        for _ in range(WIRED):
-            sender.sendall(bytes(size))
-        received.result()
+        send(1)
+        begun = time.process_time()
+        send(WIRED)
         return (time.process_time() - begun) / (2 * WIRED * size)
 
 

@@ -38,6 +38,8 @@ class Load:
     """That a replica takes of a batch: all of it, or with clocks its share."""
     batch: int
     """Bytes of them."""
+    gradient: int
+    """Bytes of one, of all layers."""
     most: int
     """Images that a push grows to while all others are under way; one of factors does not grow."""
 
@@ -69,7 +71,8 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
     width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
     pull = {server: width * shelves.size(server) for server in shelves.servers}
     most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
-    return Load(dict(push), pull, share, message_bytes(share, data.shape), most)
+    gradient = 4 * sum(map(shelves.size, shelves.servers))
+    return Load(dict(push), pull, share, message_bytes(share, data.shape), gradient, most)
 
 
 def _add(part: Part, size: int, messages: int, seconds: float) -> None:

@@ -15,7 +15,7 @@ from adam_mpi.data.sets import describe
 from adam_mpi.plan import model
 from adam_mpi.server.protocol import captured_layers
 from adam_mpi.simulate.cluster import Cluster, load
-from adam_mpi.simulate.costs import measured
+from adam_mpi.simulate.costs import Setting, measured
 from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import load as weigh
 from adam_mpi.simulate.machine import Host, Rank
@@ -56,7 +56,8 @@ def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Predict
     images = config.train.batch if config.asynchronous else -(-config.train.batch // (layout.replicas * threads))
     training = threads * layout.on_host(layout.places[layout.workers[0]].host, "worker")
     captured = captured_layers(chosen(config, layout, shapes)[1])
-    cluster.costs = measured(cluster.costs, config, description, shapes, training, images, captured)
+    setting = Setting(cluster.hosts.count, training, threads, images, captured)
+    cluster.costs = measured(cluster.costs, config, description, shapes, setting)
     loads = weigh(config, layout, shapes, description, cluster.costs)
     connections = sum(shape.connections for shape in shapes)
     return Stage(cluster, config, layout, loads).play(connections, batches)

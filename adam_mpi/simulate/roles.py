@@ -27,9 +27,9 @@ class Letter:
     far: bool
     """Whether it came from another host: then its checksum is compared."""
 
-    def seconds(self, costs: Costs) -> float:
-        """For a server to apply it."""
-        return self.part.seconds + self.far * self.part.bytes * (costs.sign + costs.wire)
+    def receiving(self, costs: Costs) -> float:
+        """Seconds for a server to have its bytes, besides applying it."""
+        return self.far * self.part.bytes * (costs.sign + costs.wire)
 
     def writing(self, costs: Costs) -> float:
         """Seconds for a worker to write its bytes."""
@@ -61,14 +61,21 @@ class Server:
                 yield self.arrival
                 continue
             begun = self.time.now
-            each = [letter.seconds(self.costs) for letter in ready]
+            each = [letter.part.seconds for letter in ready]
             seconds = max(each) + FOLDED * (sum(each) - max(each))
+            seconds += sum(letter.receiving(self.costs) for letter in ready)
             # With clocks a message is looked at twice: when it comes, and when all of its clock have.
             messages = (1 + self.clocked) * sum(letter.part.messages for letter in ready)
             yield from self.rank.do(messages * self.costs.message, seconds)
             self.busy += self.time.now - begun
             yield from self._replicate(max(letter.part.bytes for letter in ready), seconds)
             self._acknowledge(ready)
+
+    def send(self, size: int) -> Steps:
+        """Weights to another host, from the main thread."""
+        begun = self.time.now
+        yield from self.rank.do(self.costs.message, size * (self.costs.copy + self.costs.wire))
+        self.busy += self.time.now - begun
 
     def _ready(self) -> list[Letter]:
         ready = [letter for letter in self.letters if not self.clocked or letter.clock == self.clock]
@@ -178,7 +185,7 @@ class Replica:
             parts = [self.time.process(self._compute(share / self.threads)) for _ in range(self.threads)]
             yield self.time.all_of(parts)
             # The gradients of all threads are summed.
-            yield from self._share(0.0, self.threads * sum(self.load.pull.values()) * self.costs.apply)
+            yield from self._share(0.0, self.threads * self.load.gradient * self.costs.apply)
             yield self.pool.get(1)
             self.time.process(self.push(self.clock, dict(self.seen)))
 
@@ -190,7 +197,8 @@ class Replica:
         yield from data.rank.do(self.costs.hand, far)
         for rank in self.ranks:
             yield from data.rank.host.send(rank.host, self.load.batch // len(self.ranks))
-        yield from self.ranks[0].do(self.costs.batch, far)
+        yield from self._share(0.0, far)
+        yield from self.ranks[0].do(self.costs.batch)
         yield self.batches.put(None)
 
     def _compute(self, images: float) -> Steps:
@@ -229,19 +237,21 @@ class Replica:
         self.pulling, self.since_pull = True, 0
         yield from self._share(len(self.servers) * self.costs.message)
         yield self.time.timeout(2 * self.latency)
-        seconds = 0.0
-        for number, size in self.load.pull.items():
-            server = self.servers[number]
-            self.seen[number] = server.version
-            seconds += size * self.costs.pull
-            if self._far(number):
-                # Between hosts weights are asked for, and sent by the server's main thread.
-                seconds += size * self.costs.wire
-                yield from server.rank.do(self.costs.message, size * (self.costs.copy + self.costs.wire))
-            for rank in self.ranks:
-                yield from server.rank.host.send(rank.host, size // len(self.ranks))
+        parts = self.load.pull.items()
+        yield self.time.all_of([self.time.process(self._weights(number, size)) for number, size in parts])
+        far = sum(size for number, size in parts if self._far(number))
+        seconds = sum(self.load.pull.values()) * self.costs.pull + far * self.costs.wire
         yield from self._share(len(self.servers) * self.costs.message, seconds)
         self.pulling = False
+
+    def _weights(self, number: int, size: int) -> Steps:
+        """Of one server; another host's are asked for, and sent when it gets to that."""
+        server = self.servers[number]
+        if self._far(number):
+            yield from server.send(size)
+        self.seen[number] = server.version
+        for rank in self.ranks:
+            yield from server.rank.host.send(rank.host, size // len(self.ranks))
 
     def _share(self, python: float, kernels: float = 0.0) -> Steps:
         """Work that the strips share."""
