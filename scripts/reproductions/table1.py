@@ -64,7 +64,10 @@ def _seeds(options: argparse.Namespace, kept: Results, training: Training) -> It
 
 def _result(mode: str, seed: int, commit: str, run: Run) -> dict[str, Any]:
     summary = run.summary
-    figures = ("test_accuracy", "test_loss", "train_loss", "epochs", "images", "images_per_second", "seconds", "ranks")
+    figures = (
+        "test_accuracy", "test_loss", "train_loss", "epochs", "images", "images_per_second", "seconds", "resumed",
+        "ranks",
+    )  # fmt: skip
     return {
         "mode": mode,
         "seed": seed,
@@ -105,10 +108,13 @@ def _row(seeds: list[dict[str, Any]]) -> str:
         return [seed[name] for seed in seeds]
 
     delays = [seed["delay"] for seed in seeds]
+    # The seconds of a run that was cut are those since then.
+    whole = [seed for seed in seeds if not seed.get("resumed")] or seeds
     return " | ".join(
         [
             spread(column("test_accuracy"), 3, 100), str(len(seeds)), str(seeds[0]["epochs"]),
-            spread(column("seconds"), 0), f"{fmean(column('images_per_second')):,.0f}",
+            spread([seed["seconds"] for seed in whole], 0),
+            f"{fmean(seed['images_per_second'] for seed in whole):,.0f}",
             f"{fmean(delay['mean'] for delay in delays):.2f} ({max(delay['max'] for delay in delays)})",
             f"{fmean(column('staleness')):.2f}",
         ]
@@ -159,6 +165,11 @@ def _agreement(kept: Results) -> Iterator[str]:
     yield ""
 
 
+def _cut(seeds: list[dict[str, Any]]) -> str:
+    cut = [f"{seed['mode']} {seed['seed']}" for seed in seeds if seed.get("resumed")]
+    return f"Cut and resumed, and not in the times: {', '.join(cut)}. " if cut else ""
+
+
 def _about(kept: Results) -> Iterator[str]:
     """Where the rows come from."""
     seeds = [seed for mode in MODES for seed in _read(kept, mode)]
@@ -169,7 +180,8 @@ def _about(kept: Results) -> Iterator[str]:
         f"Machine: {cores} cores of {where['cpu']}; {where['mpi']}, Python {where['python']}, "
         + ", ".join(f"{name} {version}" for name, version in where["packages"].items())
         + f". Each run looked at the test set once, with its last weights; the jobs had {min(shares):.0%} to "
-        f"{max(shares):.0%} of the machine's CPU time. The delay of a push counts the optimiser steps between the "
+        f"{max(shares):.0%} of the machine's CPU time. {_cut(seeds)}The delay of a push counts the "
+        "optimiser steps between the "
         "weights it was computed on and those it was applied to; the lead counts the clocks that a replica is ahead of "
         "the slowest."
     )
