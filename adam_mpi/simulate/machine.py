@@ -78,6 +78,8 @@ class Rank:
         self.main, self.interpreter = simpy.Resource(self.time, 1), simpy.Resource(self.time, 1)
         self.rested = 0.0
         """When it last had something to do."""
+        self.busy = 0.0
+        """Seconds in which it had."""
         self.looking = False
 
     def interpret(self, seconds: float) -> Steps:
@@ -94,10 +96,11 @@ class Rank:
             asleep = max(0.0, self.time.now - self.rested - self.costs.spin)
             yield self.time.timeout(self.chance.uniform(0, min(asleep * SLEEP, self.costs.poll)))
             # What has waited for it meanwhile is found in the same round.
-            again = self.costs.turn if self.time.now > self.rested else 0.0
+            begun, again = self.time.now, self.costs.turn if self.time.now > self.rested else 0.0
             yield from self.interpret(again + python)
             yield from self.host.work(kernels, woken=True)
             self.rested = self.time.now
+            self.busy += self.rested - begun
         if not self.looking:
             self.looking = True
             self.time.process(self._look_around())

@@ -35,7 +35,7 @@ class Prediction:
     waiting: float
     """Fraction of the time that a replica waits for other clocks."""
     server_busy: float
-    """Of the busiest server."""
+    """Of the main thread of the busiest server."""
     link_busy: float
     """Of the busiest host, sending."""
     replicas: int
@@ -102,7 +102,7 @@ class Stage:
         self._run_until(WARM_UP * whole)
         begun, done, sent = self.time.now, self._images(), self._sent()
         for server in self.servers.values():
-            server.delays, server.busy = Counter(), 0.0
+            server.delays, server.rank.busy = Counter(), 0.0
         self._run_until(whole)
         seconds = self.time.now - begun
         rate = (self._images() - done) / seconds
@@ -112,7 +112,7 @@ class Stage:
             rate, 3 * rate * connections,
             sum(delay * count for delay, count in delays.items()) / max(1, delays.total()), max(delays, default=0),
             sum(replica.waited for replica in self.replicas) / len(self.replicas) / self.time.now,
-            max(server.busy for server in self.servers.values()) / seconds,
+            max(server.rank.busy for server in self.servers.values()) / seconds,
             link / seconds / self.cluster.links.bandwidth, len(self.replicas),
         )  # fmt: skip
 

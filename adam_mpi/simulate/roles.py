@@ -44,7 +44,6 @@ class Server:
         self.replicas, self.clocked = replicas, clocked
         self.version = self.clock = 0
         self.delays: Counter[int] = Counter()
-        self.busy = 0.0
         self.time.process(self.serve())
 
     def deliver(self, letter: Letter) -> None:
@@ -60,22 +59,18 @@ class Server:
                 self.arrival = self.time.event()
                 yield self.arrival
                 continue
-            begun = self.time.now
             each = [letter.part.seconds for letter in ready]
             seconds = max(each) + FOLDED * (sum(each) - max(each))
             seconds += sum(letter.receiving(self.costs) for letter in ready)
             # With clocks a message is looked at twice: when it comes, and when all of its clock have.
             messages = (1 + self.clocked) * sum(letter.part.messages for letter in ready)
             yield from self.rank.do(messages * self.costs.message, seconds)
-            self.busy += self.time.now - begun
             yield from self._replicate(max(letter.part.bytes for letter in ready), seconds)
             self._acknowledge(ready)
 
     def send(self, size: int) -> Steps:
         """Weights to another host, from the main thread."""
-        begun = self.time.now
         yield from self.rank.do(self.costs.message, size * (self.costs.copy + self.costs.wire))
-        self.busy += self.time.now - begun
 
     def _ready(self) -> list[Letter]:
         ready = [letter for letter in self.letters if not self.clocked or letter.clock == self.clock]
