@@ -27,6 +27,7 @@ from adam_mpi.worker.copy import Copy
 # Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
 SECONDS, MOST = 0.7, 1 << 24
 WIRED, LEAST_WIRED, MOST_WIRED = 30, 1 << 20, 1 << 22  # messages that are sent over a wire, and bytes of each
+WIRE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ def _wire(size: int) -> float:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sender = socket.create_connection(listening.getsockname())
         receiver, _ = listening.accept()
+    # Neither side waits for ever, should the other fail.
+    for side in (sender, receiver):
+        side.settimeout(WIRE_SECONDS)
     sent, arrived = bytes(size), bytearray(size)
 
     def receive(left: int) -> None:
