@@ -215,7 +215,9 @@ def _saved(directory: str | None, resume: bool) -> Path | None:
 
 def _serve(world: World, crew: Crew) -> None:
     """The loop of a rank: a step of each role, messages, the failure check; rest when there is nothing to do."""
-    idle, told = Idle(world.config.cluster.poll, crew.rest), 0.0
+    # Strips of a replica wait for each other in every batch; replicas that push and pull at will for nobody.
+    patient = world.config.asynchronous and world.layout.partitions == 1
+    idle, told = Idle(world.config.cluster.poll, crew.rest, patient), 0.0
     over, watchdog = False, Watchdog(world, crew.post)
     while not (over and crew.post.idle):
         try:

@@ -97,6 +97,18 @@ def test_an_idle_loop_rests_longer_and_longer_and_wakes_at_work(monkeypatch):
     assert len(rests) == resting + 1
 
 
+def test_a_patient_loop_rests_at_once(monkeypatch):
+    now, rests = [100.0], []
+    monkeypatch.setattr(world_file, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None))
+    idle = Idle("sleep", rests.append, patient=True)
+    for worked in (True, False, False, True, False):
+        idle.back_off(worked)
+    assert rests == 3 * [Idle.PATIENT]
+    now[0] += 10
+    idle.back_off(False)
+    assert rests[-1] == Idle.LONGER
+
+
 def test_a_rank_rests_until_a_thread_of_its_worker_is_done():
     slept = []
     worker = SimpleNamespace(rest=lambda seconds: slept.append(("thread", seconds)) or busy)

@@ -228,14 +228,16 @@ class World:
 class Idle:
     """What a loop does between two rounds: nothing after work; else a short spin, then it rests for up to 2 ms.
 
-    A late start is a small part of the wait: an eighth at the most, and after half a second rests are longer.
+    A late start is a small part of the wait: an eighth at the most, and after half a second rests are longer. One that
+    is `patient` rests a millisecond at once: nobody stands still meanwhile, and trainer threads may want the core.
     """
 
     SPINS, SHARE, SHORTEST, LONGEST = 20, 1 / 8, 50e-6, 2e-3
-    PATIENCE, LONGER = 0.5, 8e-3
+    PATIENCE, LONGER, PATIENT = 0.5, 8e-3, 1e-3
 
-    def __init__(self, poll: str, rest: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, poll: str, rest: Callable[[float], None] = time.sleep, patient: bool = False) -> None:
         self.spin, self.rest = poll == "spin", rest
+        self.spins, self.shortest = (1, self.PATIENT) if patient else (self.SPINS, self.SHORTEST)
         self.rounds, self.since = 0, time.perf_counter()
 
     def back_off(self, worked: bool) -> None:
@@ -244,9 +246,9 @@ class Idle:
         if worked or self.spin:
             return
         self.rounds += 1
-        if self.rounds < self.SPINS:
+        if self.rounds < self.spins:
             time.sleep(0)
             return
         waited = time.perf_counter() - self.since
         longest = self.LONGEST if waited < self.PATIENCE else self.LONGER
-        self.rest(min(longest, max(self.SHORTEST, waited * self.SHARE)))
+        self.rest(min(longest, max(self.shortest, waited * self.SHARE)))
