@@ -89,6 +89,19 @@ def test_a_delay_that_makes_no_sense_is_named(delay, tmp_path):
     assert (told.returncode, told.stderr) == (1, f"hosts: --delay {delay}: expected a time, as in 1ms\n")
 
 
+def test_hosts_have_cores_of_their_own(tmp_path):
+    hosts, cores = Hosts(tmp_path / "hosts"), len(os.sched_getaffinity(0))
+    told = subprocess.run(hosts.command("up", 1, "--cores", cores + 1), capture_output=True, text=True, check=False)
+    assert told.returncode == 1 and f"--cores {cores + 1}: 1 hosts, but {cores} cores in all" in told.stderr
+    if os.getuid() or cores < 2:
+        pytest.skip("needs root and two cores")
+    hosts.call("up", 2, "--cores", 1)
+    ask = "import os; print(sorted(os.sched_getaffinity(0)))"
+    assert [hosts.call("exec", host, "python3", "-c", ask) for host in ("h0", "h1")] == ["[0]\n", "[1]\n"]
+    hosts.call("down")
+    assert not list(hosts.folder.iterdir())
+
+
 def namespaces(name):
     listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     return {line.split()[0].removeprefix(f"{name}-") for line in listed.splitlines() if line.startswith(name)}

@@ -13,7 +13,7 @@ from adam_mpi.model import parameters  # noqa: E402
 from adam_mpi.plan import model  # noqa: E402
 from adam_mpi.simulate.cluster import Cluster  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
-from adam_mpi.simulate.machine import Host, Rank  # noqa: E402
+from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank  # noqa: E402
 from adam_mpi.simulate.prediction import predict  # noqa: E402
 from adam_mpi.simulate.roles import chance  # noqa: E402
 
@@ -103,7 +103,7 @@ def test_what_comes_together_is_found_in_one_round() -> None:
     """Three things to do at once, and one later: two rounds of the loop."""
     machines = cluster(1, 1, 1, turn=0.5)
     time = simpy.Environment()
-    rank, ended = Rank(Host(time, machines), machines.costs, chance(1, 0)), []
+    rank, ended = Rank(Host(time, machines), machines.costs, chance(1, 0), True), []
 
     def work(after):
         yield time.timeout(after)
@@ -117,14 +117,81 @@ def test_what_comes_together_is_found_in_one_round() -> None:
 
 
 def test_bytes_between_hosts_are_work_for_both_sides() -> None:
-    """As fast as a server's main thread receives pushes and sends weights, or a worker's the other way round."""
+    """As fast as a server's main thread receives pushes and a worker's sends them, whatever the link could do."""
     layout = ["layout.data=1", "layout.servers=1", 'layout.place={server=["host0"], data=["host1"], worker=["host1"]}']
     words = [*layout, "push.protocol=delta", "push.images=32", "pull.images=1000000", "worker.threads=1"]
     settings = config.load(None, words)
-    predicted = predict(cluster(2, 2, 4, image=1e-6, wire=1e-8), settings)
-    size = parameters.total(model(settings, describe(settings.data)))
-    assert predicted.images_per_second == pytest.approx(2 * 32 / (4 * size * 1e-8), rel=0.05)
+    machines = cluster(2, 2, 4, image=1e-6, wire=1e-8)
+    predicted = predict(machines, settings)
+    assert predicted.link_busy * machines.links.bandwidth == pytest.approx(1 / 1e-8, rel=0.05)
     assert predicted.server_busy > 0.9
+
+
+def ranks(hosts: int, cores: int, patient: bool, **costs: float) -> tuple[simpy.Environment, list[Rank]]:
+    """Two, on one host or two."""
+    machines = cluster(hosts, 2 // hosts, cores, **costs)
+    machines.links.bandwidth = 1e6
+    time = simpy.Environment()
+    places = [Host(time, machines) for _ in range(hosts)]
+    return time, [Rank(places[number % hosts], machines.costs, chance(1, number), patient) for number in range(2)]
+
+
+def test_a_main_thread_leaves_its_core_to_others_whenever_it_looks_into_mpi() -> None:
+    """On a core where another thread computes, each look waits for one of its slices: a round, for all of them."""
+    assert LOOKS > SLICES
+    for busy in (0.0, 1.0):
+        time, (rank, _) = ranks(1, 1, True, turn=1e-4)
+        ended = []
+
+        def notice(rank=rank, time=time, ended=ended):
+            yield from rank.notice()
+            ended.append(time.now)
+
+        time.process(rank.host.work(busy))
+        time.process(notice())
+        time.run()
+        assert ended == pytest.approx([busy + 1e-4])
+
+
+def test_a_sleep_is_a_part_of_the_wait_and_one_without_patience_begins_later() -> None:
+    for patient, most in ((True, 4e-3), (False, 1.0)):
+        time, (rank, _) = ranks(1, 1, patient, nap=4e-3, spin=2.0, poll=1.0)
+        noticed = []
+
+        def notice(rank=rank, time=time, noticed=noticed):
+            for _ in range(200):
+                began = time.now
+                yield from rank.notice()
+                noticed.append(time.now - began)
+                rank.rested = time.now
+                yield time.timeout(1e-3 if rank.nap else 10.0)
+
+        time.process(notice())
+        time.run()
+        assert 0.9 * most < max(noticed) <= most
+
+
+def test_a_large_message_to_another_host_is_announced_and_answered() -> None:
+    """Both sides sleep for up to 10 ms: one below the limit is on its way at once, one above it is not."""
+    taken = {}
+    for size in (EAGER, EAGER + 1):
+        time, (one, other) = ranks(2, 1, True, nap=1e-2, poll=1e-2)
+        one.rested = other.rested = -1.0
+        time.process(one.send(other, size))
+        time.run()
+        taken[size] = time.now - size / 1e6
+    assert taken[EAGER] == pytest.approx(0.0, abs=1e-9)
+    assert 1e-4 < taken[EAGER + 1] < 2e-2
+
+
+def test_an_acknowledgement_waits_for_the_copies() -> None:
+    """Three servers with a copy of everything each: what is pushed is applied three times, by way of slow links."""
+    layout = ["layout.data=1", "layout.servers=3", "push.protocol=delta", "worker.threads=1"]
+    one, three = (
+        predict(cluster(1, 5, 8, image=1e-6, apply=1e-8), config.load(None, [*layout, f"server.copies={copies}"]))
+        for copies in (1, 3)
+    )
+    assert three.images_per_second == pytest.approx(one.images_per_second / 3, rel=0.2)
 
 
 def test_with_clocks_a_server_looks_at_a_message_twice() -> None:

@@ -70,7 +70,9 @@ class Costs:
     task: float = limited(100e-6, low=0.0)
     """A trainer thread takes a batch and hands it back: in Python, which one thread of a rank runs at a time."""
     spin: float = limited(1.2e-3, low=0.0)
-    """A main thread looks around so long after it had something to do, before it sleeps."""
+    """A main thread looks around so long after it had something to do, before it sleeps: with clocks, or strips."""
+    nap: float = limited(1e-3, low=0.0)
+    """Without either it sleeps at once, at least so long."""
     poll: float = limited(2e-3, low=0.0)
     """The longest that a loop with nothing to do sleeps."""
 

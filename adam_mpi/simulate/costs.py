@@ -26,6 +26,8 @@ from adam_mpi.worker.copy import Copy
 
 # Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
 SECONDS, MOST = 0.7, 1 << 24
+# What lies between two pushes or pulls of a rank: by then nothing of the first is in a cache.
+CACHES = 1 << 25
 WIRED, LEAST_WIRED, MOST_WIRED = 30, 1 << 20, 1 << 22  # messages that are sent over a wire, and bytes of each
 WIRE_SECONDS = 10.0
 
@@ -50,7 +52,7 @@ def measured(
 ) -> Costs:
     """With a figure of this machine in place of every 0.
 
-    What is done with bytes is measured on as many as the model has: those of a small one stay in the caches.
+    What is done with bytes is measured on as many as the model has, which are in no cache.
     """
     size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
@@ -65,12 +67,13 @@ def measured(
     return replace(costs, **{name: work() for name, work in measures.items() if not getattr(costs, name)})
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
     """Of one call, by the median; the first one may compile."""
     work()
     times: list[float] = []
     end = time.perf_counter() + SECONDS
     while time.perf_counter() < end or len(times) < 3:
+        before()
         begun = time.thread_time()
         work()
         times.append(time.thread_time() - begun)
@@ -110,18 +113,24 @@ def _prepare(config: Config) -> float:
     return _seconds(lambda: preparation.prepare(Phase(0, "train", 1), images)) / images.size
 
 
+def _cold(work: Callable[[], object]) -> float:
+    """The same, of something that has not been done for a while."""
+    (other,) = _arrays(1, CACHES // 4)
+    return _seconds(work, lambda: np.add(other, 1, out=other))
+
+
 def _arrays(count: int, size: int) -> list[np.ndarray]:
     return [np.ones(size, np.float32) for _ in range(count)]
 
 
 def _copy(size: int) -> float:
     body, values = (array.view(np.uint32) for array in _arrays(2, size))
-    return _seconds(lambda: mailbox.copy(body, values)) / (4 * size)
+    return _cold(lambda: mailbox.copy(body, values)) / (4 * size)
 
 
 def _sign(size: int) -> float:
     (message,) = _arrays(1, size)
-    return _seconds(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * size)
+    return _cold(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * size)
 
 
 def _wire(size: int) -> float:
@@ -156,7 +165,7 @@ def _apply(size: int) -> float:
     one, none = np.float32(1), np.float32(0)
     starts, scales = np.zeros(1, np.int64), np.full(1, 1e-9, np.float32)
     step = partial(apply.step, apply.DESCENT, weights, weights, mail, starts, scales, one, one, none)
-    return _seconds(step) / (4 * size)
+    return _cold(step) / (4 * size)
 
 
 def _pull(size: int) -> float:
@@ -168,4 +177,4 @@ def _pull(size: int) -> float:
         arrived[:] = latest
         contribution.renew(local, arrived, values, rows, np.float32(0))
 
-    return _seconds(pull) / (4 * size)
+    return _cold(pull) / (4 * size)

@@ -34,6 +34,8 @@ class Load:
     push: dict[int, Part]
     pull: dict[int, int]
     """Bytes from each server."""
+    copies: dict[int, dict[int, int]]
+    """Bytes of the weights that a server has, by the other servers that have a copy of them."""
     images: int
     """That a replica takes of a batch: all of it, or with clocks its share."""
     batch: int
@@ -72,7 +74,16 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
     pull = {server: width * shelves.size(server) for server in shelves.servers}
     most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
     gradient = 4 * sum(map(shelves.size, shelves.servers))
-    return Load(dict(push), pull, share, message_bytes(share, data.shape), gradient, most)
+    return Load(dict(push), pull, _copies(shelves), share, message_bytes(share, data.shape), gradient, most)
+
+
+def _copies(shelves: Shelves) -> dict[int, dict[int, int]]:
+    copies: dict[int, dict[int, int]] = {server: defaultdict(int) for server in shelves.servers}
+    for shard in shelves.shards:
+        server, *others = shelves.holders[shard.index]
+        for other in others:
+            copies[server][other] += 4 * shard.size
+    return copies
 
 
 def _add(part: Part, size: int, messages: int, seconds: float) -> None:

@@ -12,7 +12,8 @@ from adam_mpi.simulate.cluster import Cluster, Costs
 SLICE, PIECE = 0.5e-3, 1 << 20
 SLICES = 8  # at the most, of one piece of work or one message
 SLEEP = 1 / 8  # of the time in which a main thread has found nothing
-LOOK = 200e-6  # some rounds of a main thread that finds nothing
+LOOKS, ORDERS = 10, 3  # into MPI, in a round of a main thread; those for what others have ordered from its memory
+EAGER = 1 << 16  # bytes of the longest message to another host that is sent before the other side has asked for it
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -26,11 +27,6 @@ class Host:
         """Bytes that may leave at once, at that time."""
         self.sent = 0
         """Bytes that have left it."""
-
-    @property
-    def spare(self) -> bool:
-        """Whether one more thread would leave a core free."""
-        return self.cores.count < self.cores.capacity - 1
 
     def work(self, seconds: float, woken: bool = False) -> Steps:
         """So much of one core, in slices: more threads than cores take turns; one that has slept goes first."""
@@ -70,17 +66,18 @@ class Host:
 class Rank:
     """A rank on its host. Its main thread does one thing after the other and polls in between.
 
-    After work it looks around for a while, which takes a core; then it sleeps, longer and longer, and notices late.
+    After work it looks around for a while, then it sleeps, longer and longer, and notices late; one that is `patient`
+    sleeps at once. Whenever it looks into MPI it leaves its core to others.
     """
 
-    def __init__(self, host: Host, costs: Costs, chance: np.random.Generator) -> None:
+    def __init__(self, host: Host, costs: Costs, chance: np.random.Generator, patient: bool) -> None:
         self.host, self.costs, self.chance, self.time = host, costs, chance, host.time
+        self.spin, self.nap = (0.0, costs.nap) if patient else (costs.spin, 0.0)
         self.main, self.interpreter = simpy.Resource(self.time, 1), simpy.Resource(self.time, 1)
         self.rested = 0.0
         """When it last had something to do."""
         self.busy = 0.0
         """Seconds in which it had."""
-        self.looking = False
 
     def interpret(self, seconds: float) -> Steps:
         """Python: one thread of a rank at a time, also while it waits for a core."""
@@ -88,30 +85,54 @@ class Rank:
             yield turn
             yield from self.host.work(seconds, woken=True)
 
-    def do(self, python: float, kernels: float = 0.0) -> Steps:
-        """Something for the main thread; kernels leave the interpreter to others."""
+    def do(self, python: float, kernels: float = 0.0, told: bool = False, looks: int = LOOKS) -> Steps:
+        """Something for the main thread, which threads of its own wake; kernels leave the interpreter to others."""
         with self.main.request() as turn:
             yield turn
-            # A sleep is a part of the time since they began.
-            asleep = max(0.0, self.time.now - self.rested - self.costs.spin)
-            yield self.time.timeout(self.chance.uniform(0, min(asleep * SLEEP, self.costs.poll)))
             # What has waited for it meanwhile is found in the same round.
-            begun, again = self.time.now, self.costs.turn if self.time.now > self.rested else 0.0
-            yield from self.interpret(again + python)
+            if self.time.now > self.rested:
+                yield from self.notice(told, looks)
+            begun = self.time.now
+            yield from self.interpret(python)
             yield from self.host.work(kernels, woken=True)
             self.rested = self.time.now
             self.busy += self.rested - begun
-        if not self.looking:
-            self.looking = True
-            self.time.process(self._look_around())
 
-    def _look_around(self) -> Steps:
-        while (left := self.rested + self.costs.spin - self.time.now) > 0:
-            if self.main.count:
-                yield self.time.timeout(LOOK)
-            elif self.host.spare:
-                # Nobody is kept from anything.
-                yield self.time.timeout(left)
-            else:
-                yield from self.host.work(LOOK * self.host.speed)
-        self.looking = False
+    def notice(self, told: bool = False, looks: int = LOOKS) -> Steps:
+        """What has come is found at the end of a sleep, in a round of the loop; what MPI waits for by one look."""
+        asleep = self.time.now - self.rested - self.spin
+        if asleep > 0 and not told:
+            yield self.time.timeout(self.chance.uniform(0, self._sleep(asleep)))
+        for _ in range(looks):
+            yield from self.host.work(self.costs.turn / LOOKS)
+
+    def send(self, to: "Rank", size: int, awaited: bool = False) -> Steps:
+        """To the memory of another rank; on another host both sides have to look after it."""
+        if to.host is self.host:
+            return
+        if size > EAGER:
+            # Its announcement has to be found, and the answer to that.
+            for side, looks in ((to, 1 if awaited else LOOKS), (self, 1)):
+                yield self.time.timeout(self.host.links.latency)
+                yield from side.notice(looks=looks)
+        begun = self.time.now
+        moving = self.host.send(to.host, size), self._move(size), to._move(size)
+        yield self.time.all_of([self.time.process(part) for part in moving])
+        for side in (self, to):
+            self.time.process(side._attend(self.time.now - begun))
+
+    def _move(self, size: int) -> Steps:
+        """TCP's part, for the main thread."""
+        with self.main.request() as turn:
+            yield turn
+            begun = self.time.now
+            yield from self.host.work(size * self.costs.wire, woken=True)
+            self.busy += self.time.now - begun
+
+    def _attend(self, seconds: float) -> Steps:
+        """Sleep and look again until a transfer is over that takes so long."""
+        if turn := self.costs.turn:
+            yield from self.host.work(seconds * turn / (turn + self._sleep(seconds / 2)))
+
+    def _sleep(self, waited: float) -> float:
+        return min(self.costs.poll, max(self.nap, waited * SLEEP))

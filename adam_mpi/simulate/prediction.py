@@ -19,7 +19,7 @@ from adam_mpi.simulate.costs import Setting, measured
 from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import load as weigh
 from adam_mpi.simulate.machine import Host, Rank
-from adam_mpi.simulate.roles import Data, Replica, Server, chance
+from adam_mpi.simulate.roles import Copies, Data, Replica, Server, chance
 
 # Batches of a replica that are simulated, and the part of them at the start that does not count.
 BATCHES, WARM_UP = 400, 0.25
@@ -76,18 +76,22 @@ class Stage:
         self.cluster, self.config, self.layout, self.load = cluster, config, layout, load
         self.time = simpy.Environment()
         self.hosts = {name: Host(self.time, cluster) for name in dict.fromkeys(p.host for p in layout.places)}
+        patient = config.asynchronous and layout.partitions == 1
         self.ranks = [
-            Rank(self.hosts[place.host], cluster.costs, chance(cluster.chance.seed, place.rank))
+            Rank(self.hosts[place.host], cluster.costs, chance(cluster.chance.seed, place.rank), patient)
             for place in layout.places
         ]
         clocked = not config.asynchronous
         self.servers = {
-            rank: Server(self.ranks[rank], cluster.costs, [], layout.replicas, clocked)
+            rank: Server(self.ranks[rank], cluster.costs, self._copies(rank), layout.replicas, clocked)
             for rank in layout.servers if rank in load.push
         }  # fmt: skip
         ahead = max(1, AHEAD * layout.replicas // len(layout.data))
         self.data = [Data(self.ranks[rank], config, cluster.costs, ahead, load.images) for rank in layout.data]
         self.replicas = [self._replica(number) for number in range(layout.replicas)]
+
+    def _copies(self, server: int) -> list[Copies]:
+        return [Copies(self.ranks[rank], size) for rank, size in self.load.copies[server].items()]
 
     def _replica(self, number: int) -> Replica:
         places = [place for place in self.layout.places if place.replica == number]

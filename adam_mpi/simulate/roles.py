@@ -9,7 +9,7 @@ import simpy
 from adam_mpi.config import Config
 from adam_mpi.simulate.cluster import Cluster, Costs
 from adam_mpi.simulate.load import Load, Part
-from adam_mpi.simulate.machine import Rank, Steps
+from adam_mpi.simulate.machine import LOOKS, ORDERS, Rank, Steps
 
 # A message that is folded together with others costs this much of one that comes alone.
 FOLDED = 0.55
@@ -28,16 +28,24 @@ class Letter:
     """Whether it came from another host: then its checksum is compared."""
 
     def receiving(self, costs: Costs) -> float:
-        """Seconds for a server to have its bytes, besides applying it."""
-        return self.far * self.part.bytes * (costs.sign + costs.wire)
+        """Seconds for a server to compare its bytes, besides applying it."""
+        return self.far * self.part.bytes * costs.sign
 
     def writing(self, costs: Costs) -> float:
         """Seconds for a worker to write its bytes."""
-        return self.part.bytes * (costs.copy + self.far * (costs.sign + costs.wire))
+        return self.part.bytes * (costs.copy + self.far * costs.sign)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Of shards of a server, with another one."""
+
+    rank: Rank
+    bytes: int
 
 
 class Server:
-    def __init__(self, rank: Rank, costs: Costs, copies: list[Rank], replicas: int, clocked: bool) -> None:
+    def __init__(self, rank: Rank, costs: Costs, copies: list[Copies], replicas: int, clocked: bool) -> None:
         self.rank, self.costs, self.copies, self.time = rank, costs, copies, rank.host.time
         self.letters: list[Letter] = []
         self.arrival, self.advance = self.time.event(), self.time.event()
@@ -65,12 +73,13 @@ class Server:
             # With clocks a message is looked at twice: when it comes, and when all of its clock have.
             messages = (1 + self.clocked) * sum(letter.part.messages for letter in ready)
             yield from self.rank.do(messages * self.costs.message, seconds)
-            yield from self._replicate(max(letter.part.bytes for letter in ready), seconds)
+            if self.copies:
+                yield self.time.all_of([self.time.process(self._replicate(copies)) for copies in self.copies])
             self._acknowledge(ready)
 
     def send(self, size: int) -> Steps:
         """Weights to another host, from the main thread."""
-        yield from self.rank.do(self.costs.message, size * (self.costs.copy + self.costs.wire))
+        yield from self.rank.do(self.costs.message, size * self.costs.copy, looks=LOOKS // ORDERS)
 
     def _ready(self) -> list[Letter]:
         ready = [letter for letter in self.letters if not self.clocked or letter.clock == self.clock]
@@ -79,15 +88,12 @@ class Server:
         self.letters = [letter for letter in self.letters if letter not in ready]
         return ready
 
-    def _replicate(self, size: int, seconds: float) -> Steps:
-        """The folded record goes to every copy, which applies it too."""
-        if self.copies:
-            yield self.time.all_of([self.time.process(self._copy(rank, size, seconds)) for rank in self.copies])
-
-    def _copy(self, rank: Rank, size: int, seconds: float) -> Steps:
-        yield from self.rank.do(self.costs.message, size * self.costs.copy)
-        yield from self.rank.host.send(rank.host, size)
-        yield from rank.do(self.costs.message, seconds)
+    def _replicate(self, copies: Copies) -> Steps:
+        """The folded record goes to a copy, which applies it too."""
+        far = (copies.rank.host is not self.rank.host) * self.costs.sign
+        yield from self.rank.do(self.costs.message, copies.bytes * (self.costs.copy + far))
+        yield from self.rank.send(copies.rank, copies.bytes)
+        yield from copies.rank.do(self.costs.message, copies.bytes * (self.costs.apply + far))
 
     def _acknowledge(self, letters: list[Letter]) -> None:
         for letter in letters:
@@ -134,7 +140,7 @@ class Replica:
         self.data, self.servers, self.threads, self.slow = data, servers, threads, slow
         self.time, self.chance = ranks[0].host.time, ranks[0].chance
         self.spread = cluster.chance.spread
-        self.latency = cluster.links.latency if any(map(self._far, servers)) else 0.0
+        self.latency = cluster.links.latency
         self.batches = simpy.Store(self.time)
         self.pool = simpy.Container(self.time, 2 * threads + 2, 2 * threads + 2)
         self.seen = dict.fromkeys(servers, 0)
@@ -188,11 +194,9 @@ class Replica:
         """A batch from one of the data ranks, to each strip its columns."""
         data = self.data[int(self.chance.integers(len(self.data)))]
         yield data.ready.get()
-        far = (data.rank.host is not self.ranks[0].host) * self.load.batch * self.costs.wire
-        yield from data.rank.do(self.costs.hand, far)
+        yield from data.rank.do(self.costs.hand)
         for rank in self.ranks:
-            yield from data.rank.host.send(rank.host, self.load.batch // len(self.ranks))
-        yield from self._share(0.0, far)
+            yield from data.rank.send(rank, self.load.batch // len(self.ranks), awaited=True)
         yield from self.ranks[0].do(self.costs.batch)
         yield self.batches.put(None)
 
@@ -213,7 +217,8 @@ class Replica:
         ]
         # Not server by server: with hundreds of them that would be most of what there is to simulate.
         messages = sum(letter.part.messages for letter in letters)
-        yield from self._share(messages * self.costs.message, sum(letter.writing(self.costs) for letter in letters))
+        kernels = sum(letter.writing(self.costs) for letter in letters)
+        yield from self._share(messages * self.costs.message, kernels, told=True)
         for number, letter in zip(self.load.push, letters, strict=True):
             self.time.process(self._travel(self.servers[number], letter))
         yield self.time.all_of([letter.applied for letter in letters])
@@ -224,18 +229,16 @@ class Replica:
 
     def _travel(self, server: Server, letter: Letter) -> Steps:
         for rank in self.ranks:
-            yield from rank.host.send(server.rank.host, letter.part.bytes // len(self.ranks))
+            yield from rank.send(server.rank, letter.part.bytes // len(self.ranks))
         server.deliver(letter)
 
     def pull(self) -> Steps:
         """What has changed is asked for first."""
         self.pulling, self.since_pull = True, 0
-        yield from self._share(len(self.servers) * self.costs.message)
-        yield self.time.timeout(2 * self.latency)
+        yield from self._share(len(self.servers) * self.costs.message, told=True)
         parts = self.load.pull.items()
         yield self.time.all_of([self.time.process(self._weights(number, size)) for number, size in parts])
-        far = sum(size for number, size in parts if self._far(number))
-        seconds = sum(self.load.pull.values()) * self.costs.pull + far * self.costs.wire
+        seconds = sum(self.load.pull.values()) * self.costs.pull
         yield from self._share(len(self.servers) * self.costs.message, seconds)
         self.pulling = False
 
@@ -243,15 +246,19 @@ class Replica:
         """Of one server; another host's are asked for, and sent when it gets to that."""
         server = self.servers[number]
         if self._far(number):
+            # With clocks it has been asked all the time what has changed.
+            for side in (self.ranks[0],) if server.clocked else (server.rank, self.ranks[0]):
+                yield self.time.timeout(self.latency)
+                yield from side.notice()
             yield from server.send(size)
         self.seen[number] = server.version
         for rank in self.ranks:
-            yield from server.rank.host.send(rank.host, size // len(self.ranks))
+            yield from server.rank.send(rank, size // len(self.ranks), awaited=True)
 
-    def _share(self, python: float, kernels: float = 0.0) -> Steps:
+    def _share(self, python: float, kernels: float = 0.0, told: bool = False) -> Steps:
         """Work that the strips share."""
-        count = len(self.ranks)
-        yield self.time.all_of([self.time.process(rank.do(python / count, kernels / count)) for rank in self.ranks])
+        each = python / len(self.ranks), kernels / len(self.ranks), told
+        yield self.time.all_of([self.time.process(rank.do(*each)) for rank in self.ranks])
 
 
 def chance(seed: int, number: int) -> np.random.Generator:

@@ -22,8 +22,8 @@ from adam_mpi.sweep import table
 
 LAST_LINES = 8
 HOSTS = ROOT / "scripts" / "hosts"
-Hosts = tuple[int, str]
-"""How many, and how much each sends: (2, "1gbit")."""
+Hosts = tuple[int, str, int]
+"""How many, how much each sends, and cores that each has: (2, "1gbit", 1)."""
 
 
 @contextmanager
@@ -33,7 +33,9 @@ def made(hosts: Hosts | None) -> Iterator[dict[str, str]]:
         yield {}
         return
     with tempfile.TemporaryDirectory() as lab:
-        subprocess.run([HOSTS, "up", lab, str(hosts[0]), "--rate", hosts[1]], check=True, timeout=60)
+        count, rate, cores = hosts
+        words = [str(count), "--rate", rate, "--cores", str(cores)]
+        subprocess.run([HOSTS, "up", lab, *words], check=True, timeout=60)
         try:
             yield {"ADAM_MPI_HOSTS": lab}
         finally:
