@@ -26,8 +26,9 @@ from adam_mpi.worker.copy import Copy
 
 # Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
 SECONDS, MOST = 0.7, 1 << 24
-# What lies between two pushes or pulls of a rank: by then nothing of the first is in a cache.
-CACHES = 1 << 25
+# Bytes that go through the caches between two pushes or pulls of a rank: nothing of the first is left in them. Between
+# two batches of a thread it is what main threads do with the weights, so many times.
+CACHES, TIMES = 1 << 25, 6
 WIRED, LEAST_WIRED, MOST_WIRED = 30, 1 << 20, 1 << 22  # messages that are sent over a wire, and bytes of each
 WIRE_SECONDS = 10.0
 
@@ -101,7 +102,7 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
             context.train(own.weights, own.gradient, pixels, labels, ids, 0, own.begin(), **own.options)
             own.step(total, 1e-9, 1.0)
 
-        return _seconds(train) / images
+        return _cold(train, min(CACHES, TIMES * own.gradient.nbytes)) / images
 
     with ThreadPoolExecutor(threads) as pool:
         return median(pool.map(thread, range(threads)))
@@ -113,9 +114,9 @@ def _prepare(config: Config) -> float:
     return _seconds(lambda: preparation.prepare(Phase(0, "train", 1), images)) / images.size
 
 
-def _cold(work: Callable[[], object]) -> float:
-    """The same, of something that has not been done for a while."""
-    (other,) = _arrays(1, CACHES // 4)
+def _cold(work: Callable[[], object], between: int = CACHES) -> float:
+    """The same, of something between two calls of which so many other bytes are used."""
+    (other,) = _arrays(1, between // 4)
     return _seconds(work, lambda: np.add(other, 1, out=other))
 
 
