@@ -34,8 +34,10 @@ class Load:
     push: dict[int, Part]
     pull: dict[int, int]
     """Bytes from each server."""
+    held: dict[int, int]
+    """Bytes of the weights that each server has."""
     copies: dict[int, dict[int, int]]
-    """Bytes of the weights that a server has, by the other servers that have a copy of them."""
+    """Of them those that other servers have a copy of, by server."""
     images: int
     """That a replica takes of a batch: all of it, or with clocks its share."""
     batch: int
@@ -65,16 +67,17 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
             messages = -(-images // plan.images(shelves.body_words))
             multiplied = 2 * images * sum(shard.size for shard in plan.shards) / MULTIPLY
             _add(push[server], 4 * (messages * HEADER_WORDS + plan.words(images)), messages, multiplied)
-    for server, held in shelves.held.items():
-        for shard in held:
+    for server, shards in shelves.held.items():
+        for shard in shards:
             if choices[shard.layer].factors is None:
                 size = 4 * (HEADER_WORDS + codec.words(shard.size))
                 _add(push[server], size, 1, size * costs.apply)
     width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
     pull = {server: width * shelves.size(server) for server in shelves.servers}
     most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
-    gradient = 4 * sum(map(shelves.size, shelves.servers))
-    return Load(dict(push), pull, _copies(shelves), share, message_bytes(share, data.shape), gradient, most)
+    held = {server: 4 * shelves.size(server) for server in shelves.servers}
+    gradient, batch = sum(held.values()), message_bytes(share, data.shape)
+    return Load(dict(push), pull, held, _copies(shelves), share, batch, gradient, most)
 
 
 def _copies(shelves: Shelves) -> dict[int, dict[int, int]]:

@@ -81,17 +81,17 @@ class Stage:
             Rank(self.hosts[place.host], cluster.costs, chance(cluster.chance.seed, place.rank), patient)
             for place in layout.places
         ]
-        clocked = not config.asynchronous
-        self.servers = {
-            rank: Server(self.ranks[rank], cluster.costs, self._copies(rank), layout.replicas, clocked)
-            for rank in layout.servers if rank in load.push
-        }  # fmt: skip
+        self.servers = {rank: self._server(rank) for rank in layout.servers if rank in load.push}
         ahead = max(1, AHEAD * layout.replicas // len(layout.data))
         self.data = [Data(self.ranks[rank], config, cluster.costs, ahead, load.images) for rank in layout.data]
         self.replicas = [self._replica(number) for number in range(layout.replicas)]
 
-    def _copies(self, server: int) -> list[Copies]:
-        return [Copies(self.ranks[rank], size) for rank, size in self.load.copies[server].items()]
+    def _server(self, rank: int) -> Server:
+        copies = [Copies(self.ranks[other], size) for other, size in self.load.copies[rank].items()]
+        clocked = not self.config.asynchronous
+        # Synchronous steps are taken back when a rank is lost: weights, and the optimiser's state.
+        kept = 2 * self.load.held[rank] if self.config.consistency.staleness == 0 and len(self.ranks) > 1 else 0
+        return Server(self.ranks[rank], self.cluster.costs, copies, self.layout.replicas, clocked, kept)
 
     def _replica(self, number: int) -> Replica:
         places = [place for place in self.layout.places if place.replica == number]

@@ -45,8 +45,11 @@ class Copies:
 
 
 class Server:
-    def __init__(self, rank: Rank, costs: Costs, copies: list[Copies], replicas: int, clocked: bool) -> None:
-        self.rank, self.costs, self.copies, self.time = rank, costs, copies, rank.host.time
+    def __init__(
+        self, rank: Rank, costs: Costs, copies: list[Copies], replicas: int, clocked: bool, kept: int
+    ) -> None:
+        """`kept`: bytes that it copies before every step, which it may have to take back."""
+        self.rank, self.costs, self.copies, self.kept, self.time = rank, costs, copies, kept, rank.host.time
         self.letters: list[Letter] = []
         self.arrival, self.advance = self.time.event(), self.time.event()
         self.replicas, self.clocked = replicas, clocked
@@ -69,7 +72,7 @@ class Server:
                 continue
             each = [letter.part.seconds for letter in ready]
             seconds = max(each) + FOLDED * (sum(each) - max(each))
-            seconds += sum(letter.receiving(self.costs) for letter in ready)
+            seconds += sum(letter.receiving(self.costs) for letter in ready) + self.kept * self.costs.copy
             # With clocks a message is looked at twice: when it comes, and when all of its clock have.
             messages = (1 + self.clocked) * sum(letter.part.messages for letter in ready)
             yield from self.rank.do(messages * self.costs.message, seconds)
