@@ -28,6 +28,10 @@ class Host:
         self.sent = 0
         """Bytes that have left it."""
 
+    @property
+    def spare(self) -> bool:
+        return self.cores.count < self.cores.capacity
+
     def work(self, seconds: float, woken: bool = False) -> Steps:
         """So much of one core, in slices: more threads than cores take turns; one that has slept goes first."""
         left = seconds / self.speed
@@ -103,8 +107,10 @@ class Rank:
         asleep = self.time.now - self.rested - self.spin
         if asleep > 0 and not told:
             yield self.time.timeout(self.chance.uniform(0, self._sleep(asleep)))
-        for _ in range(looks):
-            yield from self.host.work(self.costs.turn / LOOKS)
+        # With a core to spare nobody comes in between.
+        pieces = 1 if self.host.spare else looks
+        for _ in range(pieces):
+            yield from self.host.work(self.costs.turn * looks / LOOKS / pieces)
 
     def send(self, to: "Rank", size: int, awaited: bool = False) -> Steps:
         """To the memory of another rank; on another host both sides have to look after it."""

@@ -223,17 +223,24 @@ class Replica:
         kernels = sum(letter.writing(self.costs) for letter in letters)
         yield from self._share(messages * self.costs.message, kernels, told=True)
         for number, letter in zip(self.load.push, letters, strict=True):
-            self.time.process(self._travel(self.servers[number], letter))
+            self.time.process(self._travel(number, letter))
         yield self.time.all_of([letter.applied for letter in letters])
         yield self.pool.put(1)
 
     def _far(self, server: int) -> bool:
         return self.servers[server].rank.host is not self.ranks[0].host
 
-    def _travel(self, server: Server, letter: Letter) -> Steps:
-        for rank in self.ranks:
-            yield from rank.send(server.rank, letter.part.bytes // len(self.ranks))
+    def _travel(self, number: int, letter: Letter) -> Steps:
+        server = self.servers[number]
+        for rank, size in self._strips(number, letter.part.bytes):
+            yield from rank.send(server.rank, size)
         server.deliver(letter)
+
+    def _strips(self, server: int, size: int) -> list[tuple[Rank, int]]:
+        """Who sends a server so many bytes, or gets them: all strips; with many servers each strip has its own."""
+        if len(self.servers) < len(self.ranks):
+            return [(rank, size // len(self.ranks)) for rank in self.ranks]
+        return [(self.ranks[server % len(self.ranks)], size)]
 
     def pull(self) -> Steps:
         """What has changed is asked for first."""
@@ -255,8 +262,8 @@ class Replica:
                 yield from side.notice()
             yield from server.send(size)
         self.seen[number] = server.version
-        for rank in self.ranks:
-            yield from server.rank.send(rank, size // len(self.ranks), awaited=True)
+        for rank, share in self._strips(number, size):
+            yield from server.rank.send(rank, share, awaited=True)
 
     def _share(self, python: float, kernels: float = 0.0, told: bool = False) -> Steps:
         """Work that the strips share."""
