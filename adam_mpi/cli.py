@@ -134,7 +134,10 @@ def report(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Predict throughput and staleness of a job on machines described in a TOML file."""
-    from adam_mpi.simulate.prediction import simulate
+    try:
+        from adam_mpi.simulate.prediction import simulate
+    except ModuleNotFoundError as error:
+        raise UserError(f"simulate needs {error.name}; install it: pip install 'adam-mpi[simulate]'") from None
 
     print(simulate(Path(options.cluster), options.config, options.set))
     return 0

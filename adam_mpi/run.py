@@ -1,5 +1,6 @@
 """The spine: agree on the job, start the world, run my roles step by step until the job is over, end in order."""
 
+import json
 import logging
 import math
 import os
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
+from adam_mpi import config as configuration
 from adam_mpi import start
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.post import Post
@@ -33,9 +35,13 @@ log = logging.getLogger(__name__)
 
 def train(path: str | None, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float) -> int:
     """The command: one rank's way through a training job; returns its exit code."""
-    comm = MPI.COMM_WORLD
+    comm, given = MPI.COMM_WORLD, path or _saved(directory, resume)
     try:
-        run(comm, path or _saved(directory, resume), overrides, directory, resume, minutes)
+        if epochs := _agree(comm, lambda: _done(given, overrides, directory) if resume else 0):
+            if comm.rank == 0:
+                print(f"{directory} is done: {epochs} epochs; for more: --set train.epochs={epochs + 1} or above")
+            return 0
+        run(comm, given, overrides, directory, resume, minutes)
     except UserError as error:
         # Every rank has the same error; one tells it.
         if comm.rank == 0:
@@ -211,6 +217,15 @@ def _saved(directory: str | None, resume: bool) -> Path | None:
     """A run goes on with the configuration it has, unless another is given."""
     saved = Path(directory or "") / "config.toml"
     return saved if resume and directory and saved.exists() else None
+
+
+def _done(given: Given, overrides: Sequence[str], directory: str | None) -> int:
+    """The epochs of a run that has all that are wanted; 0 if there is anything to go on with."""
+    run = Path(directory or "")
+    if not directory or not (run / "DONE").exists():
+        return 0
+    epochs = json.loads((run / "summary.json").read_text())["epochs"]
+    return epochs if epochs >= configuration.load(given, overrides).train.epochs else 0
 
 
 def _serve(world: World, crew: Crew) -> None:

@@ -13,6 +13,7 @@ import pytest
 from launch import Job, available, given, start
 from mpi4py import MPI
 
+from adam_mpi import run
 from adam_mpi.config import load
 from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.position import Position
@@ -22,6 +23,18 @@ from adam_mpi.errors import UserError
 pytestmark = pytest.mark.timeout(430)
 MODEL = 'model.layers=[{kind="dense",units=64},"relu",{kind="dense",units=4}]'
 SMALL = [MODEL, "server.shard=512", "worker.threads=1", "optimiser.momentum=0.5", "observe.interval=0.1"]
+
+
+def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
+    """Resumed once more it would train nothing, and write that over its results."""
+    (tmp_path / "config.toml").write_text("train.epochs = 3")
+    (tmp_path / "summary.json").write_text('{"epochs": 3}')
+    assert run._done(tmp_path / "config.toml", (), str(tmp_path)) == 0
+    (tmp_path / "DONE").touch()
+    assert run._done(tmp_path / "config.toml", ("train.epochs=4",), str(tmp_path)) == 0
+    assert run.train(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
+    assert "is done: 3 epochs; for more: --set train.epochs=4 or above" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE", "config.toml", "summary.json"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The simulated job: limits that arithmetic knows, and what is to happen to staleness and stragglers."""
 
 import json
+import sys
 
 import pytest
 
@@ -246,3 +247,15 @@ def test_a_wrong_key_is_named(tmp_path, capsys) -> None:
     file.write_text("[hosts]\nnumber = 2\n")
     assert cli.main(["simulate", str(file)]) == 2
     assert "unknown key hosts.number" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch) -> None:
+    assert cli.main(["simulate", str(tmp_path / "none.toml")]) == 2
+    assert capsys.readouterr().err.endswith("none.toml: No such file or directory; give a TOML file\n")
+    for name in [name for name in sys.modules if name.startswith("adam_mpi.simulate")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    assert cli.main(["simulate", str(tmp_path / "none.toml")]) == 2
+    assert capsys.readouterr().err == (
+        "adam_mpi: simulate needs simpy; install it: pip install 'adam-mpi[simulate]'\n"
+    )

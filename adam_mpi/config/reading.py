@@ -26,7 +26,7 @@ def load(given: Given = None, overrides: Sequence[str] = ()) -> Config:
     if isinstance(given, Mapping):
         fill(config, given, "", "config")
     elif isinstance(given, str | Path):
-        fill(config, read(models.find(given)), "", str(given))
+        fill(config, read(models.find(given), models.names()), "", str(given))
     for override in overrides:
         fill(config, _parse_override(override), "", "--set")
     check_together(config)
@@ -41,12 +41,13 @@ def from_toml(text: str, source: str) -> Config:
     return config
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, known: Sequence[str] = ()) -> dict[str, Any]:
+    """`known`: names that could have been given instead."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        known = ", ".join(models.names())
-        raise UserError(f"config {path}: {error.strerror}; give a TOML file, or one of {known}") from None
+        others = f", or one of {', '.join(known)}" if known else ""
+        raise UserError(f"config {path}: {error.strerror}; give a TOML file{others}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"config {path}: not TOML: {error}") from None
 
