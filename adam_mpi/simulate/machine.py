@@ -11,6 +11,7 @@ from adam_mpi.simulate.cluster import Cluster, Costs
 # What a thread computes before another one gets its core, and what a message sends before another one gets its link.
 SLICE, PIECE = 0.5e-3, 1 << 20
 SLICES = 8  # at the most, of one piece of work or one message
+FREE = 2  # cores of a host on which work is still cut into slices
 SLEEP = 1 / 8  # of the time in which a main thread has found nothing
 LOOKS, ORDERS = 10, 3  # into MPI, in a round of a main thread; those for what others have ordered from its memory
 EAGER = 1 << 16  # bytes of the longest message to another host that is sent before the other side has asked for it
@@ -35,8 +36,9 @@ class Host:
     def work(self, seconds: float, woken: bool = False) -> Steps:
         """So much of one core, in slices: more threads than cores take turns; one that has slept goes first."""
         left = seconds / self.speed
-        # Long work has longer ones: a core is wanted by many then, and one of them is soon at the end of a slice.
-        turn = max(SLICE, left / SLICES)
+        # Long work has longer ones: a core is wanted by many then, and one of them is soon at the end of a slice. Where
+        # several are free nobody has to wait for that.
+        turn = max(SLICE, left / (SLICES if self.cores.capacity - self.cores.count <= FREE else 1))
         while left > 0:
             with self.cores.request(0 if woken else 1) as core:
                 yield core
@@ -121,24 +123,18 @@ class Rank:
             for side, looks in ((to, 1 if awaited else LOOKS), (self, 1)):
                 yield self.time.timeout(self.host.links.latency)
                 yield from side.notice(looks=looks)
-        begun = self.time.now
         moving = self.host.send(to.host, size), self._move(size), to._move(size)
         yield self.time.all_of([self.time.process(part) for part in moving])
-        for side in (self, to):
-            self.time.process(side._attend(self.time.now - begun))
 
     def _move(self, size: int) -> Steps:
-        """TCP's part, for the main thread."""
-        with self.main.request() as turn:
-            yield turn
+        """TCP's part, for the main thread; it sleeps and looks again for as long as the link takes at the least."""
+        seconds, turn = size / self.host.links.bandwidth, self.costs.turn
+        looking = seconds * turn / (turn + self._sleep(seconds / 2)) if turn else 0.0
+        with self.main.request() as free:
+            yield free
             begun = self.time.now
-            yield from self.host.work(size * self.costs.wire, woken=True)
+            yield from self.host.work(size * self.costs.wire + looking, woken=True)
             self.busy += self.time.now - begun
-
-    def _attend(self, seconds: float) -> Steps:
-        """Sleep and look again until a transfer is over that takes so long."""
-        if turn := self.costs.turn:
-            yield from self.host.work(seconds * turn / (turn + self._sleep(seconds / 2)))
 
     def _sleep(self, waited: float) -> float:
         return min(self.costs.poll, max(self.nap, waited * SLEEP))

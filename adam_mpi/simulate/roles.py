@@ -246,20 +246,27 @@ class Replica:
         """What has changed is asked for first."""
         self.pulling, self.since_pull = True, 0
         yield from self._share(len(self.servers) * self.costs.message, told=True)
+        yield from self._look_for_news()
         parts = self.load.pull.items()
         yield self.time.all_of([self.time.process(self._weights(number, size)) for number, size in parts])
         seconds = sum(self.load.pull.values()) * self.costs.pull
         yield from self._share(len(self.servers) * self.costs.message, seconds)
         self.pulling = False
 
+    def _look_for_news(self) -> Steps:
+        """Ask the servers on other hosts what has changed; with clocks they have been asked all the time."""
+        if not (far := [server.rank for number, server in self.servers.items() if self._far(number)]):
+            return
+        if self.config.asynchronous:
+            yield self.time.timeout(self.latency)
+            yield self.time.all_of([self.time.process(rank.notice()) for rank in far])
+        yield self.time.timeout(self.latency)
+        yield from self.ranks[0].notice()
+
     def _weights(self, number: int, size: int) -> Steps:
         """Of one server; another host's are asked for, and sent when it gets to that."""
         server = self.servers[number]
         if self._far(number):
-            # With clocks it has been asked all the time what has changed.
-            for side in (self.ranks[0],) if server.clocked else (server.rank, self.ranks[0]):
-                yield self.time.timeout(self.latency)
-                yield from side.notice()
             yield from server.send(size)
         self.seen[number] = server.version
         for rank, share in self._strips(number, size):

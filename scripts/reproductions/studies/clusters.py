@@ -17,7 +17,7 @@ PAPER = (
     "The paper's testbed has 120 machines of 16 cores at 1.8 GHz with 10 Gb/s links: 90 that train, 20 servers, 10 for "
     "images; it reports hardly any loss from 4 to 22 replicas of 4 machines."
 )
-MACHINES, CORES, STRIPS, GOOD = (24, 60, 120, 240, 500, 1000), 16, 4, 0.9
+MACHINES, CORES, STRIPS, GOOD = (24, 60, 120, 240, 1000), 16, 4, 0.9
 CORE, IMAGES, BATCH = 14e9, 256, 64
 """Operations per second of such a core, half of its peak; images of a push, and of a batch."""
 
