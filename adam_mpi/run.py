@@ -220,12 +220,12 @@ def _saved(directory: str | None, resume: bool) -> Path | None:
 
 
 def _done(given: Given, overrides: Sequence[str], directory: str | None) -> int:
-    """The epochs of a run that has all that are wanted; 0 if there is anything to go on with."""
+    """The epochs of a run that has all that are wanted, with just this configuration; else 0."""
     run = Path(directory or "")
     if not directory or not (run / "DONE").exists():
         return 0
-    epochs = json.loads((run / "summary.json").read_text())["epochs"]
-    return epochs if epochs >= configuration.load(given, overrides).train.epochs else 0
+    wanted, epochs = configuration.load(given, overrides), json.loads((run / "summary.json").read_text())["epochs"]
+    return epochs if epochs >= wanted.train.epochs and wanted == configuration.load(run / "config.toml") else 0
 
 
 def _serve(world: World, crew: Crew) -> None:

@@ -31,7 +31,8 @@ def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
     (tmp_path / "summary.json").write_text('{"epochs": 3}')
     assert run._done(tmp_path / "config.toml", (), str(tmp_path)) == 0
     (tmp_path / "DONE").touch()
-    assert run._done(tmp_path / "config.toml", ("train.epochs=4",), str(tmp_path)) == 0
+    for other in ("train.epochs=4", "optimiser.rate=0.5"):
+        assert run._done(tmp_path / "config.toml", (other,), str(tmp_path)) == 0
     assert run.train(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
     assert "is done: 3 epochs; for more: --set train.epochs=4 or above" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE", "config.toml", "summary.json"]
@@ -242,9 +243,12 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_is_taken(start_job, sett
     expected = weights(first.run)
     with h5py.File(first.run / "snapshots" / "epoch-0003" / "server-00000.h5", "r+") as file:
         file["weights"][100] += 1
+    # As if it had been cut at the very end.
+    (first.run / "DONE").unlink()
     again = done(start_job(1, "train", "--run", first.run, "--resume"))
     assert re.search(r"passed over: .*server-00000.h5: shard \d+ is damaged", again.stderr)
     assert f"going on from snapshot {kept[0]}" in again.stdout and equal(again.run, expected)
+    (first.run / "DONE").unlink()
     last = done(start_job(1, "train", "--run", first.run, "--resume"))
     assert last.summary["test_accuracy"] == first.summary["test_accuracy"] and equal(last.run, expected)
 
