@@ -123,18 +123,24 @@ class Rank:
             for side, looks in ((to, 1 if awaited else LOOKS), (self, 1)):
                 yield self.time.timeout(self.host.links.latency)
                 yield from side.notice(looks=looks)
+        begun = self.time.now
         moving = self.host.send(to.host, size), self._move(size), to._move(size)
         yield self.time.all_of([self.time.process(part) for part in moving])
+        for side in (self, to):
+            self.time.process(side._attend(self.time.now - begun))
 
     def _move(self, size: int) -> Steps:
-        """TCP's part, for the main thread; it sleeps and looks again for as long as the link takes at the least."""
-        seconds, turn = size / self.host.links.bandwidth, self.costs.turn
-        looking = seconds * turn / (turn + self._sleep(seconds / 2)) if turn else 0.0
-        with self.main.request() as free:
-            yield free
+        """TCP's part, for the main thread."""
+        with self.main.request() as turn:
+            yield turn
             begun = self.time.now
-            yield from self.host.work(size * self.costs.wire + looking, woken=True)
+            yield from self.host.work(size * self.costs.wire, woken=True)
             self.busy += self.time.now - begun
+
+    def _attend(self, seconds: float) -> Steps:
+        """Sleep and look again until a transfer is over that takes so long."""
+        if turn := self.costs.turn:
+            yield from self.host.work(seconds * turn / (turn + self._sleep(seconds / 2)))
 
     def _sleep(self, waited: float) -> float:
         return min(self.costs.poll, max(self.nap, waited * SLEEP))
