@@ -37,9 +37,10 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
     """The command: one rank's way through a training job; returns its exit code."""
     comm, given = MPI.COMM_WORLD, path or _saved(directory, resume)
     try:
-        if epochs := _agree(comm, lambda: _done(given, overrides, directory) if resume else 0):
+        done = _together(comm, lambda: _agree(comm, lambda: _done(given, overrides, directory))) if resume else 0
+        if done:
             if comm.rank == 0:
-                print(f"{directory} is done: {epochs} epochs; for more: --set train.epochs={epochs + 1} or above")
+                print(f"{directory} is done: {done} epochs; for more: --set train.epochs={done + 1} or above")
             return 0
         run(comm, given, overrides, directory, resume, minutes)
     except UserError as error:
@@ -58,14 +59,7 @@ def run(
 
     A job that fails later ends all its processes; `inside` another program that is one rank only, the error is raised.
     """
-    try:
-        world, job = _begin(comm, given, overrides, directory, resume, minutes)
-    except UserError:
-        raise
-    except Exception as error:
-        if comm.size == 1:
-            raise
-        _end_at_start(comm, error)
+    world, job = _together(comm, lambda: _begin(comm, given, overrides, directory, resume, minutes))
     config, failure_file = job.config, job.directory / "log" / "failure.txt"
     logs.start(job.directory, world.rank, str(world.place))
     answer_signals()
@@ -101,6 +95,18 @@ def _begin(
     seen = stores.survey(world.comm, place, resume and config.asynchronous)
     job = _agree(comm, lambda: start.prepare(config, directory, resume, world, minutes, seen))
     return world, start.settle_here(world, job)
+
+
+def _together(comm: MPI.Comm, work: Callable[[], Any]) -> Any:
+    """Something collective before there is a job: who fails in it leaves nobody waiting."""
+    try:
+        return work()
+    except UserError:
+        raise
+    except Exception as error:
+        if comm.size == 1:
+            raise
+        _end_at_start(comm, error)
 
 
 def _end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
@@ -224,7 +230,11 @@ def _done(given: Given, overrides: Sequence[str], directory: str | None) -> int:
     run = Path(directory or "")
     if not directory or not (run / "DONE").exists():
         return 0
-    wanted, epochs = configuration.load(given, overrides), json.loads((run / "summary.json").read_text())["epochs"]
+    try:
+        epochs = json.loads((run / "summary.json").read_text())["epochs"]
+    except (OSError, ValueError, KeyError):
+        return 0
+    wanted = configuration.load(given, overrides)
     return epochs if epochs >= wanted.train.epochs and wanted == configuration.load(run / "config.toml") else 0
 
 

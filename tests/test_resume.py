@@ -31,11 +31,14 @@ def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
     (tmp_path / "summary.json").write_text('{"epochs": 3}')
     assert run._done(tmp_path / "config.toml", (), str(tmp_path)) == 0
     (tmp_path / "DONE").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "DONE").touch()
+    assert run._done(tmp_path / "config.toml", (), str(tmp_path / "empty")) == 0
     for other in ("train.epochs=4", "optimiser.rate=0.5"):
         assert run._done(tmp_path / "config.toml", (other,), str(tmp_path)) == 0
     assert run.train(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
     assert "is done: 3 epochs; for more: --set train.epochs=4 or above" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE", "config.toml", "summary.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE", "config.toml", "empty", "summary.json"]
 
 
 @pytest.fixture(scope="module")

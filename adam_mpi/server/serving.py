@@ -84,7 +84,7 @@ class Server:
             arguments = world, shelves, published, mirror, window, self.stepper, self.appliers
             mine = [(server, shard) for server, shard in lacking if shard in self.place]
             self.replicator = Replicator(*arguments, mine, self.books.taken)
-        self.stepper.remembers = self.books.synchronous and world.survivable and world.comm.size > 1
+        self.stepper.remembers = self.books.synchronous and world.survivable
         for shard in self.shards:
             self.stepper.derive(shard.index)
         known = [clocks.get(pusher, 0) for pusher in self.inbox.members]

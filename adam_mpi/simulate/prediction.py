@@ -90,7 +90,7 @@ class Stage:
         copies = [Copies(self.ranks[other], size) for other, size in self.load.copies[rank].items()]
         clocked = not self.config.asynchronous
         # Synchronous steps are taken back when a rank is lost: weights, and the optimiser's state.
-        kept = 2 * self.load.held[rank] if self.config.consistency.staleness == 0 and len(self.ranks) > 1 else 0
+        kept = 2 * self.load.held[rank] if self.config.consistency.staleness == 0 else 0
         return Server(self.ranks[rank], self.cluster.costs, copies, self.layout.replicas, clocked, kept)
 
     def _replica(self, number: int) -> Replica:
