@@ -12,6 +12,7 @@ from adam_mpi.cluster.layout import arrange  # noqa: E402
 from adam_mpi.data.sets import describe  # noqa: E402
 from adam_mpi.model import parameters  # noqa: E402
 from adam_mpi.plan import model  # noqa: E402
+from adam_mpi.simulate import prediction  # noqa: E402
 from adam_mpi.simulate.cluster import Cluster  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
 from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank  # noqa: E402
@@ -233,13 +234,17 @@ def test_equal_seeds_give_equal_figures() -> None:
     assert predict(machines[0], settings) == predict(machines[1], settings)
 
 
-def test_the_command_prints_figures(tmp_path, capsys) -> None:
+def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(prediction, "INTERVAL", 0.0)
     file = tmp_path / "cluster.toml"
     file.write_text("[hosts]\ncount = 2\n[costs]\n" + "".join(
         f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull")
     ))  # fmt: skip
     assert cli.main(["simulate", str(file), "--set", "layout.servers=1"]) == 0
-    assert json.loads(capsys.readouterr().out)["images_per_second"] > 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["images_per_second"] > 0
+    shares = [int(line.split()[1].removesuffix("%,")) for line in told.err.splitlines()]
+    assert shares == sorted(shares) and shares[0] < 5 and shares[-1] > 95
 
 
 def test_a_wrong_key_is_named(tmp_path, capsys) -> None:

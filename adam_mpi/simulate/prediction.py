@@ -1,9 +1,12 @@
 """A prediction: the layout of the real program on the machines of a TOML file, run for a while of simulated time."""
 
 import json
+import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import monotonic
 
 import simpy
 
@@ -12,6 +15,7 @@ from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.lines import AHEAD
 from adam_mpi.data.sets import describe
+from adam_mpi.observe.screen import duration
 from adam_mpi.plan import model
 from adam_mpi.server.protocol import captured_layers
 from adam_mpi.simulate.cluster import Cluster, load
@@ -24,6 +28,8 @@ from adam_mpi.simulate.roles import Copies, Data, Replica, Server, chance
 # Batches of a replica that are simulated, and the part of them at the start that does not count.
 BATCHES, WARM_UP = 400, 0.25
 EVENTS = 50
+# Seconds between two lines about how far it is.
+INTERVAL = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,27 @@ class Prediction:
 
 def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -> str:
     cluster, config = load(cluster_file), configuration.load(model_file, overrides)
-    return json.dumps(asdict(predict(cluster, config)), indent=2)
+    return json.dumps(asdict(predict(cluster, config, tell=Progress())), indent=2)
 
 
-def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Prediction:
-    """From so many batches of each replica."""
+class Progress:
+    """Lines on stderr while a long simulation runs; a short one says nothing."""
+
+    def __init__(self) -> None:
+        self.begun = self.told = monotonic()
+
+    def __call__(self, share: float) -> None:
+        now = monotonic()
+        if share and now - self.told >= INTERVAL:
+            left = duration((now - self.begun) * (1 - share) / share)
+            print(f"simulated {share:.0%}, ETA {left}", file=sys.stderr, flush=True)
+            self.told = now
+
+
+def predict(
+    cluster: Cluster, config: Config, batches: int = BATCHES, tell: Callable[[float], None] = lambda share: None
+) -> Prediction:  # fmt: skip
+    """From so many batches of each replica. `tell` is called now and then with the share that is done."""
     description = describe(config.data)
     shapes = model(config, description)
     hosts = [f"host{number}" for number in range(cluster.hosts.count) for _ in range(cluster.hosts.ranks)]
@@ -60,7 +82,7 @@ def predict(cluster: Cluster, config: Config, batches: int = BATCHES) -> Predict
     cluster.costs = measured(cluster.costs, config, description, shapes, setting)
     loads = weigh(config, layout, shapes, description, cluster.costs)
     connections = sum(shape.connections for shape in shapes)
-    return Stage(cluster, config, layout, loads).play(connections, batches)
+    return Stage(cluster, config, layout, loads).play(connections, batches, tell)
 
 
 def _threads(cluster: Cluster, config: Config, layout: Layout, rank: int) -> int:
@@ -100,14 +122,14 @@ class Stage:
         ranks = [self.ranks[place.rank] for place in places]
         return Replica(number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow)
 
-    def play(self, connections: int, batches: int) -> Prediction:
+    def play(self, connections: int, batches: int, tell: Callable[[float], None]) -> Prediction:
         """Until the replicas have done their batches; the first ones do not count."""
         whole = batches * self.config.train.batch * len(self.replicas)
-        self._run_until(WARM_UP * whole)
+        self._run_until(WARM_UP * whole, whole, tell)
         begun, done, sent = self.time.now, self._images(), self._sent()
         for server in self.servers.values():
             server.delays, server.rank.busy = Counter(), 0.0
-        self._run_until(whole)
+        self._run_until(whole, whole, tell)
         seconds = self.time.now - begun
         rate = (self._images() - done) / seconds
         delays = sum((server.delays for server in self.servers.values()), Counter())
@@ -126,8 +148,9 @@ class Stage:
     def _sent(self) -> list[int]:
         return [host.sent for host in self.hosts.values()]
 
-    def _run_until(self, images: float) -> None:
-        while self._images() < images:
+    def _run_until(self, images: float, whole: int, tell: Callable[[float], None]) -> None:
+        while (done := self._images()) < images:
+            tell(done / whole)
             # Not counted after every event: there may be hundreds of replicas.
             for _ in range(EVENTS):
                 self.time.step()

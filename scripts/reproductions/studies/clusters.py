@@ -9,7 +9,7 @@ from adam_mpi import config
 from adam_mpi.data.sets import describe
 from adam_mpi.plan import model
 from adam_mpi.simulate.cluster import Cluster
-from adam_mpi.simulate.prediction import predict
+from adam_mpi.simulate.prediction import Progress, predict
 
 TITLE = "The paper's testbed and a cluster of 1,000 machines"
 KIND = "simulated"
@@ -41,7 +41,7 @@ def measure(count: int, scale: Scale) -> dict[str, Any]:
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = count, 1, CORES
     cluster.costs.image = 6 * sum(shape.connections for shape in shapes) / CORE
     # Two pushes of every thread.
-    told = predict(cluster, settings, batches=2 * CORES * IMAGES // settings.train.batch)
+    told = predict(cluster, settings, batches=2 * CORES * IMAGES // settings.train.batch, tell=Progress())
     return {
         "machines": count, "replicas": told.replicas, "images_per_second": told.images_per_second,
         "delay": told.staleness_mean, "server_busy": told.server_busy, "link_busy": told.link_busy,
