@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 
 import pytest
 
@@ -15,7 +16,7 @@ from adam_mpi.plan import model  # noqa: E402
 from adam_mpi.simulate import prediction  # noqa: E402
 from adam_mpi.simulate.cluster import Cluster  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
-from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank  # noqa: E402
+from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank, Steps  # noqa: E402
 from adam_mpi.simulate.prediction import predict  # noqa: E402
 from adam_mpi.simulate.roles import chance  # noqa: E402
 
@@ -184,6 +185,22 @@ def test_a_large_message_to_another_host_is_announced_and_answered() -> None:
         taken[size] = time.now - size / 1e6
     assert taken[EAGER] == pytest.approx(0.0, abs=1e-9)
     assert 1e-4 < taken[EAGER + 1] < 2e-2
+
+
+def test_a_main_thread_looks_after_all_transfers_at_once(monkeypatch) -> None:
+    """Ten of 0.06 s share a link; whoever sleeps as long as it looks is awake half of the 0.6 s."""
+    work, worked = Host.work, Counter()
+
+    def counted(self: Host, seconds: float, woken: bool = False) -> Steps:
+        worked[self] += seconds
+        yield from work(self, seconds, woken)
+
+    monkeypatch.setattr(Host, "work", counted)
+    time, (one, other) = ranks(2, 1, patient=True, turn=1e-4, nap=1e-4, poll=1e-4)
+    for _ in range(10):
+        time.process(one.send(other, 60_000))
+    time.run()
+    assert worked[one.host] == worked[other.host] == pytest.approx(0.3, rel=0.01)
 
 
 def test_an_acknowledgement_waits_for_the_copies() -> None:

@@ -80,6 +80,8 @@ class Rank:
         self.host, self.costs, self.chance, self.time = host, costs, chance, host.time
         self.spin, self.nap = (0.0, costs.nap) if patient else (costs.spin, 0.0)
         self.main, self.interpreter = simpy.Resource(self.time, 1), simpy.Resource(self.time, 1)
+        self.attended = 0.0
+        """The end of the last transfer that it has looked after."""
         self.rested = 0.0
         """When it last had something to do."""
         self.busy = 0.0
@@ -127,7 +129,7 @@ class Rank:
         moving = self.host.send(to.host, size), self._move(size), to._move(size)
         yield self.time.all_of([self.time.process(part) for part in moving])
         for side in (self, to):
-            self.time.process(side._attend(self.time.now - begun))
+            self.time.process(side._attend(begun))
 
     def _move(self, size: int) -> Steps:
         """TCP's part, for the main thread."""
@@ -137,10 +139,12 @@ class Rank:
             yield from self.host.work(size * self.costs.wire, woken=True)
             self.busy += self.time.now - begun
 
-    def _attend(self, seconds: float) -> Steps:
-        """Sleep and look again until a transfer is over that takes so long."""
-        if turn := self.costs.turn:
-            yield from self.host.work(seconds * turn / (turn + self._sleep(seconds / 2)))
+    def _attend(self, begun: float) -> Steps:
+        """Sleep and look again until a transfer is over; others that are under way are looked after meanwhile."""
+        now, turn = self.time.now, self.costs.turn
+        alone, self.attended = max(0.0, now - max(begun, self.attended)), now
+        if alone and turn:
+            yield from self.host.work(alone * turn / (turn + self._sleep((now - begun) / 2)))
 
     def _sleep(self, waited: float) -> float:
         return min(self.costs.poll, max(self.nap, waited * SLEEP))

@@ -28,8 +28,8 @@ from adam_mpi.simulate.roles import Copies, Data, Replica, Server, chance
 # Batches of a replica that are simulated, and the part of them at the start that does not count.
 BATCHES, WARM_UP = 400, 0.25
 EVENTS = 50
-# Seconds between two lines about how far it is.
-INTERVAL = 5.0
+# Seconds between two lines about how far it is; the share before which that says nothing about the rest.
+INTERVAL, FIRST = 5.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Progress:
 
     def __call__(self, share: float) -> None:
         now = monotonic()
-        if share and now - self.told >= INTERVAL:
+        if share >= FIRST and now - self.told >= INTERVAL:
             left = duration((now - self.begun) * (1 - share) / share)
             print(f"simulated {share:.0%}, ETA {left}", file=sys.stderr, flush=True)
             self.told = now
