@@ -130,7 +130,8 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
     """Each time on another number of ranks, and on another MPI where there are two."""
     draw = random.Random(kills)
     common = ["train", *settings, "--run", tmp_path / "run", "--resume", *given("train.epochs=6", "store.interval=0.3")]
-    slow = given('inject.faults=["delay role=worker at=compute seconds=0.004"]')
+    # All of it would take 20 s or more: no job is done before it is killed.
+    slow = given('inject.faults=["delay role=worker at=compute seconds=0.5"]')
     notes = []
     for turn in range(kills):
         mpi, ranks = available()[turn % len(available())], 3 + turn % 4
