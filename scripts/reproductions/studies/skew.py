@@ -32,6 +32,7 @@ def _agreement(found: Found) -> str:
     if best - worst > LITTLE:
         return f"So shuffling is worth {100 * (best - worst):.1f} %, and the paper does well to do it."
     return (
-        "So shuffling over replicas is worth little here. A guess why, not measured: they pull every few batches, hold "
-        "nearly the same weights, and what the server adds up is a mixture of all of them."
+        f"Shuffling over replicas is worth {100 * (best - worst):.1f} % here, which is little. A guess why, not "
+        "measured: they pull every few batches, hold nearly the same weights, and what the server adds up is a mixture "
+        "of all of them."
     )
