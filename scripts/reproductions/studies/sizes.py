@@ -29,7 +29,7 @@ def verdict(found: Found) -> str:
     small, middle, large = WIDTHS
     values = [mean(found, name) for name in WIDTHS]
     rising = None not in values and values == sorted(values)
-    agreement = "Larger is better here too" if rising else "The sizes are not in that order here"
+    agreement = "Larger is better here too, on average" if rising else "The sizes are not in that order here"
     return (
         f"{accuracies(found)} {contrast(found, large, middle)} {contrast(found, middle, small)} "
         f"{agreement if None not in values else 'Not all sizes are there yet'}."
