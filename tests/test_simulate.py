@@ -13,7 +13,7 @@ from adam_mpi.cluster.layout import arrange  # noqa: E402
 from adam_mpi.data.sets import describe  # noqa: E402
 from adam_mpi.model import parameters  # noqa: E402
 from adam_mpi.plan import model  # noqa: E402
-from adam_mpi.simulate import prediction  # noqa: E402
+from adam_mpi.simulate import progress  # noqa: E402
 from adam_mpi.simulate.cluster import Cluster  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
 from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank, Steps  # noqa: E402
@@ -252,7 +252,7 @@ def test_equal_seeds_give_equal_figures() -> None:
 
 
 def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(prediction, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     file = tmp_path / "cluster.toml"
     file.write_text("[hosts]\ncount = 2\n[costs]\n" + "".join(
         f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull")

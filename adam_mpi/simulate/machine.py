@@ -30,15 +30,16 @@ class Host:
         """Bytes that have left it."""
 
     @property
-    def spare(self) -> bool:
-        return self.cores.count < self.cores.capacity
+    def spare(self) -> float:
+        """Cores that nobody has."""
+        return self.cores.capacity - self.cores.count
 
     def work(self, seconds: float, woken: bool = False) -> Steps:
         """So much of one core, in slices: more threads than cores take turns; one that has slept goes first."""
         left = seconds / self.speed
         # Long work has longer ones: a core is wanted by many then, and one of them is soon at the end of a slice. Where
         # several are free nobody has to wait for that.
-        turn = max(SLICE, left / (SLICES if self.cores.capacity - self.cores.count <= FREE else 1))
+        turn = max(SLICE, left / (SLICES if self.spare <= FREE else 1))
         while left > 0:
             with self.cores.request(0 if woken else 1) as core:
                 yield core
@@ -142,7 +143,7 @@ class Rank:
     def _attend(self, begun: float) -> Steps:
         """Sleep and look again until a transfer is over; others that are under way are looked after meanwhile."""
         now, turn = self.time.now, self.costs.turn
-        alone, self.attended = max(0.0, now - max(begun, self.attended)), now
+        alone, self.attended = now - max(begun, self.attended), now
         if alone and turn:
             yield from self.host.work(alone * turn / (turn + self._sleep((now - begun) / 2)))
 

@@ -1,12 +1,10 @@
 """A prediction: the layout of the real program on the machines of a TOML file, run for a while of simulated time."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic
 
 import simpy
 
@@ -15,7 +13,6 @@ from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.lines import AHEAD
 from adam_mpi.data.sets import describe
-from adam_mpi.observe.screen import duration
 from adam_mpi.plan import model
 from adam_mpi.server.protocol import captured_layers
 from adam_mpi.simulate.cluster import Cluster, load
@@ -23,13 +20,12 @@ from adam_mpi.simulate.costs import Setting, measured
 from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import load as weigh
 from adam_mpi.simulate.machine import Host, Rank
+from adam_mpi.simulate.progress import Progress
 from adam_mpi.simulate.roles import Copies, Data, Replica, Server, chance
 
 # Batches of a replica that are simulated, and the part of them at the start that does not count.
 BATCHES, WARM_UP = 400, 0.25
 EVENTS = 50
-# Seconds between two lines about how far it is; the share before which that says nothing about the rest.
-INTERVAL, FIRST = 5.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -50,20 +46,6 @@ class Prediction:
 def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -> str:
     cluster, config = load(cluster_file), configuration.load(model_file, overrides)
     return json.dumps(asdict(predict(cluster, config, tell=Progress())), indent=2)
-
-
-class Progress:
-    """Lines on stderr while a long simulation runs; a short one says nothing."""
-
-    def __init__(self) -> None:
-        self.begun = self.told = monotonic()
-
-    def __call__(self, share: float) -> None:
-        now = monotonic()
-        if share >= FIRST and now - self.told >= INTERVAL:
-            left = duration((now - self.begun) * (1 - share) / share)
-            print(f"simulated {share:.0%}, ETA {left}", file=sys.stderr, flush=True)
-            self.told = now
 
 
 def predict(
@@ -125,11 +107,11 @@ class Stage:
     def play(self, connections: int, batches: int, tell: Callable[[float], None]) -> Prediction:
         """Until the replicas have done their batches; the first ones do not count."""
         whole = batches * self.config.train.batch * len(self.replicas)
-        self._run_until(WARM_UP * whole, whole, tell)
+        self._run_until(WARM_UP, whole, tell)
         begun, done, sent = self.time.now, self._images(), self._sent()
         for server in self.servers.values():
             server.delays, server.rank.busy = Counter(), 0.0
-        self._run_until(whole, whole, tell)
+        self._run_until(1.0, whole, tell)
         seconds = self.time.now - begun
         rate = (self._images() - done) / seconds
         delays = sum((server.delays for server in self.servers.values()), Counter())
@@ -148,9 +130,9 @@ class Stage:
     def _sent(self) -> list[int]:
         return [host.sent for host in self.hosts.values()]
 
-    def _run_until(self, images: float, whole: int, tell: Callable[[float], None]) -> None:
-        while (done := self._images()) < images:
-            tell(done / whole)
+    def _run_until(self, share: float, whole: int, tell: Callable[[float], None]) -> None:
+        while (done := self._images() / whole) < share:
+            tell(done)
             # Not counted after every event: there may be hundreds of replicas.
             for _ in range(EVENTS):
                 self.time.step()

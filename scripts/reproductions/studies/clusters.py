@@ -9,7 +9,8 @@ from adam_mpi import config
 from adam_mpi.data.sets import describe
 from adam_mpi.plan import model
 from adam_mpi.simulate.cluster import Cluster
-from adam_mpi.simulate.prediction import Progress, predict
+from adam_mpi.simulate.prediction import predict
+from adam_mpi.simulate.progress import Progress
 
 TITLE = "The paper's testbed and a cluster of 1,000 machines"
 KIND = "simulated"
