@@ -50,7 +50,7 @@ def _turns(world: World) -> tuple[list[str], list[str]]:
 
 
 def _warm(role: str, net: Network | None) -> None:
-    values, one = np.zeros(2, np.float32), np.float32(1)
+    values, one, numbers = np.zeros(2, np.float32), np.float32(1), np.zeros((1, 6), np.float32)
     message = np.zeros(mailbox.message_words(2, 1), np.uint32)
     for way in copier.WAYS:
         way(message, message)
@@ -61,8 +61,8 @@ def _warm(role: str, net: Network | None) -> None:
         checksum(values)
         apply.fold(values, values, np.zeros(1, np.int64), values[:1])
         none, starts = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
-        apply.step(apply.ADDITIVE, values, values, values, starts, values[:1], one, one, one)
-        apply.steps(apply.ADDITIVE, none, values, starts[:0], starts, values[:1], one, one, one)
+        apply.step(apply.ADDITIVE, values, values, values, starts, values[:1], numbers[0])
+        apply.steps(apply.ADDITIVE, none, values, starts[:0], starts, values[:1], numbers)
         return
     assert net is not None, "a worker has a network"
     if net.program and net.strip:

@@ -57,8 +57,8 @@ class House:
         done = [Done(0, 0, images, 0.0, 0)]
         return Contribution(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
 
-    def push(self, values):
-        self.pushes.push(self.contribution(values))
+    def push(self, values, images=1):
+        self.pushes.push(self.contribution(values, images))
         self.settle()
 
     def settle(self):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_mpi.server import apply
+from adam_mpi.server import apply, rules
 from adam_mpi.server.address import address
 
 SIZES = [1, 7, 2049, apply.BLOCK - 1, apply.BLOCK, apply.BLOCK + 1, 10_001]
@@ -26,8 +26,12 @@ def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP),
     return weights - rate * state, state
 
 
-def take(kind, *arguments):
-    apply.step(apply.RULES.index(kind), *arguments)
+def numbers(kind, rate=RATE, keep=KEEP, decay=DECAY, batches=1.0):
+    return rules.numbers(kind, (float(keep), float(decay)), float(rate), batches, batches)
+
+
+def take(kind, *messages, **given):
+    apply.step(apply.RULES.index(kind), *messages, numbers(kind, **given))
 
 
 def messages(count, size, seed=0):
@@ -58,7 +62,7 @@ def test_kernels_follow_the_rule(kind, count, size):
             float(scale) * mail[start : start + size].astype(float) for start, scale in zip(starts, scales, strict=True)
         )
         wanted = textbook(kind, *wanted, total)
-        take(kind, weights, state, mail, starts, scales, RATE, KEEP, DECAY)
+        take(kind, weights, state, mail, starts, scales)
     assert np.allclose(weights, wanted[0], rtol=1e-5, atol=1e-5)
     assert np.allclose(state, wanted[1], rtol=1e-5, atol=1e-5)
 
@@ -67,7 +71,7 @@ def test_momentum_zero_is_plain_descent():
     weights, state = begin(100)
     mail, starts = messages(1, 100)
     wanted = weights - RATE * mail[starts[0] : starts[0] + 100]
-    take("momentum", weights, state, mail, starts, np.ones(1, np.float32), RATE, np.float32(0), np.float32(0))
+    take("momentum", weights, state, mail, starts, np.ones(1, np.float32), keep=0.0, decay=0.0)
     assert np.allclose(weights, wanted, atol=1e-6)
 
 
@@ -77,8 +81,8 @@ def test_eight_folded_are_one_step_on_their_sum(kind):
     mail, starts = messages(8, size)
     total = sum(mail[start : start + size].astype(float) for start in starts).astype(np.float32)
     folded, single = begin(size), begin(size)
-    take(kind, *folded, mail, starts, ones, RATE, KEEP, DECAY)
-    take(kind, *single, total, np.zeros(1, np.int64), ones[:1], RATE, KEEP, DECAY)
+    take(kind, *folded, mail, starts, ones)
+    take(kind, *single, total, np.zeros(1, np.int64), ones[:1])
     assert np.allclose(folded[0], single[0], atol=1e-5) and np.allclose(folded[1], single[1], rtol=1e-4, atol=1e-5)
 
 
@@ -89,10 +93,11 @@ def test_a_call_for_several_shards_is_a_step_of_each(kind):
     scales, ends = np.linspace(0.25, 1, len(starts)).astype(np.float32), np.cumsum(counts)
     together, alone = ([begin(size) for size in sizes] for _ in range(2))
     places = np.array([(address(weights), address(state), weights.size) for weights, state in together])
-    apply.steps(apply.RULES.index(kind), places, mail, ends, starts, scales, RATE, KEEP, DECAY)
+    rows = np.array([numbers(kind)] * 3)
+    apply.steps(apply.RULES.index(kind), places, mail, ends, starts, scales, rows)
     for end, count, one, other in zip(ends, counts, alone, together, strict=True):
         own = slice(end - count, end)
-        take(kind, *one, mail, starts[own], scales[own], RATE, KEEP, DECAY)
+        take(kind, *one, mail, starts[own], scales[own])
         assert np.array_equal(one, other)
 
 
@@ -102,7 +107,7 @@ def test_the_order_of_messages_is_the_order_of_the_sum():
     results = []
     for _ in range(2):
         weights, state = begin(3000)
-        take("momentum", weights, state, mail, starts, np.ones(3, np.float32), RATE, KEEP, DECAY)
+        take("momentum", weights, state, mail, starts, np.ones(3, np.float32))
         results.append(weights)
     assert np.array_equal(*results)
 

@@ -111,6 +111,9 @@ SYNCHRONOUS, HALF = "consistency.staleness=0", "push.factor_codec=float16"
         [SYNCHRONOUS],
         [SYNCHRONOUS, "optimiser.momentum=0.9", HALF],
         ["optimiser.average=0.5"],
+        ["optimiser.decay=0.1", "train.batch=4"],
+        ["optimiser.momentum=0.9", "optimiser.decay=0.1", "train.batch=4"],
+        ["optimiser.kind=nesterov", "optimiser.momentum=0.9", "optimiser.decay=0.1", "train.batch=16"],
     ],
     ids=" ".join,
 )
@@ -118,11 +121,11 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
     for name in ("BAND", "CACHED_BAND"):
         monkeypatch.setattr(stepper, name, 2100)
     built, plain = house(*settings), house(*settings, "push.protocol=delta")
-    # None, and more than fit a message: an asynchronous server may take several steps on those.
-    for images in (3, 0, 20 if SYNCHRONOUS in settings else 3, 2):
+    # None, and more than fit a message: whether an asynchronous server takes one step on those or several is the same.
+    for images in (3, 0, 20, 2):
         gradient = push(built, images)
         built.settle()
-        plain.push(gradient)
+        plain.push(gradient, images)
     for region in built.shelves.regions:
         got, wanted = (np.concatenate([*one.server.published.regions[region].values()]) for one in (built, plain))
         assert np.abs(wanted).max() > 0.1
@@ -140,13 +143,20 @@ def test_a_push_of_more_parts_than_a_ring_has_slots_is_no_factor_push_where_all_
         assert choose(shelved, settings, images, hosts=1)["dense1"].protocol == protocol
 
 
+def test_an_asynchronous_push_that_adagrad_squares_comes_in_one_message():
+    adagrad = ["push.protocol=factor", "server.shard=1024", "optimiser.kind=adagrad"]
+    shelved, settings = planned(dense(30, 200, 0), 1, adagrad)
+    for images, protocol in ((3, "factor"), (4, "delta")):
+        assert choose(shelved, settings, images, hosts=1)["dense1"].protocol == protocol
+
+
 def test_several_pushes_folded_are_one_step_on_their_sum():
     for settings in ([], ["optimiser.momentum=0.9"]):
         built, plain = house(*settings), house(*settings, "push.protocol=delta")
         total = push(built, 3) + push(built, 2)
         built.pushes.step()
         built.settle()
-        plain.push(total)
+        plain.push(total, 5)
         assert built.server.counts["folded"] == 2 * built.server.counts["steps"]
         assert np.allclose(built.weights, plain.weights, atol=1e-4)
         built.free(), plain.free()

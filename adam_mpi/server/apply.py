@@ -13,7 +13,7 @@ from adam_mpi.server.prefetch import prefetch
 PAGE = 1024  # float32 in a page of memory
 BLOCK = 4 * PAGE
 # weights += sum: what Adam's own workers push is the change of their weights; or weights -= rate * (sum + decay *
-# weights), which is momentum without any; the others keep a state.
+# weights), which is momentum without any; the others keep a state. All take their factors from `rules.Numbers`.
 RULES = ("additive", "descent", "momentum", "nesterov", "adagrad")
 ADDITIVE, DESCENT, MOMENTUM, NESTEROV, ADAGRAD = range(len(RULES))
 
@@ -60,44 +60,44 @@ def fold(total: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.nda
 @njit(nogil=True, cache=True)
 def step(
     rule: int, weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
-    rate: float, keep: float, decay: float,
+    numbers: np.ndarray,
 ) -> None:  # fmt: skip
     """One step of a rule; additive and descent leave the state alone, and fold straight into the weights."""
-    total, steps = np.empty(BLOCK, weights.dtype), -rate * scales if rule == DESCENT else scales
+    shrink, gain, carry = numbers[0], numbers[1], numbers[2]
+    keep, take, pull = numbers[3], numbers[4], numbers[5]
+    total, steps = np.empty(BLOCK, weights.dtype), -gain * scales if rule == DESCENT else scales
     for first in range(0, weights.size, BLOCK):
         size = min(BLOCK, weights.size - first)
         block, past = weights[first : first + size], state[first : first + size]
         _fetch_ahead(weights, first + BLOCK)
         if rule == ADDITIVE or rule == DESCENT:
-            if rule == DESCENT and decay != 0:
-                _shrink(block, np.float32(1) - rate * decay)
+            if rule == DESCENT and shrink != 0:
+                lessen(block, shrink)
             _fold(block, mail, starts, steps, first, size)
             continue
         # Not above: to look for pages that no step has touched yet takes time.
         _fetch_ahead(state, first + BLOCK)
         total[:size] = 0
         _fold(total, mail, starts, scales, first, size)
-        if rule == MOMENTUM:
-            _momentum(block, past, total, rate, keep, decay)
-        elif rule == NESTEROV:
-            _nesterov(block, past, total, rate, keep, decay)
+        if rule == ADAGRAD:
+            _adagrad(block, past, total, gain, take, pull)
         else:
-            _adagrad(block, past, total, rate, decay)
+            _velocity(block, past, total, shrink, gain, carry, keep, take, pull)
 
 
 @njit(nogil=True, cache=True)
 def steps(
     rule: int, places: np.ndarray, mail: np.ndarray, ends: np.ndarray, starts: np.ndarray, scales: np.ndarray,
-    rate: float, keep: float, decay: float,
+    numbers: np.ndarray,
 ) -> None:  # fmt: skip
     """A step of each of several shards, each on the messages from the end of those before it to its own.
 
-    A place is: address of the weights, address of the state, size.
+    A place is: address of the weights, address of the state, size; `numbers` has a row for each shard.
     """
     first = 0
     for k in range(ends.size):
         weights, state = floats(places[k, 0], places[k, 2]), floats(places[k, 1], places[k, 2])
-        step(rule, weights, state, mail, starts[first : ends[k]], scales[first : ends[k]], rate, keep, decay)
+        step(rule, weights, state, mail, starts[first : ends[k]], scales[first : ends[k]], numbers[k])
         first = ends[k]
 
 
@@ -109,36 +109,27 @@ def _fetch_ahead(values, first):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _shrink(block, factor):  # type: ignore[no-untyped-def]
+def lessen(block, share):  # type: ignore[no-untyped-def]
+    """Take a share of each weight away."""
     for i in range(block.size):
-        block[i] *= factor
+        block[i] -= share * block[i]
 
 
 @njit(nogil=True, cache=True)
-def _momentum(block, velocities, total, rate, keep, decay):  # type: ignore[no-untyped-def]
-    """velocity = keep * velocity + sum + decay * weights;  weights -= rate * velocity."""
+def _velocity(block, velocities, total, shrink, gain, carry, keep, take, pull):  # type: ignore[no-untyped-def]
+    """The rules with a velocity: see `rules.Numbers`."""
     for i in range(block.size):
-        velocity = keep * velocities[i] + (total[i] + decay * block[i])
-        velocities[i] = velocity
-        block[i] -= rate * velocity
+        weight, velocity = block[i], velocities[i]
+        velocities[i] = keep * velocity + (take * total[i] + pull * weight)
+        block[i] = weight - (carry * velocity + (gain * total[i] + shrink * weight))
 
 
 @njit(nogil=True, cache=True)
-def _nesterov(block, velocities, total, rate, keep, decay):  # type: ignore[no-untyped-def]
-    """velocity = keep * velocity + gradient;  weights -= rate * (gradient + keep * velocity)."""
+def _adagrad(block, squares, total, rate, take, pull):  # type: ignore[no-untyped-def]
+    """squares += take * gradient^2;  weights -= rate * gradient / (sqrt(squares) + 1e-8)."""
     for i in range(block.size):
-        gradient = total[i] + decay * block[i]
-        velocity = keep * velocities[i] + gradient
-        velocities[i] = velocity
-        block[i] -= rate * (gradient + keep * velocity)
-
-
-@njit(nogil=True, cache=True)
-def _adagrad(block, squares, total, rate, decay):  # type: ignore[no-untyped-def]
-    """squares += gradient^2;  weights -= rate * gradient / (sqrt(squares) + 1e-8)."""
-    for i in range(block.size):
-        gradient = total[i] + decay * block[i]
-        squares[i] += gradient * gradient
+        gradient = total[i] + pull * block[i]
+        squares[i] += take * (gradient * gradient)
         block[i] -= rate * gradient / (np.sqrt(squares[i]) + np.float32(1e-8))
 
 

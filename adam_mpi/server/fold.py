@@ -6,6 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from adam_mpi.server.mail import Mail
+from adam_mpi.server.rules import Counted
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.stepper import Stepper
 
@@ -18,12 +19,13 @@ class Fold:
         self.ends = dict(zip((shard.index for shard in band), accumulate(shard.size for shard in band), strict=True))
         self.left = len(band)
         self.buffer: np.ndarray | None = None
+        self.counted = Counted(0, 0)
 
     def step(self, stepper: Stepper) -> None:
         """Called by the thread that owns these shards."""
-        self.buffer = stepper.fold(self.band, self.mails, self.delays)
+        self.buffer, self.counted = stepper.fold(self.band, self.mails, self.delays), stepper.counted(self.mails)
         for shard in self.band:
-            stepper.take(shard.index, self.values(shard.index), self.rate)
+            stepper.take(shard.index, self.values(shard.index), self.rate, self.counted)
 
     def values(self, index: int) -> np.ndarray:
         """What came together for a shard; nothing if no message had numbers to add."""

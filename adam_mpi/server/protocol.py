@@ -67,9 +67,14 @@ def choose(
 
 
 def _sendable(planned: Mapping[int, FactorPlan], shelves: Shelves, config: Config, images: int) -> bool:
-    """A message takes an image at least; and a synchronous server waits for all parts of a push in one ring."""
+    """A message takes an image at least; and a synchronous server waits for all parts of a push in one ring.
+
+    AdaGrad squares the gradient of a push, so others must get it in one message.
+    """
     room = min(plan.images(shelves.body_words) for plan in planned.values())
-    return room >= 1 and (config.consistency.staleness > 0 or -(-images // room) <= shelves.slots)
+    if config.consistency.staleness == 0:
+        return room >= 1 and -(-images // room) <= shelves.slots
+    return room >= (images if config.optimiser.kind == "adagrad" else 1)
 
 
 def captured_layers(choices: Mapping[str, Choice]) -> list[str]:

@@ -24,6 +24,7 @@ from adam_mpi.server.intake import Intake
 from adam_mpi.server.mail import Mail
 from adam_mpi.server.pool import NOTHING
 from adam_mpi.server.published import Published
+from adam_mpi.server.rules import Counted
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.server.stepper import Stepper
@@ -44,6 +45,7 @@ class Record:
     """How many pushers, (pusher, number) of each, then the batches."""
     done: Callable[[], None]
     images: int = 0
+    counted: Counted = Counted(0, 0)
     pending: int = 0
     """Servers that have not taken it yet."""
 
@@ -60,6 +62,7 @@ class RecordLetter:
         header["kind"], header["sequence"], header["shard"] = RECORD, record.version, record.shard.index
         header["seen"] = np.float64(record.rate).view(np.int64)
         header["values"], header["images"] = record.values.size, record.images
+        header["clock"], header["part"] = record.counted
         if self.place is None:
             header["words"] = record.values.size
             body[: record.values.size] = record.values.view(np.uint32)
@@ -274,7 +277,8 @@ class Replicator:
             self.different[mail.ring] += holding.checksum() != mail.seen
         elif holding.whole:
             assert mail.sequence == holding.version + 1, f"shard {mail.shard}: {mail.sequence} after {holding.version}"
-            self.stepper.take(mail.shard, values, float(np.int64(mail.seen).view(np.float64)))
+            rate, counted = float(np.int64(mail.seen).view(np.float64)), Counted(mail.clock, mail.part)
+            self.stepper.take(mail.shard, values, rate, counted)
             holding.version = mail.sequence
             # Not before the step: what is remembered, in case it has to be taken back, has nothing of these.
             for pusher, number in numbers.items():

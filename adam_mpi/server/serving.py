@@ -289,7 +289,8 @@ class Server:
         numbers = {mail.pusher: holding.table[mail.pusher] for mail in mails}
         words = notes(numbers, [self.inbox.batches(mail) for mail in mails])
         values = fold.values(shard)
-        self.replicator.send(Record(holding.shard, holding.version, rate, values, words, done, _images(mails)))
+        step = holding.shard, holding.version, rate, values, words, done
+        self.replicator.send(Record(*step, _images(mails), fold.counted))
 
     def _settle_all(self, mails: list[Mail], fold: Fold | None = None) -> None:
         for mail in mails:

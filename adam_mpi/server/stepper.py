@@ -8,7 +8,7 @@ import numpy as np
 
 from adam_mpi.config import Config
 from adam_mpi.durable.spans import Spans
-from adam_mpi.server import apply, mailbox
+from adam_mpi.server import apply, mailbox, rules
 from adam_mpi.server.address import address
 from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
 from adam_mpi.server.factors import FactorPlan
@@ -16,6 +16,7 @@ from adam_mpi.server.holding import Holding
 from adam_mpi.server.mail import Mail
 from adam_mpi.server.pool import NOTHING, Pool
 from adam_mpi.server.published import Published
+from adam_mpi.server.rules import Counted
 from adam_mpi.server.shards import Shard
 
 # Parameters that factors are multiplied for at a time: enough rows for BLAS to be quick. A product that is not added to
@@ -43,7 +44,7 @@ class Stepper:
         self.kind = _kind(config)
         self.rule = apply.RULES.index(self.kind)
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
-        self.keep, self.decay = np.float32(config.optimiser.momentum), np.float32(config.optimiser.decay)
+        self.batch, self.synchronous = config.train.batch, config.consistency.staleness == 0
         self.pool, self.folds = Pool(), Pool(arena)
         self.band = BAND if self.kind == "descent" else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
@@ -107,6 +108,7 @@ class Stepper:
         ends: list[int] = []
         starts: list[int] = []
         scales: list[float] = []
+        numbers: list[np.ndarray] = []
         for band, mails, delays in works:
             if self.remembers:
                 for shard in band:
@@ -116,15 +118,16 @@ class Stepper:
                 starts += [mail.start for mail in mails]
                 scales += self._scales(delays)
                 ends.append(len(starts))
+                numbers.append(self._numbers(rate, self.counted(mails)))
             else:
                 self._step_mixed(band, mails, self._scales(delays), rate)
         if places:
-            numbers = np.array(ends), *_numbers(starts, scales), np.float32(rate), self.keep, self.decay
-            apply.steps(self.rule, self.places[places], self.floats, *numbers)
+            messages = np.array(ends), *_messages(starts, scales)
+            apply.steps(self.rule, self.places[places], self.floats, *messages, np.array(numbers))
         if self.followed:
-            for band, _, _ in works:
+            for band, mails, _ in works:
                 for shard in band:
-                    self._follow(shard.index)
+                    self._follow(shard.index, self.counted(mails))
 
     def _step_mixed(self, band: Sequence[Shard], mails: Sequence[Mail], scales: Sequence[float], rate: float) -> None:
         """Messages of any kind: those for the same run of parameters together."""
@@ -150,38 +153,54 @@ class Stepper:
         buffer, size = self.folds.take(_size(band)), _size(band)
         finite, scales = zip(*scaled, strict=True)
         if _plain_whole(finite, size):
-            apply.fold(buffer[:size], self.floats, *_numbers([mail.start for mail in finite], scales))
+            apply.fold(buffer[:size], self.floats, *_messages([mail.start for mail in finite], scales))
         else:
             self._sum(band, scaled, buffer[:size])
         return buffer
 
-    def take(self, index: int, values: np.ndarray, rate: float) -> None:
+    def take(self, index: int, values: np.ndarray, rate: float, counted: Counted) -> None:
         """One step of a shard on what was folded for it: bit by bit the same on every server that has a copy."""
         holding = self.holdings[index]
         if self.remembers:
             holding.remember()
         if values.size:
-            arguments = values, FIRST, UNSCALED, np.float32(rate), self.keep, self.decay
+            arguments = values, FIRST, UNSCALED, self._numbers(rate, counted)
             apply.step(self.rule, holding.weights, holding.state, *arguments)
-        self._follow(index)
+        self._follow(index, counted)
+
+    def counted(self, mails: Sequence[Mail]) -> Counted:
+        """The images that a step on these messages counts: none of those it refuses, and a whole batch per clock."""
+        if self.synchronous:
+            return Counted(self.batch, self.batch)
+        finite = [mail for mail in mails if mail.finite]
+        pushes = {(mail.ring, mail.sequence): mail.images for mail in finite}
+        return Counted(sum(mail.images for mail in finite if mail.part == 0), sum(pushes.values()))
+
+    def _numbers(self, rate: float, counted: Counted) -> np.ndarray:
+        """The factors of a step of our rule."""
+        optimiser, (begun, present) = self.config.optimiser, counted
+        settings = optimiser.momentum, optimiser.decay
+        return rules.numbers(self.kind, settings, rate, begun / self.batch, present / self.batch)
 
     def _scales(self, delays: Sequence[int]) -> list[float]:
         if self.config.optimiser.staleness_scale == "inverse":
             return [self.unit / (1 + max(0, delay)) for delay in delays]
         return [self.unit] * len(delays)
 
-    def _follow(self, index: int) -> None:
+    def _follow(self, index: int, counted: Counted) -> None:
         """What changes with the weights."""
         holding = self.holdings[index]
-        if holding.average.size:
-            apply.average(holding.average, holding.weights, np.float32(self.config.optimiser.average))
+        if holding.average.size and counted.begun:
+            share = rules.average(self.config.optimiser, counted.begun / self.batch)
+            apply.average(holding.average, holding.weights, share)
         self.derive(index)
 
     def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
         """Plain messages are folded where they lie; others are worked out in a buffer first, several summed up."""
+        numbers = self._numbers(rate, self.counted([mail for mail, _ in scaled]))
         if all(_plain(mail) for mail, _ in scaled):
             starts, scales = [mail.start for mail, _ in scaled], [scale for _, scale in scaled]
-            self._kernel(band[0].index, part, self.floats, starts, scales, rate)
+            self._kernel(band[0].index, part, self.floats, starts, scales, numbers)
             return
         size = part.stop - part.start
         total, scale = self.pool.take(size), 1.0
@@ -192,17 +211,18 @@ class Stepper:
             self._sum(band, scaled, total[:size], part.start)
         for shard, start in zip(band, accumulate((shard.size for shard in band), initial=0), strict=False):
             own = part if len(band) == 1 else slice(0, shard.size)
-            self._kernel(shard.index, own, total, [start], [scale], rate)
+            self._kernel(shard.index, own, total, [start], [scale], numbers)
         self.pool.give(total)
 
     def _descend(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], rate: float) -> None:
         """Without a state the step is a sum: factors are multiplied straight into the weights."""
         weights = self.published.run(band)
-        if self.decay:
-            weights *= np.float32(1) - np.float32(rate) * self.decay
+        shrink, gain = self._numbers(rate, self.counted([mail for mail, _ in scaled]))[:2]
+        if shrink:
+            apply.lessen(weights, shrink)
         for mail, scale in scaled:
             assert mail.factors is not None, "unpacked when it arrived"
-            self.factors[band[0].layer].add_product(mail.factors, mail.values, band, -rate * scale, weights)
+            self.factors[band[0].layer].add_product(mail.factors, mail.values, band, -float(gain) * scale, weights)
 
     def _sum(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], total: np.ndarray, first: int = 0) -> None:
         """What messages of any kind come to, for parameters from `first` on."""
@@ -227,11 +247,12 @@ class Stepper:
             BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], values)
 
     def _kernel(
-        self, shard: int, part: slice, mail: np.ndarray, starts: Sequence[int], scales: Sequence[float], rate: float
-    ) -> None:
+        self, shard: int, part: slice, mail: np.ndarray, starts: Sequence[int], scales: Sequence[float],
+        numbers: np.ndarray,
+    ) -> None:  # fmt: skip
         holding = self.holdings[shard]
-        numbers = *_numbers(starts, scales), np.float32(rate), self.keep, self.decay
-        apply.step(self.rule, holding.weights[part], holding.state[part], mail, *numbers)
+        messages = _messages(starts, scales)
+        apply.step(self.rule, holding.weights[part], holding.state[part], mail, *messages, numbers)
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""
@@ -264,7 +285,7 @@ def _plain_whole(mails: Sequence[Mail], size: int) -> bool:
     return True
 
 
-def _numbers(starts: Sequence[int], scales: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def _messages(starts: Sequence[int], scales: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(starts, np.int64), np.array(scales, np.float32)
 
 

@@ -20,6 +20,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.plan import network
 from adam_mpi.server import apply, mailbox
+from adam_mpi.server.rules import Numbers
 from adam_mpi.simulate.cluster import Costs
 from adam_mpi.worker import contribution
 from adam_mpi.worker.copy import Copy
@@ -163,9 +164,9 @@ def _wire(size: int) -> float:
 
 def _apply(size: int) -> float:
     weights, mail = _arrays(2, size)
-    one, none = np.float32(1), np.float32(0)
     starts, scales = np.zeros(1, np.int64), np.full(1, 1e-9, np.float32)
-    step = partial(apply.step, apply.DESCENT, weights, weights, mail, starts, scales, one, one, none)
+    numbers = np.array(Numbers(gain=1), np.float32)
+    step = partial(apply.step, apply.DESCENT, weights, weights, mail, starts, scales, numbers)
     return _cold(step) / (4 * size)
 
 

@@ -11,6 +11,7 @@ from _timing import interleaved
 
 from adam_mpi.server import apply
 from adam_mpi.server.mailbox import message_words
+from adam_mpi.server.rules import Numbers
 from adam_mpi.server.shelves import MOST_BATCHES
 
 # 96 MB, far more than a last-level cache holds: at 32 MB a part of `a += b` and of one message came from there.
@@ -44,12 +45,12 @@ def _kernels() -> Iterator[dict]:
     """
     weights, state = np.zeros(SIZE, np.float32), np.zeros(1, np.float32)
     # As in a ring: messages are a little more than their values apart.
-    apart, one, none = SIZE + message_words(0, MOST_BATCHES), np.float32(1), np.float32(0)
+    apart, numbers = SIZE + message_words(0, MOST_BATCHES), np.array(Numbers(gain=1), np.float32)
     mail, starts = np.ones(MESSAGES * apart, np.float32), apart * np.arange(MESSAGES)
     scales = np.full(MESSAGES, 1e-3, np.float32)
 
     def fold(count: int) -> None:
-        apply.step(apply.DESCENT, weights, state, mail, starts[:count], scales[:count], one, one, none)
+        apply.step(apply.DESCENT, weights, state, mail, starts[:count], scales[:count], numbers)
 
     times = interleaved(
         {

@@ -1,0 +1,189 @@
+"""What a step on several gradients counts: results do not depend on how pushes are folded, cut or sized."""
+
+import numpy as np
+import pytest
+from house import House
+
+from adam_mpi import config
+from adam_mpi.server import apply, mailbox, rules
+from adam_mpi.server.mail import Mail
+from adam_mpi.server.replicate import Record, RecordLetter
+from adam_mpi.server.rules import Counted
+
+SIZE, BATCH = 300, 8
+LINEAR = ("descent", "momentum", "nesterov")
+SETTINGS = [(0.9, 0.01, 0.1), (0.5, 0.2, 0.5), (0.99, 0.0, 0.03), (0.999, 0.3, 0.1), (0.9, 0.1, 0.0)]
+"""(momentum, decay, rate); the last but one makes the velocity swing, the last has no step at all."""
+
+
+def textbook(kind, weights, velocity, gradient, momentum, decay, rate):
+    """One batch in float64."""
+    gradient = gradient + decay * weights
+    if kind == "descent":
+        return weights - rate * gradient, velocity
+    velocity = momentum * velocity + gradient
+    ahead = gradient + momentum * velocity if kind == "nesterov" else velocity
+    return weights - rate * ahead, velocity
+
+
+def stepped(kind, weights, velocity, total, momentum, decay, rate, begun, present):
+    """A step of the kernel on a sum of gradients."""
+    factors = rules.numbers(kind, (momentum, decay), rate, begun, present)
+    one, scale = np.zeros(1, np.int64), np.ones(1, np.float32)
+    weights, velocity = (part.astype(np.float32) for part in (weights, velocity))
+    apply.step(apply.RULES.index(kind), weights, velocity, total.astype(np.float32), one, scale, factors)
+    return weights, velocity
+
+
+def drawn(count, seed=0):
+    return np.random.default_rng(seed).standard_normal((count, SIZE))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("batches", [1, 2, 7, 100])
+@pytest.mark.parametrize("kind", LINEAR)
+def test_a_fold_of_equal_gradients_is_as_many_steps(kind, batches, settings):
+    weights, velocity, gradient = drawn(3)
+    folded = stepped(kind, weights, velocity, batches * gradient, *settings, batches, batches)
+    for _ in range(batches):
+        weights, velocity = textbook(kind, weights, velocity, gradient, *settings)
+    assert np.allclose(folded[0], weights, rtol=2e-5, atol=2e-5 * max(1, np.abs(weights).max()))
+    if kind != "descent":
+        assert np.allclose(folded[1], velocity, rtol=2e-5, atol=2e-5 * max(1, np.abs(velocity).max()))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", LINEAR)
+def test_parts_of_batches_are_together_what_the_whole_is(kind, settings):
+    """Small pushes, as those of replicas that share a batch."""
+    start, gradient = drawn(2), drawn(1, 1)[0]
+    whole = stepped(kind, *start, gradient, *settings, 1, 1)
+    for parts in ((0.5, 0.5), (0.1, 0.2, 0.7)):
+        found = start
+        for part in parts:
+            found = stepped(kind, *found, part * gradient, *settings, part, part)
+        assert np.allclose(found, whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", LINEAR)
+def test_a_gradient_that_comes_in_pieces_is_one_step(kind, settings):
+    start, pieces = drawn(2), drawn(3, 1)
+    whole = stepped(kind, *start, pieces.sum(0), *settings, 4, 4)
+    found = stepped(kind, *start, pieces[0], *settings, 4, 4)
+    for piece in pieces[1:]:
+        found = stepped(kind, *found, piece, *settings, 0, 4)
+    assert np.allclose(found, whole, atol=1e-5)
+
+
+def test_two_eigenvalues_that_meet_are_no_trouble():
+    """Where decay is just so large that the velocity begins to swing."""
+    momentum, rate = 0.9, 0.1
+    meeting = (1 - np.sqrt(momentum)) ** 2 / rate
+    for decay in (meeting, meeting * (1 + 1e-9), meeting * (1 - 1e-7)):
+        settings, (weights, velocity, gradient) = (momentum, decay, rate), drawn(3)
+        folded = stepped("momentum", weights, velocity, 16 * gradient, *settings, 16, 16)
+        for _ in range(16):
+            weights, velocity = textbook("momentum", weights, velocity, gradient, *settings)
+        assert np.allclose(folded, (weights, velocity), atol=1e-4)
+
+
+def test_adagrad_adds_the_square_of_the_mean_gradient_once_for_each_batch():
+    weights, _, gradient = drawn(3)
+    weights, squares = weights.astype(np.float32), np.zeros(SIZE, np.float32)
+    found = stepped("adagrad", weights, squares, 4 * gradient, 0.0, 0.0, 0.1, 4, 4)
+    for _ in range(4):
+        squares = squares + gradient**2
+    assert np.allclose(found[1], squares, rtol=1e-5)
+    assert np.allclose(found[0], weights - 0.1 * 4 * gradient / np.sqrt(squares), atol=1e-5)
+
+
+def served(*settings):
+    given = ["server.shard=1024", "optimiser.rate=0.1", "optimiser.schedule=constant", f"train.batch={BATCH}"]
+    return House(config.load(None, [*given, *settings]), SIZE)
+
+
+RULES = [
+    ["optimiser.decay=0.3"],
+    ["optimiser.momentum=0.9", "optimiser.decay=0.1"],
+    ["optimiser.kind=nesterov", "optimiser.momentum=0.9", "optimiser.decay=0.1"],
+    ["optimiser.average=0.2", "optimiser.decay=0.3"],
+]
+
+
+@pytest.mark.parametrize("codec", ["none", "bfloat16"])
+@pytest.mark.parametrize("rule", RULES, ids=" ".join)
+def test_folding_and_the_size_of_pushes_change_nothing(rule, codec):
+    """Eight batches of equal gradients: one after the other, four folded twice, and as one push."""
+    found = []
+    for pushes, folds in ((8, 8), (8, 2), (1, 1)):
+        house = served(*rule, f"push.codec={codec}")
+        house.push(4.0, BATCH)
+        for number in range(pushes):
+            house.pushes.push(house.contribution(0.5 * BATCH * 8 / pushes, BATCH * 8 // pushes))
+            if (number + 1) % (pushes // folds) == 0:
+                house.pushes.step()
+                house.settle()
+        assert house.server.counts["steps"] == 1 + folds
+        found.append(house.weights.copy())
+        house.free()
+    assert found[0].max() < -0.1
+    assert np.allclose(found[1:], found[0], rtol=1e-5)
+
+
+def test_the_average_moves_as_often_as_there_were_batches():
+    """Where the weights stay as they are, exactly."""
+    means = []
+    for pushes in (1, 4):
+        house = served("optimiser.average=0.2", "optimiser.rate=0.0")
+        for shard in house.shelves.shards:
+            house.server.holdings[shard.index].average[:] = 1.0
+        for _ in range(pushes):
+            house.push(1.0, 4 * BATCH // pushes)
+        means.append(house.server.holdings[0].average[0])
+        house.free()
+    assert means == pytest.approx([0.8**4] * 2)
+
+
+def test_a_refused_push_does_not_count():
+    house = served("optimiser.decay=0.3")
+    house.push(1.0, BATCH)
+    before = house.weights.copy()
+    house.pushes.push(house.contribution(np.nan, BATCH))
+    house.pushes.push(house.contribution(0.0, BATCH))
+    house.pushes.step()
+    house.settle()
+    assert house.counts["refused"] == 1
+    assert np.allclose(house.weights, before * (1 - 0.1 * 0.3), rtol=1e-6)
+    house.free()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=" ".join)
+def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
+    """By what its record carries: a fold of three pushes, the second half of a fourth, and a refused one."""
+    house, copy = served(*rule), served(*rule)
+    stepper = house.server.stepper
+    for number, (images, part) in enumerate([(BATCH, 0), (3, 0), (2 * BATCH, 0), (5 * BATCH, 1)]):
+        values = drawn(1, number)[0].astype(np.float32)
+        mails = [mail(number, images, part), mail(100, BATCH, 0, finite=0)]
+        counted = stepper.counted(mails)
+        assert counted == (images if part == 0 else 0, images)
+        stepper.take(0, values, 0.1, counted)
+        record = Record(house.shelves.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted)
+        header = RecordLetter(record, np.zeros((), mailbox.HEADER), 0).write(np.zeros(0, np.uint32))
+        carried = Counted(int(header["clock"]), int(header["part"]))
+        copy.server.stepper.take(0, values, float(header["seen"].view(np.float64)), carried)
+    for one, other in zip(house.server.holdings[0].parts, copy.server.holdings[0].parts, strict=True):
+        assert np.array_equal(one, other)
+    house.free(), copy.free()
+
+
+def mail(sequence, images, part, finite=1):
+    fields = dict.fromkeys(mailbox.HEADER.names, 0) | {"ring": 0, "start": 0, "sequence": sequence}
+    return Mail(**fields | {"images": images, "part": part, "parts": 2, "finite": finite})
+
+
+def test_a_clock_of_synchronous_training_is_one_batch_however_many_images_came():
+    house = served("consistency.staleness=0")
+    assert house.server.stepper.counted([mail(1, 3, 0), mail(2, 2, 0)]) == (BATCH, BATCH)
+    house.free()
