@@ -59,6 +59,11 @@ def test_set_takes_toml_values_and_bare_words():
         ("data.validation=0.9", "--set: data.validation = 0.9: must be between 0 and 0.5"),
         ("optimiser.schedule=linear", "--set: optimiser.schedule = 'linear': must be one of constant, step, cosine"),
         ("consistency.staleness=1.5", "consistency.staleness = 1.5: must be a whole number or inf"),
+        (
+            "optimiser.decay=40",
+            "optimiser.decay = 40: with optimiser.rate = 0.03 a step leaves nothing of a weight; "
+            "rate * decay must be below 1",
+        ),
         ("layout.place.cook=['h']", "layout.place.cook: unknown role; allowed: data, worker, server"),
         ("layout.place.server=h", "layout.place.server = 'h': expected a list of host patterns"),
         ("train.epochs", "--set train.epochs: expected section.key=value, e.g. --set train.epochs=3"),
@@ -68,6 +73,16 @@ def test_set_takes_toml_values_and_bare_words():
 )
 def test_mistakes_are_named(override, said):
     assert complaint(None, override) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"), [("kind='adagrad'", "'momentum'"), ("momentum=0.9", "0.0"), ("decay=0.001", "0.0")]
+)
+def test_what_workers_that_step_would_ignore_is_refused(given, allowed):
+    said = complaint(None, "optimiser.where=worker", f"optimiser.{given}")
+    assert said.startswith(f"optimiser.{given.replace('=', ' = ')}: workers take plain steps")
+    assert said.endswith(f'it must be {allowed}, or set optimiser.where = "server"')
+    assert config.load(None, ["optimiser.where=worker", "optimiser.average=0.1"]).optimiser.average == 0.1
 
 
 def test_a_section_given_as_a_value_is_named(tmp_path):

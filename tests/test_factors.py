@@ -121,8 +121,8 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
     for name in ("BAND", "CACHED_BAND"):
         monkeypatch.setattr(stepper, name, 2100)
     built, plain = house(*settings), house(*settings, "push.protocol=delta")
-    # None, and more than fit a message: whether an asynchronous server takes one step on those or several is the same.
-    for images in (3, 0, 20, 2):
+    # None, and more than fit a message; asynchronous: than fit a ring, so that the server takes several steps on them.
+    for images in (3, 0, 20 if SYNCHRONOUS in settings else 40, 2):
         gradient = push(built, images)
         built.settle()
         plain.push(gradient, images)

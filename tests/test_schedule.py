@@ -1,11 +1,14 @@
 """Learning-rate schedules."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_mpi.config import Optimiser
-from adam_mpi.server.schedule import SCHEDULES, rate
+from adam_mpi.config import Optimiser, load
+from adam_mpi.durable.position import Position, batch_id
+from adam_mpi.server.books import Books
+from adam_mpi.server.schedule import SCHEDULES, passed, rate
 
 
 def rates(schedule, images, total=900, warm_up=0.0):
@@ -33,3 +36,35 @@ def test_warm_up_rises_in_proportion_and_then_lets_go():
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 0.9))
 def test_a_rate_is_never_negative_nor_above_the_first(schedule, images, total, warm_up):
     assert 0 <= rates(schedule, [images], total, warm_up)[0] <= 0.5
+
+
+def trained(batches, images=8, epochs=3):
+    """The rate after epochs of so many batches of so many images each, where 80 images in batches of 8 were due."""
+    settings = ["train.batch=8", f"train.epochs={epochs}", "optimiser.rate=0.5", "optimiser.schedule=cosine"]
+    books, rates = Books(load(None, settings), Position(12), 80), []
+    for epoch in range(1, epochs + 1):
+        for number in range(batches):
+            books.position.add(np.array([batch_id(epoch, number)]))
+            books.position.images += images
+            rates.append(books.rate)
+    return rates
+
+
+def test_a_schedule_ends_at_its_end_though_images_are_left_out():
+    assert trained(10)[-1] == pytest.approx(0)
+    # Bad images: each batch lacks some.
+    assert trained(10, images=5) == trained(10)
+    # Epochs that end early: the first does not know it yet, the others are taken to be as long.
+    assert trained(8)[-1] == pytest.approx(0)
+    assert trained(8)[8:16] == pytest.approx(rates("cosine", [80 + 10 * n for n in range(1, 9)], 240))
+    assert trained(8, epochs=1)[-1] == pytest.approx(rates("cosine", [64], 80)[0])
+
+
+def test_every_image_counts_once_in_order():
+    """What synchronous training has always been given."""
+    position, batch, images = Position(13), 16, 200
+    for epoch in (1, 2):
+        for number in range(13):
+            before = (epoch - 1) * images + number * batch
+            assert passed(position, batch, images) == pytest.approx(before, abs=1e-9)
+            position = position.after(np.array([batch_id(epoch, number)]), min(batch, images - number * batch))

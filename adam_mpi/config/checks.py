@@ -2,7 +2,7 @@
 
 import math
 
-from adam_mpi.config.sections import Config
+from adam_mpi.config.sections import Config, Optimiser
 from adam_mpi.errors import UserError
 
 
@@ -11,6 +11,7 @@ def check_together(config: Config) -> None:
     if not config.asynchronous and staleness != int(staleness):
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
+    _check_rule(config.optimiser)
     if config.inject.conserve and config.layout.partitions != 1:
         raise UserError(f"inject.conserve: needs layout.partitions = 1, not {config.layout.partitions}")
     if config.inject.noise and (config.layout.partitions != 1 or config.push.protocol != "delta"):
@@ -20,6 +21,19 @@ def check_together(config: Config) -> None:
             raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
         if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
             raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
+
+
+def _check_rule(optimiser: Optimiser) -> None:
+    """Workers that step know one rule; and a step must not take more than all of a weight away."""
+    plain = Optimiser()
+    for key in ("kind", "momentum", "decay"):
+        value, allowed = getattr(optimiser, key), getattr(plain, key)
+        if optimiser.where == "worker" and value != allowed:
+            given = f'optimiser.{key} = {value!r}: workers take plain steps; with optimiser.where = "worker" it must be'
+            raise UserError(f'{given} {allowed!r}, or set optimiser.where = "server"')
+    if optimiser.kind != "adagrad" and optimiser.rate * optimiser.decay >= 1:
+        given = f"optimiser.decay = {optimiser.decay:g}: with optimiser.rate = {optimiser.rate:g}"
+        raise UserError(f"{given} a step leaves nothing of a weight; rate * decay must be below 1")
 
 
 def _check_shares(config: Config) -> None:

@@ -146,7 +146,7 @@ class Optimiser:
     kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad"))
     """The rule the servers step by; momentum 0 is plain gradient descent."""
     where: str = limited("server", choices=("server", "worker"))
-    """Who steps: servers, on pushed gradients; or workers, who push the change of their weights (Adam's own way)."""
+    """Who steps: servers, on pushed gradients; or workers, plainly, who push how theirs change (Adam's own way)."""
     rate: float = limited(0.03, low=0.0)
     """Learning rate at the start, for gradients averaged over `train.batch` images."""
     schedule: str = limited("cosine", choices=("constant", "step", "cosine"))
@@ -154,13 +154,13 @@ class Optimiser:
     warm_up: float = limited(0.0, low=0.0, high=0.9)
     """Part of the training over which the rate rises from zero first."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
-    """Share of the last step that goes into the next; many asynchronous replicas want little of it."""
+    """Share of the velocity that is left after a batch; many asynchronous replicas want little of it."""
     decay: float = limited(0.0, low=0.0)
-    """Weight decay, added to the gradient as `decay * weight`."""
+    """Weight decay, added to the gradient of each batch as `decay * weight`."""
     staleness_scale: str = limited("none", choices=("none", "inverse"))
     """Weight of a push that was computed on weights n steps old: 1, or 1 / (1 + n)."""
     average: float = limited(0.0, low=0.0, high=1.0)
-    """Share of each step in a running average of the weights, which is then evaluated and exported; 0 keeps none."""
+    """Share of each batch in a running average of the weights, which is then evaluated and exported; 0 keeps none."""
 
 
 @dataclass

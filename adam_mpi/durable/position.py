@@ -20,6 +20,8 @@ class Position:
     def __init__(self, room: int, epoch: int = 0, images: int = 0, clock: int = 0) -> None:
         self.epoch, self.images, self.clock = epoch, images, clock
         self.batches = np.zeros(room, bool)
+        self.lasted = 0
+        """How many batches the epoch before had in the end; 0 where that is not known."""
 
     def add(self, ids: np.ndarray) -> None:
         """Take in the batches of a push, all of one epoch; with the first of a new epoch the old one is complete."""
@@ -29,6 +31,7 @@ class Position:
         if epoch < self.epoch:
             return
         if epoch > self.epoch:
+            self.lasted = self.count if epoch == self.epoch + 1 else 0
             self.epoch = epoch
             self.batches[:] = False
         self.batches[ids % EPOCH] = True
@@ -40,7 +43,7 @@ class Position:
     def after(self, ids: np.ndarray, images: int) -> "Position":
         """Where training stands when one more clock is applied."""
         position = Position(self.batches.size, self.epoch, self.images + images, self.clock + 1)
-        position.batches[:] = self.batches
+        position.batches[:], position.lasted = self.batches, self.lasted
         position.add(ids)
         return position
 

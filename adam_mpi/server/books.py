@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 class Books:
     def __init__(self, config: Config, position: Position, epoch_images: int) -> None:
         self.config, self.position = config, position
-        """Where training stands here; images applied so far and those of the whole training set the learning rate."""
-        self.total = config.train.epochs * epoch_images
+        """Where training stands here; what has passed so far of the whole training sets the learning rate."""
+        self.epoch_images, self.total = epoch_images, config.train.epochs * epoch_images
         self.first_clock = position.clock
         self.synchronous = config.consistency.staleness == 0
         self.positions = {0: position}
@@ -52,14 +52,18 @@ class Books:
 
     @property
     def rate(self) -> float:
-        return schedule.rate(self.config.optimiser, self.position.images, self.total)
+        return self._rate_at(self.position)
+
+    def _rate_at(self, position: Position) -> float:
+        images = schedule.passed(position, self.config.train.batch, self.epoch_images)
+        return schedule.rate(self.config.optimiser, images, self.total)
 
     def rate_of(self, version: int, batches: np.ndarray, images: int) -> float:
         """For the step to this version: as it is now; in synchronous training as it was when the clock began."""
         if not self.synchronous:
             return self.rate
         self._reach(version, batches, images)
-        return schedule.rate(self.config.optimiser, self.positions[version - 1].images, self.total)
+        return self._rate_at(self.positions[version - 1])
 
     def taken(self, record: Mail, batches: np.ndarray) -> None:
         """A copy here has taken a step."""

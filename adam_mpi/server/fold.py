@@ -19,7 +19,7 @@ class Fold:
         self.ends = dict(zip((shard.index for shard in band), accumulate(shard.size for shard in band), strict=True))
         self.left = len(band)
         self.buffer: np.ndarray | None = None
-        self.counted = Counted(0, 0)
+        self.counted = Counted(0, 0, 0)
 
     def step(self, stepper: Stepper) -> None:
         """Called by the thread that owns these shards."""

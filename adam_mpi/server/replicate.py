@@ -45,7 +45,7 @@ class Record:
     """How many pushers, (pusher, number) of each, then the batches."""
     done: Callable[[], None]
     images: int = 0
-    counted: Counted = Counted(0, 0)
+    counted: Counted = Counted(0, 0, 0)
     pending: int = 0
     """Servers that have not taken it yet."""
 
@@ -62,7 +62,7 @@ class RecordLetter:
         header["kind"], header["sequence"], header["shard"] = RECORD, record.version, record.shard.index
         header["seen"] = np.float64(record.rate).view(np.int64)
         header["values"], header["images"] = record.values.size, record.images
-        header["clock"], header["part"] = record.counted
+        header["clock"], header["part"], header["codec"] = record.counted
         if self.place is None:
             header["words"] = record.values.size
             body[: record.values.size] = record.values.view(np.uint32)
@@ -277,7 +277,7 @@ class Replicator:
             self.different[mail.ring] += holding.checksum() != mail.seen
         elif holding.whole:
             assert mail.sequence == holding.version + 1, f"shard {mail.shard}: {mail.sequence} after {holding.version}"
-            rate, counted = float(np.int64(mail.seen).view(np.float64)), Counted(mail.clock, mail.part)
+            rate, counted = float(np.int64(mail.seen).view(np.float64)), Counted(mail.clock, mail.part, mail.codec)
             self.stepper.take(mail.shard, values, rate, counted)
             holding.version = mail.sequence
             # Not before the step: what is remembered, in case it has to be taken back, has nothing of these.

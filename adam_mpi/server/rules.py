@@ -7,7 +7,8 @@ batch, every rule but AdaGrad's is a linear map of (velocity, weight) and of the
     (velocity, weight) <- M (velocity, weight) + b gradient
 
 and a step on u batches whose gradients are G together is M^u and (1 + M + ... + M^(u - 1)) b G / u: exactly what u
-steps on the mean gradient do. A gradient that comes in several parts has M^u with the first of them.
+steps on the mean gradient do. A gradient that comes in several parts has M^u with the first of them, and moves the
+average with the last.
 """
 
 import cmath
@@ -20,16 +21,17 @@ import numpy as np
 from adam_mpi.config import Optimiser
 
 NEAR = 1e-6
-"""Eigenvalues that are nearer to each other are moved apart; those that are nearer to 1 have their sum by its series."""
+"""Eigenvalues that are nearer to each other are moved apart; those nearer to 1 have their sum by its series."""
 Square = tuple[complex, complex, complex, complex]
 """A matrix of two rows, one after the other."""
 
 
 class Counted(NamedTuple):
-    """Images whose gradients are in a step: of pushes that begin in it, and of all that have a part in it."""
+    """Images whose gradients are in a step: of pushes that begin in it, of all with a part in it, of those that end."""
 
     begun: int
     present: int
+    ended: int
 
 
 class Numbers(NamedTuple):
@@ -65,9 +67,9 @@ def numbers(kind: str, optimiser: tuple[float, float], rate: float, begun: float
     return np.array(found, np.float32)
 
 
-def average(optimiser: Optimiser, begun: float) -> np.float32:
+def average(optimiser: Optimiser, ended: float) -> np.float32:
     """The share of the new weights in their running average after so many batches."""
-    return np.float32(1 - (1 - optimiser.average) ** begun)
+    return np.float32(1 - (1 - optimiser.average) ** ended)
 
 
 def _velocity(kind: str, momentum: float, decay: float, rate: float, begun: float, present: float) -> Numbers:

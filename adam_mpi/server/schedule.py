@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from adam_mpi.config import Optimiser
+from adam_mpi.durable.position import Position
 
 STEPS, STEP_FACTOR = 3, 0.3
 
@@ -14,7 +15,19 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def rate(optimiser: Optimiser, images: int, total: int) -> float:
+def passed(position: Position, batch: int, images: int) -> float:
+    """How many images of all epochs, of `images` each, are behind us: those that were left out are, too.
+
+    A batch counts as whole though images of it were bad. An epoch that was ended early counts as whole when the next
+    begins, which is taken to have as many batches as it had.
+    """
+    if not position.epoch:
+        return position.images
+    done, expected = position.count * batch, min(images, position.lasted * batch or images)
+    return max(position.images, images * (position.epoch - 1 + min(1, done / max(expected, 1))))
+
+
+def rate(optimiser: Optimiser, images: float, total: int) -> float:
     """The rate after `images` of the `total` images that all epochs have."""
     done = min(1.0, images / max(total, 1))
     warm = 1.0 if done >= optimiser.warm_up else (done + 1 / max(total, 1)) / optimiser.warm_up

@@ -171,14 +171,16 @@ class Stepper:
     def counted(self, mails: Sequence[Mail]) -> Counted:
         """The images that a step on these messages counts: none of those it refuses, and a whole batch per clock."""
         if self.synchronous:
-            return Counted(self.batch, self.batch)
+            return Counted(self.batch, self.batch, self.batch)
         finite = [mail for mail in mails if mail.finite]
+        begun = sum(mail.images for mail in finite if mail.part == 0)
+        ended = sum(mail.images for mail in finite if mail.part == mail.parts - 1)
         pushes = {(mail.ring, mail.sequence): mail.images for mail in finite}
-        return Counted(sum(mail.images for mail in finite if mail.part == 0), sum(pushes.values()))
+        return Counted(begun, sum(pushes.values()), ended)
 
     def _numbers(self, rate: float, counted: Counted) -> np.ndarray:
         """The factors of a step of our rule."""
-        optimiser, (begun, present) = self.config.optimiser, counted
+        optimiser, (begun, present, _) = self.config.optimiser, counted
         settings = optimiser.momentum, optimiser.decay
         return rules.numbers(self.kind, settings, rate, begun / self.batch, present / self.batch)
 
@@ -190,8 +192,8 @@ class Stepper:
     def _follow(self, index: int, counted: Counted) -> None:
         """What changes with the weights."""
         holding = self.holdings[index]
-        if holding.average.size and counted.begun:
-            share = rules.average(self.config.optimiser, counted.begun / self.batch)
+        if holding.average.size and counted.ended:
+            share = rules.average(self.config.optimiser, counted.ended / self.batch)
             apply.average(holding.average, holding.weights, share)
         self.derive(index)
 
