@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from adam_mpi.server import mailbox
 from adam_mpi.server.mailbox import ABSENT, FIRST_SUMMED, HEADER_WORDS, TORN, WHOLE
@@ -146,3 +147,15 @@ def test_a_copy_tells_of_a_nan_or_an_infinity(size):
             body = np.zeros(size, np.uint32)
             assert mailbox.copy(body, values.view(np.uint32)) == finite
             assert np.array_equal(body, values.view(np.uint32))
+
+
+def test_the_rest_of_a_message_is_read_behind_a_barrier():
+    """On CPUs that swap reads a header may else be older than its position."""
+    # Compiled anew: what comes from the cache cannot be looked at.
+    compiled = njit(mailbox.state.py_func)
+    compiled(np.zeros(SLOT, np.uint32), 0, SLOT, 1, True)
+    (code,) = compiled.inspect_llvm().values()
+    own = code[code.index("define ") :].partition("\n}\n")[0]
+    assert "mailbox5state" in own.partition("\n")[0]
+    before, fence, after = own.partition("fence acquire")
+    assert fence and "load i64" in before and "load i64" in after

@@ -3,13 +3,16 @@
 A put completes locally only and may be seen half written, so a message counts as arrived when its header carries
 the expected ring position and its checksum agrees. Words are weighted by their place: a sum would pass a torn message.
 Inside a node a pusher writes into the mailbox itself, the position last and after a memory barrier (`Win.Sync`); such
-a message is whole when its position is there, and carries no checksum.
+a message is whole when its position is there, and carries no checksum. Whoever has seen the position reads the rest
+behind a barrier of its own: x86 keeps the order of reads by itself, other CPUs do not.
 
     message = header (128 bytes) | body, padded to 8 bytes | batch numbers (int64)
 """
 
 import numpy as np
 from numba import njit
+
+from adam_mpi.server.barrier import acquire
 
 HEADER = np.dtype(
     {
@@ -111,6 +114,8 @@ def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bo
     header = ring[start : start + HEADER_WORDS].view(np.int64)
     if header[0] != position:
         return ABSENT
+    # Between the position and all that it stands for: the caller reads the rest of the header and the body after this.
+    acquire()
     words, batches = header[6], header[7]
     if words < 0 or batches < 0 or words > slot_words or batches > slot_words:
         return TORN

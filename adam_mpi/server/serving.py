@@ -242,6 +242,8 @@ class Server:
             made = [Fold(*work, rate) for work in works]
             folds = {shard.index: fold for fold in made for shard in fold.band}
             self.appliers.run((_owner(fold.band), partial(fold.step, self.stepper)) for fold in made)
+        # Between the weights and the versions that promise them.
+        self.window.sync()
         for shard, mails in ready.items():
             self._book(shard, mails)
             self._pass_on(shard, mails, folds.get(shard), rate)

@@ -111,6 +111,8 @@ class PullClient:
             self._get(self.versions[server], server, self.shelves.version_offset)
 
     def _read_weights(self) -> None:
+        # Between the clock, or the versions, and the weights that they promise.
+        self.published.sync()
         self.reading, self.requests, self.runs = "weights", [], []
         into = self.halves if self.region == "short" else self.latest
         for server, line in zip(self.servers, self.lines, strict=True):
