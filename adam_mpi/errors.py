@@ -1,4 +1,4 @@
-"""The two errors that people meet: something they gave us is wrong, or a rank is gone."""
+"""The errors that people meet: something they gave us is wrong, a rank is gone, or the job cannot go on."""
 
 
 class UserError(Exception):
@@ -23,3 +23,7 @@ class LostState(Exception):
 
 class Stall(Exception):
     """Another rank owes an answer for too long, though it lives: somebody may have cut the network."""
+
+
+class JobEnded(Exception):
+    """Another rank has failed, and has said why: the job ends."""

@@ -36,7 +36,8 @@ def log_loss(weights: np.ndarray, features: np.ndarray, clicked: np.ndarray) -> 
 def gradient(weights: np.ndarray, places: np.ndarray, clicked: np.ndarray) -> np.ndarray:
     """Of the mean loss of a batch, for the weights at hand; `places` says which of them each click has."""
     errors = 1 / (1 + np.exp(-weights[places].sum(axis=1))) - clicked
-    return np.bincount(places.ravel(), np.repeat(errors, PER_CLICK), weights.size) / len(clicked)
+    summed = np.bincount(places.ravel(), np.repeat(errors, PER_CLICK), weights.size)
+    return (summed / len(clicked)).astype(np.float32)
 
 
 def train(server: ParameterServer, features: np.ndarray, clicked: np.ndarray) -> None:
@@ -52,8 +53,9 @@ def train(server: ParameterServer, features: np.ndarray, clicked: np.ndarray) ->
 
 def main() -> None:
     comm = MPI.COMM_WORLD
-    server = ParameterServer(comm, FEATURES, optimiser="adagrad", rate=0.1, keep=significant(1e-4))
-    if not server.serve():
+    with ParameterServer(comm, FEATURES, optimiser="adagrad", rate=0.1, keep=significant(1e-4)) as server:
+        if server.serve():
+            return
         features, clicked = draw(seed=1 + comm.rank)
         unseen = draw(seed=10_000)
         if comm.rank == 0:
@@ -64,7 +66,6 @@ def main() -> None:
                 print(f"after {epoch} epochs: log-loss {loss:.4f}", flush=True)
             if epoch < EPOCHS:
                 train(server, features, clicked)
-    server.close()
 
 
 if __name__ == "__main__":

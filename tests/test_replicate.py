@@ -36,9 +36,9 @@ def check(found, server):
 
 def push_much(server, chance):
     for _ in range(30):
-        server.push(chance.standard_normal(SIZE))
-        server.push(chance.standard_normal(50), first=int(chance.integers(SIZE - 50)))
-        server.push(chance.standard_normal(20), indices=chance.choice(SIZE, 20, replace=False))
+        server.push(chance.standard_normal(SIZE, np.float32))
+        server.push(chance.standard_normal(50, np.float32), first=int(chance.integers(SIZE - 50)))
+        server.push(chance.standard_normal(20, np.float32), indices=chance.choice(SIZE, 20, replace=False))
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
@@ -52,9 +52,9 @@ def test_all_copies_have_the_same_bits(optimiser, transport):
 def test_what_is_acknowledged_is_on_every_copy_once(transport):
     def work(server, chance):
         for _ in range(40):
-            server.push(np.ones(SIZE))
-            server.push(np.full(7, 2.0), first=125)
-            server.push(np.full(3, 4.0), indices=np.array([0, 129, SIZE - 1]))
+            server.push(np.ones(SIZE, np.float32))
+            server.push(np.full(7, 2, np.float32), first=125)
+            server.push(np.full(3, 4, np.float32), indices=np.array([0, 129, SIZE - 1]))
 
     server, found = copies(work, transport=transport)
     wanted = np.full(SIZE, 40.0 * CLIENTS)

@@ -156,7 +156,7 @@ class Server:
         if ready:
             with trace.span("apply"):
                 self._apply(ready)
-        worked = self._replicate() or bool(arrived)
+        worked = self._replicate() or bool(arrived or ready)
         if self.inbox.news:
             self._publish()
         if self.comparing is not None:
@@ -214,10 +214,13 @@ class Server:
         if held:
             self.staged[shard] = held
         if self.config.consistency.staleness > 0 or not staged:
+            if self.replicator is None:
+                return staged
             # A record has room for the batches of so many messages.
-            if len(staged) > MOST_FOLDED and self.replicator is not None:
-                self.staged[shard] = staged[MOST_FOLDED:] + held
-            return staged[:MOST_FOLDED] if self.replicator is not None else staged
+            most = min(MOST_FOLDED, self.stepper.foldable(staged, self.shelves.shards[shard].size))
+            if len(staged) > most:
+                self.staged[shard] = staged[most:] + held
+            return staged[:most]
         clock = min(mail.clock for mail in staged)
         parts = sorted((mail for mail in staged if mail.clock == clock), key=lambda mail: (mail.ring, mail.part))
         if sum(mail.part == mail.parts - 1 for mail in parts) < len(self.shelves.pushers) // self.shelves.strips:

@@ -178,6 +178,16 @@ class Stepper:
         pushes = {(mail.ring, mail.sequence): mail.images for mail in finite}
         return Counted(begun, sum(pushes.values()), ended)
 
+    def foldable(self, mails: Sequence[Mail], size: int) -> int:
+        """How many of these messages for a shard may be one step, from the first on.
+
+        AdaGrad squares what one push brings: messages for different parameters are not put together.
+        """
+        if self.kind != "adagrad":
+            return len(mails)
+        whole = [mail.kind == mailbox.FACTOR or (mail.kind, mail.values) == (mailbox.DELTA, size) for mail in mails]
+        return max(1, [*whole, False].index(False))
+
     def _numbers(self, rate: float, counted: Counted) -> np.ndarray:
         """The factors of a step of our rule."""
         optimiser, (begun, present, _) = self.config.optimiser, counted

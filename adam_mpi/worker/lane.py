@@ -88,8 +88,9 @@ class Lane(Generic[L]):
 
     def _put(self, letter: L) -> None:
         slot = self.position % self.slots
-        self.position += 1
         header = letter.write(mailbox.body(self.buffers[slot]))
+        # Not before: a position without a message would never be applied.
+        self.position += 1
         batches = letter.batches()
         header["batches"] = batches.size
         self.lengths[slot] = mailbox.seal(self.buffers[slot], header, batches)
