@@ -1,11 +1,14 @@
 """The parameter server as a library, under any number of ranks: the last one or two serve."""
 
+import threading
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from adam_mpi import ParameterServer
-from adam_mpi.errors import UserError
+from adam_mpi import ParameterServer, ending
+from adam_mpi.errors import Stall, UserError
+from adam_mpi.handles import Handle
 from adam_mpi.library import significant
 
 pytestmark = pytest.mark.mpi
@@ -144,3 +147,160 @@ def test_mistakes_are_named():
             server.pull(count=3, into=np.zeros(3))
 
     served(work)
+
+
+def test_numbers_that_cannot_be_are_named():
+    for given, said in (
+        ({"size": 0}, "size = 0: must be at least 1"), ({"copies": 0}, "copies = 0"), ({"threads": -1}, "threads = -1"),
+        ({"shard": 0}, "shard = 0"), ({"seconds": 0}, "seconds = 0: must be above 0"),
+        ({"initial": np.zeros(9, np.float32)}, "initial has 9 values: must have size = 10"),
+        ({"initial": np.zeros(10)}, "initial values of type float64: would be rounded to float32"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            ParameterServer(COMM, **{"size": 10} | given)
+
+
+MISTAKES = {
+    "two dimensions": (lambda server: server.push(np.ones((10, 10), np.float32)), r"values of shape \(10, 10\)"),
+    "float64": (lambda server: server.push(np.ones(5)), "float64: would be rounded to float32; .*astype"),
+    "int64": (lambda server: server.push(np.ones(5, np.int64)), "int64: would be rounded"),
+    "more values": (lambda server: server.push(np.ones(5, np.float32), indices=[1, 2]), "5 values with 2 indices"),
+    "fewer values": (lambda server: server.push(np.ones(1, np.float32), indices=[1, 2]), "1 values with 2 indices"),
+    "no such index": (lambda server: server.push(np.ones(2, np.float32), indices=[1, 1000]), "no parameter 1000"),
+    "negative index": (lambda server: server.pull(indices=[-1, 4]), "no parameter -1; there are 1000"),
+    "indices of floats": (lambda server: server.pull(indices=[0.5]), "whole numbers in one dimension"),
+    "indices of two dimensions": (lambda server: server.pull(indices=[[1]]), "whole numbers in one dimension"),
+    "negative count": (lambda server: server.pull(count=-5), "count = -5: must be 0 or more"),
+}
+
+
+def test_a_mistake_changes_nothing():
+    """Nothing is sent, nothing is carried, and the next push finds its way."""
+
+    def work(server):
+        for name, (mistake, said) in MISTAKES.items():
+            with pytest.raises(UserError, match=said):
+                mistake(server)
+            server.wait(server.push(np.ones(1000, np.float32)))
+            assert server.wait(server.pull(count=1)) is not None, name
+
+    values = served(work)
+    if values is not None:
+        assert np.array_equal(values, np.full(1000, float(len(MISTAKES) * CLIENTS)))
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_an_index_that_is_named_twice_gets_the_sum(copies):
+    chosen, given = np.array([5, 700, 5, 5, 999]), np.array([1, 2, 4, 8, 16], np.float32)
+    values = pushed_alone(lambda server: server.push(given, indices=chosen), copies=copies)
+    if values is not None:
+        assert values[[5, 700, 999]].tolist() == [13, 2, 16] and values.sum() == 31
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_refused_push_says_so(pairs):
+    values = np.ones(1000, np.float32)
+    values[200] = np.nan
+
+    def work(server):
+        handle = server.push(values, indices=np.arange(1000) if pairs else None)
+        with pytest.raises(UserError, match=r"NaN or infinity at parameter 200; nothing of 128 to \d+ was applied"):
+            server.wait(handle)
+        assert handle.done and "parameter 200" in handle.refused
+        other = server.push(np.ones(10, np.float32))
+        assert server.wait(other) is None and not other.refused
+
+    found = served(work)
+    if found is not None:
+        assert np.isfinite(found).all() and found[200] == 0 and found[999] == CLIENTS and found[0] == 2 * CLIENTS
+
+
+@pytest.mark.parametrize("transport", ["shared", "rma", "send"])
+def test_a_pull_of_indices_takes_few_reads(transport):
+    """In any order, with repetitions; scattered ones are read with what lies between them."""
+    chance = np.random.default_rng(0)
+    chosen = np.concatenate([chance.integers(0, 1000, 300), [999, 0, 0]])
+
+    def work(server):
+        handle = server.pull(indices=chosen)
+        assert len(handle.requests) <= sum(map(len, server.runs.values()))
+        assert np.array_equal(server.wait(handle), chosen)
+        assert server.wait(server.pull(indices=[])).size == server.wait(server.pull(count=0)).size == 0
+
+    served(work, initial=np.arange(1000, dtype=np.float32), transport=transport)
+
+
+def test_another_thread_is_refused():
+    said = []
+
+    def elsewhere(work):
+        try:
+            work()
+        except UserError as error:
+            said.append(str(error))
+
+    def work(server):
+        calls = [
+            server.step, server.pull, server.close, server.serve, lambda: ParameterServer(COMM, size=10),
+            lambda: server.push(np.ones(3, np.float32)), lambda: server.wait(None),
+        ]  # fmt: skip
+        for call in calls:
+            thread = threading.Thread(target=elsewhere, args=(call,), name="other")
+            thread.start()
+            thread.join()
+        assert len(said) == len(calls) and all("in thread other: it belongs to the main thread" in one for one in said)
+
+    served(work)
+
+
+def test_a_wait_ends_after_the_seconds_that_were_given():
+    """Of a push that waits for one that never starts: whom that would be is not known."""
+
+    def work(server):
+        never, server.seconds = Handle([], lambda handle: None, "nothing"), 0.2
+        with pytest.raises(Stall, match=r"rank \d.* has waited seconds = 0.2 for push of 10 parameters from 0"):
+            server.wait(server.push(np.ones(10, np.float32), after=[never]))
+        server.waiting.clear()
+        server.seconds = 60
+
+    served(work)
+
+
+def test_a_with_block_closes():
+    with ParameterServer(COMM, size=100) as server:
+        if not server.serve():
+            server.push(np.ones(100, np.float32))
+    assert server.idle and server not in ending._watch.open
+
+
+def test_alone_an_exception_in_a_with_block_is_only_raised():
+    with pytest.raises(ValueError, match="mine"), ParameterServer(MPI.COMM_SELF, size=100) as server:
+        raise ValueError("mine")
+    assert server not in ending._watch.open
+
+
+@pytest.mark.parametrize("optimiser", ["additive", "descent", "adagrad"])
+def test_several_copies_come_to_what_one_comes_to(optimiser):
+    """Whatever is folded: pushes of one client, some of which meet in the same parameters."""
+
+    def work(server):
+        last = []
+        for number in range(1, 9):
+            server.push(np.full(50, number, np.float32), first=40 * number)
+            pairs = np.array([20, 3, 450 + number], np.int32)
+            last = [server.push(np.full(3, number, np.float32), indices=pairs, after=last)]
+
+    one, two = (pushed_alone(work, copies=copies, optimiser=optimiser, rate=0.1) for copies in (1, 2))
+    if one is not None:
+        assert np.abs(one).max() > 0.1 and np.allclose(one, two, atol=1e-5)
+
+
+def pushed_alone(work, **settings):
+    """Run `work(server)` on rank 0 while all others serve; then what all parameters are there, None elsewhere."""
+    server, result = ParameterServer(COMM, 1000, max(1, COMM.size - 1), shard=128, **settings), None
+    if not server.serve():
+        work(server)
+        server.world.wait(lambda: server.step() and server.idle, "own pushes", 60)
+        result = server.wait(server.pull())
+    server.close()
+    return result

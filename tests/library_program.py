@@ -1,0 +1,102 @@
+"""A program that uses the library, for tests/test_library_jobs.py: `python library_program.py SCENARIO`.
+
+Two clients, the other ranks serve. Every client pushes ROUNDS times in three ways, sees that all of it is there exactly
+once, and says so; a scenario says who fails meanwhile, and how.
+"""
+
+import os
+import signal
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+from adam_mpi import ParameterServer
+
+SIZE, CLIENTS, ROUNDS = 4000, 2, 60
+COUNTER = SIZE - 1
+"""The parameter by which clients tell each other that they are done."""
+CHOSEN = np.array([7, 130, 131, 3000])
+
+
+def push(server: ParameterServer, rounds: int) -> None:
+    for number in range(rounds):
+        server.push(np.ones(COUNTER, np.float32))
+        server.push(np.full(50, 2, np.float32), first=100)
+        last = server.push(np.full(4, 4, np.float32), indices=CHOSEN)
+        if number % 10 == 9:
+            server.wait(last)
+            server.wait(server.pull(indices=CHOSEN[::-1]))
+            server.wait(server.pull(first=50, count=500))
+
+
+def check(server: ParameterServer, clients: int, optimiser: str) -> None:
+    """Meet the other clients, by way of the servers; then all must be there."""
+    server.wait(server.push(np.ones(1, np.float32), first=COUNTER))
+    while abs(server.wait(server.pull(first=COUNTER))[0]) < clients:
+        pass
+    wanted = np.full(COUNTER, ROUNDS * CLIENTS, np.float32)
+    wanted[100:150] += 2 * ROUNDS * CLIENTS
+    wanted[CHOSEN] += 4 * ROUNDS * CLIENTS
+    found = server.wait(server.pull(count=COUNTER))
+    right = np.array_equal(found, wanted if optimiser == "additive" else -wanted)
+    say(f"client {server.world.place.member} {'right' if right else 'WRONG'} generation {server.world.generation}")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def doomed(server: ParameterServer, folded: int) -> None:
+    """Have this server killed when it has applied so many messages, none of which it has acknowledged then."""
+    role, apply = server.server, server.server._apply
+
+    def applying(ready) -> None:
+        apply(ready)
+        if role.counts["folded"] >= folded:
+            die()
+
+    role._apply = applying
+
+
+def main() -> None:
+    scenario, rank = sys.argv[1], MPI.COMM_WORLD.rank
+    copies, servers = (1, 2) if scenario in ("alone", "raise", "exit", "with") else (2, 3)
+    optimiser = "descent" if scenario == "two servers" else "additive"
+    server = ParameterServer(
+        MPI.COMM_WORLD, SIZE, servers, shard=256, copies=copies, optimiser=optimiser, seconds=30.0
+    )  # fmt: skip
+    doom = {"server": {3: 40}, "two servers": {4: 30, 2: 200}, "alone": {2: 40}}.get(scenario, {})
+    if rank in doom:
+        doomed(server, doom[rank])
+    if scenario == "with":
+        with server:
+            if not server.serve():
+                push(server, 3)
+                if rank == 0:
+                    raise ValueError("the client's own mistake")
+        return
+    if not server.serve():
+        push(server, ROUNDS)
+        if scenario == "raise" and rank == 0:
+            raise ValueError("the client's own mistake")
+        if scenario == "exit" and rank == 0:
+            sys.exit(0)
+        if scenario == "client" and rank == 1:
+            server.wait(server.push(np.ones(1, np.float32), first=COUNTER))
+            while not server.idle:
+                server.step()
+            die()
+        while scenario == "client" and server.world.generation == 0:
+            server.step()
+        check(server, CLIENTS, optimiser)
+    server.close()
+    say(f"closed {rank}")
+
+
+if __name__ == "__main__":
+    main()
