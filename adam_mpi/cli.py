@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adam_mpi import config
+from adam_mpi.cluster.launcher import tell_together
 from adam_mpi.errors import UserError
 from adam_mpi.options import parser
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"adam_mpi: {error}", file=sys.stderr)
+        tell_together(f"adam_mpi: {error}")
         return 2
     except BrokenPipeError:
         # Whoever reads the output, such as `head`, has seen enough; Python's own last flush must find an open file.

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from adam_mpi import config as configuration
 from adam_mpi import start
-from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster import fence, launcher, sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import Idle, Interrupted, World
 from adam_mpi.config import Given
@@ -46,7 +46,7 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
     except UserError as error:
         # Every rank has the same error; one tells it.
         if comm.rank == 0:
-            print(f"adam_mpi: {error}", file=sys.stderr, flush=True)
+            launcher.tell(f"adam_mpi: {error}")
         return 2
     return 0
 
