@@ -161,7 +161,8 @@ def _sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
     command.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY)")
     command.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
-    command.add_argument("--launch", metavar="COMMAND", help="what starts a job, e.g. 'mpirun --bind-to none -n 4'")
+    example = "mpirun --host localhost:4 --bind-to none -n 4"
+    command.add_argument("--launch", metavar="COMMAND", help=f"what starts a job, e.g. '{example}'")
     command.add_argument("--table", action="store_true", help="train nothing, show the table of what is done")
 
 

@@ -41,6 +41,9 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
         if done:
             if comm.rank == 0:
                 print(f"{directory} is done: {done} epochs; for more: --set train.epochs={done + 1} or above")
+                # A supervisor believes no marker that was there before.
+                with suppress(OSError):
+                    Path(directory or "", "DONE").touch()
             return 0
         run(comm, given, overrides, directory, resume, minutes)
     except UserError as error:
