@@ -13,9 +13,11 @@ from launch import given
 from PIL import Image
 
 import adam_mpi
+from adam_mpi import predict as predicting
 from adam_mpi.cli import main
 from adam_mpi.config import Data, load, to_toml
 from adam_mpi.data import glyphs
+from adam_mpi.data.formats import arrays
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.preparation import Preparation
 from adam_mpi.data.sets import open_set
@@ -248,6 +250,21 @@ def test_shapes_that_do_not_match_are_named(change, complaint, run, tmp_path, ca
     np.savez(tmp_path / "other.npz", **tensors)
     told = said(capsys, "import", tmp_path / "other.npz", *given(SMALL), "-o", tmp_path / "own.h5", code=2)
     assert complaint in told and told.count("\n") == 1
+
+
+def test_an_npz_that_unpacks_to_more_than_is_taken_is_refused_unread(run, tmp_path, capsys, monkeypatch):
+    """Zeros pack well, so the size of a file says little."""
+    monkeypatch.setattr(predicting, "MOST_BYTES", 1 << 19)
+    monkeypatch.setattr(arrays.Held, "all", lambda held: pytest.fail("it was read"))
+    np.savez_compressed(tmp_path / "bomb.npz", images=np.zeros((1000, 28, 28), np.uint8))
+    told = said(capsys, "predict", run, tmp_path / "bomb.npz", code=2)
+    assert "images has 0.0 GiB; at most 0.000488281 GiB are taken at once: write several files" in told
+
+
+def test_an_npz_that_is_none_is_named(run, tmp_path, capsys):
+    (tmp_path / "other.npz").write_bytes(b"nothing of use")
+    told = said(capsys, "predict", run, tmp_path / "other.npz", code=2)
+    assert "other.npz: cannot be read: File is not a zip file" in told
 
 
 STACK = (("conv1", (4, 1, 5, 5)), ("dense1", (16, 100)), ("dense2", (4, 16)))
