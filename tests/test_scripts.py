@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from launch import ROOT
 
@@ -196,6 +197,15 @@ def test_what_a_command_ends_with_is_passed_on(command: list[str], code: int, sa
     assert (job.stderr.read(), job.wait(60)) == (said, code)
     if left := job.stdout.readline():
         os.kill(int(left), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_what_is_killed_takes_its_command_along() -> None:
+    job = without_zeros("sh", "-c", "echo $$; exec sleep 1000")
+    command = psutil.Process(int(job.stdout.readline()))
+    job.kill()
+    psutil.wait_procs([command], timeout=60)
+    assert not command.is_running() or command.status() == psutil.STATUS_ZOMBIE
 
 
 def test_one_interrupt_of_a_terminals_group_reaches_the_command_once(tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ def sweep(wanted: Sweep) -> Iterator[str]:
     if not wanted.only_table:
         line = jobs.prepare(folder, planned, base, wanted.ranks)
         yield f"{len(planned)} runs, {sum(map(jobs.done, planned))} of them done; as a Slurm array: {line}"
-        yield from jobs.run(planned, base, wanted.ranks, wanted.launch)
+        try:
+            yield from jobs.run(planned, base, wanted.ranks, wanted.launch)
+        except KeyboardInterrupt:
+            told = f"interrupted; {sum(map(jobs.done, planned))} of {len(planned)} runs are done"
+            raise KeyboardInterrupt(f"{told}; the same command goes on with the others") from None
     yield from _results(planned, wanted)
 
 
