@@ -32,6 +32,7 @@ def refused(job):
         (given("data.set=mnits"), "data set 'mnits': unknown; allowed are glyphs, mnist, fashion"),
         (given('model.layers=["relv"]'), "model.layers[0]"),
         (given('inject.faults=["explode rank=1"]'), "inject.faults[0] = 'explode rank=1': unknown fault"),
+        (given('inject.faults=["kill rank=3 at=push"]'), "inject.faults[0]: there is no rank 3; give one of 0 to 2"),
         (["missing.toml"], "config missing.toml: No such file or directory"),
         (["--max-minutes", "x"], "argument --max-minutes: invalid float value: 'x'; what is allowed: python -m"),
     ],
