@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -102,6 +103,15 @@ def test_a_job_that_fails_is_told_and_tried_again(tmp_path, capsys):
     assert main([*command, *given(faults)]) == 2
     streams = capsys.readouterr()
     assert "1/1 optimiser.rate=0.01 seed=1: FAILED" in streams.out and "no run of this sweep is done" in streams.err
+
+
+def test_sweeps_over_the_same_key_do_not_meet_in_a_folder(tmp_path, monkeypatch, capsys):
+    """The second takes the next folder, and each finds its own again."""
+    monkeypatch.chdir(tmp_path)
+    commands = [["sweep", "--over", "optimiser.rate=0.01", "--launch", "false", "-n", str(n)] for n in (1, 2, 1)]
+    assert [main(command) for command in commands] == [2, 2, 2]
+    folders = re.findall(r"slurm/train.sh @(.*)/jobs.txt", capsys.readouterr().out)
+    assert folders == [f"runs/sweep-optimiser.rate{more}" for more in ("", "-2", "")]
 
 
 # Instead of mpirun: the first job is done at once, the second goes on until it is interrupted.

@@ -23,17 +23,24 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train"
 
 def prepare(folder: Path, points: Sequence[Point], base: Sequence[str], ranks: int) -> str:
     """Note what the sweep is, and refuse a folder that holds another; returns the line for Slurm."""
-    about = {"arguments": list(base), "ranks": ranks}
-    if (folder / ABOUT).exists() and (held := json.loads((folder / ABOUT).read_text())) != about:
-        given = f"{shlex.join(held['arguments'])} -n {held['ranks']}"
+    if (given := other(folder, base, ranks)) is not None:
         raise UserError(f"{folder}: holds a sweep of other jobs ({given}); give another folder with -o")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror}; give another folder with -o") from None
-    write_json(folder / ABOUT, about)
+    write_json(folder / ABOUT, {"arguments": list(base), "ranks": ranks})
     (folder / LIST).write_text(lines(points, base))
     return f"sbatch --array=1-{len(points)} --ntasks={ranks} slurm/train.sh @{folder / LIST}"
+
+
+def other(folder: Path, base: Sequence[str], ranks: int) -> str | None:
+    """Return what the jobs of the sweep in a folder are given, where it holds one of other jobs than these."""
+    if not (folder / ABOUT).exists():
+        return None
+    held = json.loads((folder / ABOUT).read_text())
+    same = held == {"arguments": list(base), "ranks": ranks}
+    return None if same else f"{shlex.join(held['arguments'])} -n {held['ranks']}"
 
 
 def run(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | None) -> Iterator[str]:
