@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adam_mpi import config
+from adam_mpi.cluster.launcher import rank, tell, tell_together
 from adam_mpi.errors import UserError
 from adam_mpi.options import parser
 
@@ -21,8 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"adam_mpi: {error}", file=sys.stderr)
+        tell_together(f"adam_mpi: {error}")
         return 2
+    except KeyboardInterrupt as interruption:
+        if not rank():
+            tell(f"adam_mpi: {interruption or 'interrupted'}")
+        return 130
     except BrokenPipeError:
         # Whoever reads the output, such as `head`, has seen enough; Python's own last flush must find an open file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,9 +11,9 @@ from adam_mpi.data.course import Course, Phase
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.serving import DataServer
 from adam_mpi.durable.keeper import LOOK_SECONDS, Keeper
-from adam_mpi.errors import RankFailure
+from adam_mpi.errors import RankFailure, UserError
 from adam_mpi.job import Job
-from adam_mpi.observe import status
+from adam_mpi.observe import status, verdict
 from adam_mpi.observe.board import Board
 from adam_mpi.observe.hunter import describe
 from adam_mpi.observe.metrics import Metrics
@@ -288,6 +288,7 @@ class Head:
             self.progress.say(f"stopped by {self.stopped_by}; go on with --run {self.directory} --resume")
             return
         self.keeper.write_weights()
+        self.results["warnings"] = self._warnings()
         self._write_summary("done")
         (self.directory / "DONE").touch()
         self._say_result()
@@ -305,6 +306,8 @@ class Head:
         seconds = time.monotonic() - self.began
         self.progress.say(f"{told} after {seconds:.1f} s, {rate:.0f} images/s in training")
         self.progress.say(f"summary: {self.directory / 'summary.json'}")
+        for warning in self.results["warnings"]:
+            self.progress.say(f"warning: {warning}")
 
     def _check_silence(self) -> None:
         limit = self.config.cluster.seconds
@@ -330,6 +333,7 @@ class Head:
         state |= {"groups": status.groups(rows), "ranks": rows}
         write_json(self.directory / "status.json", state)
         self._tell_trouble()
+        self._check_losses(phase, figures, done)
         return state
 
     def _tell_trouble(self) -> None:
@@ -338,6 +342,25 @@ class Head:
             if not self.troubled:
                 self.troubled = True
                 self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {self.config.server.on_nan})")
+
+    def _check_losses(self, phase: Phase, figures: dict[str, float], done: bool) -> None:
+        """End a job that computes nothing any more but NaN."""
+        if self.config.inject.conserve or not verdict.diverged(figures, self.config.train.batch, done):
+            return
+        self._write_summary("running")
+        count, rate = figures["images_not_finite"], self.config.optimiser.rate
+        raise UserError(
+            f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "
+            f"optimiser.rate below {rate:g}, or data.transform.normalise = true where inputs are large"
+        )
+
+    def _warnings(self) -> list[str]:
+        """What makes the end of this job no success."""
+        if self.config.inject.conserve:
+            return []
+        parts = [part for part in ("test", "validation") if f"{part}_accuracy" in self.results]
+        labels = {part: self.data.data.labels(part) for part in parts}
+        return verdict.warnings(self.results, labels, self.board.gauges()["layers"])
 
     def _left(self, phase: Phase, figures: dict[str, float]) -> float | None:
         """Seconds of training that are left, at the speed so far."""

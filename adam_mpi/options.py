@@ -2,27 +2,29 @@
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from adam_mpi import config
+from adam_mpi.cluster.launcher import rank, tell_together
 from adam_mpi.models import names
 
-# A rank's number as launchers give it, before MPI is up.
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 class _Parser(argparse.ArgumentParser):
-    """Under mpirun every rank has the same mistake to report; one does."""
+    """Under mpirun every rank has the same mistake to report, or the same help to show; one does."""
 
     def error(self, message: str) -> NoReturn:
-        rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
-        if rank != "0":
-            sys.exit(2)
-        super().error(message)
+        tell_together(f"adam_mpi: {message}; what is allowed: python -m {self.prog} --help")
+        sys.exit(2)
+
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        if not rank():
+            super().print_help(file)
 
 
 class _KeysHelp(argparse.HelpFormatter):
@@ -157,9 +159,10 @@ def _sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument("--over", action="append", required=True, metavar=pairs, help="values to try; may be repeated")
     command.add_argument("--seeds", type=int, default=1, help="runs of each value (default: 1)")
     command.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
-    command.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY)")
+    command.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY, or -2 ...)")
     command.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
-    command.add_argument("--launch", metavar="COMMAND", help="what starts a job, e.g. 'mpirun --bind-to none -n 4'")
+    example = "mpirun --host localhost:4 --bind-to none -n 4"
+    command.add_argument("--launch", metavar="COMMAND", help=f"what starts a job, e.g. '{example}'")
     command.add_argument("--table", action="store_true", help="train nothing, show the table of what is done")
 
 

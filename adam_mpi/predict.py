@@ -1,16 +1,21 @@
 """`adam_mpi predict`: classes and probabilities of images in files."""
 
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from adam_mpi.data.formats.arrays import Held, members
 from adam_mpi.data.formats.folder import ENDINGS, decode
 from adam_mpi.data.formats.source import IMAGES, LABELS
 from adam_mpi.errors import UserError
 from adam_mpi.trained import Trained
 
 BEST = 3
+MOST_BYTES = 4 << 30
+"""Of an array in an npz, which is held in memory as a whole."""
 
 
 def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Iterator[str]:
@@ -70,14 +75,23 @@ def _picture(model: Trained, file: Path) -> np.ndarray:
 def _read_arrays(path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
     """The arrays of an npz as a data set has them, of its test part where it has one."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            images, labels = (_first(file.files, words) for words in (IMAGES, LABELS))
-            if images is None:
-                raise UserError(f"{path}: no array called images (or test_images, x_test ...); it has {file.files}")
-            values = file[images]
-            return [f"{path}:{i}" for i in range(len(values))], values, None if labels is None else file[labels]
-    except (OSError, ValueError) as error:
+        held = members(path)
+        images, labels = (_first(list(held), words) for words in (IMAGES, LABELS))
+        if images is None:
+            raise UserError(f"{path}: no array called images (or test_images, x_test ...); it has {list(held)}")
+        for name in filter(None, (images, labels)):
+            _check_size(path, name, held[name])
+        values = held[images].all()
+        return [f"{path}:{i}" for i in range(len(values))], values, None if labels is None else held[labels].all()
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def _check_size(path: Path, name: str, held: Held) -> None:
+    """Refuse more than is taken into memory at once: a small file can announce very much."""
+    if held.bytes > MOST_BYTES:
+        told = f"{path}: {name} has {held.bytes / 2**30:.1f} GiB"
+        raise UserError(f"{told}; at most {MOST_BYTES / 2**30:g} GiB are taken at once: write several files")
 
 
 def _first(names: Sequence[str], words: Sequence[str]) -> str | None:

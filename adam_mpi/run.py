@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from adam_mpi import config as configuration
 from adam_mpi import start
-from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster import fence, launcher, sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import Idle, Interrupted, World
 from adam_mpi.config import Given
@@ -41,12 +41,15 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
         if done:
             if comm.rank == 0:
                 print(f"{directory} is done: {done} epochs; for more: --set train.epochs={done + 1} or above")
+                # A supervisor believes no marker that was there before.
+                with suppress(OSError):
+                    Path(directory or "", "DONE").touch()
             return 0
         run(comm, given, overrides, directory, resume, minutes)
     except UserError as error:
         # Every rank has the same error; one tells it.
         if comm.rank == 0:
-            print(f"adam_mpi: {error}", file=sys.stderr, flush=True)
+            launcher.tell(f"adam_mpi: {error}")
         return 2
     return 0
 

@@ -76,6 +76,7 @@ def prepare(
         _first_weights(config, shapes, ())
     if config.observe.tensorboard:
         metrics.check()
+    _check_numbers(config)
     path, replicas = rundir.choose(config, directory, resume), world.layout.replicas
     found = _find(config, path, replicas, shapes, seen) if resume else None
     fence.clear(path / "log")
@@ -86,6 +87,13 @@ def prepare(
     kernels = _kernels(config, shapes, path / "kernels.json")
     life = _new_life(config, path, replicas, parameters.total(shapes), seen)
     return Job(config, path, description, shapes, found, kernels, life, replicas, until)
+
+
+def _check_numbers(config: Config) -> None:
+    """What is evaluated is read late: a NaN in it must not show after days of training."""
+    held = open_set(config.data)
+    for part in ("validation", *(["test"] if config.train.test else [])):
+        held.check(part, lambda text: print(f"adam_mpi: {text}", file=sys.stderr, flush=True))
 
 
 def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...], seen: Seen) -> Resume | None:

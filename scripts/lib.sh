@@ -3,6 +3,8 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 venv_mpich=$root/.venv-mpich
+# Before a command line: its messages without the zero bytes of Open MPI.
+clean=("$venv/bin/python" -I -S "$root/scripts/without_zeros")
 
 say() { echo "set-up: $*"; }
 
@@ -172,17 +174,18 @@ run_directory() {
 # training is complete, 3 when the job was stopped on request, else what the job returned (never 0; 128 and the number of
 # a trapped signal that came in the moment the job ended).
 # While it runs, the job's process is $job; once $warned is set, nothing is started again.
+# Markers of an earlier job stay until this one has started and removes them; they are no sign of its success.
 supervise() {
-    local run=$1 left=$2 status
+    local run=$1 left=$2 status done stopped
     shift 2
     while true; do
-        rm -f "$run/DONE" "$run/STOPPED"
+        done=$(identity "$run/DONE") stopped=$(identity "$run/STOPPED")
         "$@" &
         job=$!
         wait_for_job && status=0 || status=$?
         # mpirun can return 0 although its ranks were killed: only the marker tells.
-        [ ! -e "$run/DONE" ] || return 0
-        [ ! -e "$run/STOPPED" ] || return 3
+        [ ! -e "$run/DONE" ] || [ "$(identity "$run/DONE")" = "$done" ] || return 0
+        [ ! -e "$run/STOPPED" ] || [ "$(identity "$run/STOPPED")" = "$stopped" ] || return 3
         tell_lost_hosts "$run"
         # What was given cannot work, or somebody pressed Ctrl-C: no better the second time.
         case $status in 2 | 130 | 143) return $status ;; esac
@@ -190,9 +193,12 @@ supervise() {
         left=$((left - 1))
         echo "The job failed ($status); it is started again, $left more times at the most." >&2
     done
-    echo "$run has no DONE: the training is not complete." >&2
+    echo "$run has no DONE of this job: the training is not complete." >&2
     return $((status ? status : 1))
 }
+
+# identity FILE: what changes when a file is made anew or touched; nothing where there is none.
+identity() { stat -c '%i %z' "$1" 2>/dev/null || true; }
 
 # tell_lost_hosts RUN: names the ranks whose sentinel is gone with them: of a job that has ended, no other list of ranks
 # is there after a moment.
@@ -218,4 +224,22 @@ wait_for_job() {
         case $again in 127 | -1) ;; *) status=$again ;; esac
         return $status
     done
+}
+
+# array_task FILE: the line of the file that this task of a Slurm array is for; there must be one.
+array_task() {
+    local line count
+    count=$(wc -l <"$1") || fail "slurm/train.sh: $1 cannot be read; 'adam_mpi sweep' writes such a file."
+    line=$(sed -n "${SLURM_ARRAY_TASK_ID:-0}{p;q}" "$1" 2>/dev/null) || line=''
+    [ -n "$line" ] || fail "slurm/train.sh: $1 has $count lines, and no line ${SLURM_ARRAY_TASK_ID:-without an array};" \
+        "submit it with sbatch --array=1-$count."
+    echo "$line"
+}
+
+# remove_on_all_nodes FOLDER: of a Slurm job; what cannot be reached any more stays.
+remove_on_all_nodes() {
+    rm -rf "$1"
+    [ "${SLURM_NNODES:-1}" -gt 1 ] || return 0
+    timeout 20 srun --mpi=none --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 rm -rf "$1" \
+        >/dev/null 2>&1 || true
 }

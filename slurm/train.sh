@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 #SBATCH --job-name=adam_mpi
 #SBATCH --nodes=1
-#SBATCH --ntasks=8
 #SBATCH --time=01:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
@@ -9,7 +8,10 @@
 #
 # Trains as a Slurm job, on one node or several; submit it from the project's root:
 #
-#   sbatch [--nodes=N --ntasks=N --cpus-per-task=N --time=T ...] slurm/train.sh [CONFIG] [--set section.key=value ...]
+#   sbatch --ntasks=N [--cpus-per-task=N --time=T ...] slurm/train.sh [CONFIG] [--set section.key=value ...]
+#   sbatch --nodes=N --ntasks-per-node=N [...] slurm/train.sh ...
+#
+# No number of tasks is given above: it would win over --ntasks-per-node.
 #
 # As a task of an array, `slurm/train.sh @FILE` takes the arguments in that line of the file: `adam_mpi sweep` writes it.
 #
@@ -26,12 +28,13 @@ fi
 . "$library"
 [ -x "$venv/bin/python" ] || set_up
 
-# Open MPI leaves folders behind when a job is killed.
-TMPDIR=$(mktemp -d "${TMPDIR:-/tmp}/adam_mpi-$SLURM_JOB_ID-XXXX")
-export TMPDIR
-trap 'rm -rf "$TMPDIR"' EXIT
+# Open MPI leaves files behind when a job is killed: they have a folder of their own, which it makes on every node.
+# TMPDIR itself stays as each node has it.
+files=$(mktemp -d "${TMPDIR:-/tmp}/adam_mpi-$SLURM_JOB_ID-XXXX")
+export PRTE_MCA_prte_tmpdir_base=$files OMPI_MCA_orte_tmpdir_base=$files
+trap 'remove_on_all_nodes "$files"' EXIT
 
-case ${1:-} in @*) eval "set -- $(sed -n "${SLURM_ARRAY_TASK_ID}p" "${1#@}")" ;; esac
+case ${1:-} in @*) arguments=$(array_task "${1#@}") || exit 2; eval "set -- $arguments" ;; esac
 run=$(run_directory --run "$root/runs/job-$SLURM_JOB_ID" "$@")
 threads=()
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || threads=(--set "worker.threads=$SLURM_CPUS_PER_TASK")
@@ -48,9 +51,12 @@ warn() {
 }
 trap warn USR1
 
-mpi_launch "$(default_mpirun)" "${SLURM_NTASKS:-1}"
+# Without a number of tasks Slurm gives each node one.
+ranks=${SLURM_NTASKS:-${SLURM_NNODES:-1}}
+[ "$ranks" -gt 1 ] || echo "slurm/train.sh: one rank does everything; for more: sbatch --ntasks=8 slurm/train.sh ..."
+mpi_launch "$(default_mpirun)" "$ranks"
 status=0
-supervise "$run" "${ADAM_MPI_RESTARTS:-2}" "${launch[@]}" "$venv/bin/python" -m adam_mpi train \
+supervise "$run" "${ADAM_MPI_RESTARTS:-2}" "${clean[@]}" "${launch[@]}" "$venv/bin/python" -m adam_mpi train \
     ${threads[@]+"${threads[@]}"} "$@" --run "$run" --resume || status=$?
 
 if [ -n "$warned" ] && [ $status != 0 ] && [ $status != 2 ]; then

@@ -17,7 +17,7 @@ def server(rank=0, shards=1, leads=None, **tables):
 
 def data(phase, finished, loss=0.0, correct=0, done=False):
     word = {"role": "data", "phase": phase, "finished": finished, "loss": loss, "correct": correct, "done": done}
-    return word | {"skipped": 0}
+    return word | {"skipped": 0, "not_finite": 0}
 
 
 def test_a_last_word_stays_the_last_when_a_periodic_one_follows():

@@ -4,6 +4,7 @@ import gzip
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from launch import ROOT, given
 
 from adam_mpi import config
 from adam_mpi.cli import main
+from adam_mpi.cluster import launcher
 
 
 def refused(job):
@@ -30,13 +32,43 @@ def refused(job):
         (given("data.set=mnits"), "data set 'mnits': unknown; allowed are glyphs, mnist, fashion"),
         (given('model.layers=["relv"]'), "model.layers[0]"),
         (given('inject.faults=["explode rank=1"]'), "inject.faults[0] = 'explode rank=1': unknown fault"),
+        (given('inject.faults=["kill rank=3 at=push"]'), "inject.faults[0]: there is no rank 3; give one of 0 to 2"),
         (["missing.toml"], "config missing.toml: No such file or directory"),
+        (["--max-minutes", "x"], "argument --max-minutes: invalid float value: 'x'; what is allowed: python -m"),
     ],
 )
 def test_a_mistake_is_one_line_from_one_rank(arguments, said, launch):
     job = launch(3, "train", *arguments)
     assert refused(job).startswith(said)
     assert not job.run.exists()
+
+
+def test_who_has_told_a_mistake_waits_for_nobody_for_ever(monkeypatch, capsys):
+    """Another rank may be another program, which never meets the others: the end comes from our own clock."""
+
+    class Never:
+        def Test(self):
+            return False
+
+    def end(code):
+        raise SystemExit(f"ended with {code}")
+
+    world = SimpleNamespace(COMM_WORLD=SimpleNamespace(Ibarrier=Never))
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=world))
+    monkeypatch.setattr(launcher, "TOGETHER_SECONDS", 0.0)
+    monkeypatch.setattr(launcher.os, "_exit", end)
+    for number, told in (("0", "adam_mpi: a mistake\n"), ("1", "")):
+        monkeypatch.setenv("PMI_RANK", number)
+        with pytest.raises(SystemExit, match="ended with 2"):
+            launcher.tell_together("adam_mpi: a mistake")
+        assert capsys.readouterr().err == told
+
+
+def test_one_rank_shows_the_help(monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", "1")
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_run_directory_is_never_overwritten(launch, tmp_path):

@@ -1,6 +1,7 @@
 """Whole jobs on data of all kinds: shares, quorum, skew, features, and memory of the data rank."""
 
 import json
+import re
 
 import numpy as np
 import psutil
@@ -101,3 +102,13 @@ def memory_of_data_rank(process):
         return process.memory_info().rss if rank == "0" else 0
     except psutil.Error:
         return 0
+
+
+def test_a_nan_in_the_test_part_shows_before_the_job_has_a_directory(launch, tmp_path):
+    arrays = {name: np.zeros((60, 5), np.float32) for name in ("train_x", "test_x")}
+    arrays["test_x"][41, 2] = np.inf
+    np.savez(tmp_path / "set.npz", **arrays, train_y=np.arange(60) % 3, test_y=np.arange(60) % 3)
+    layers = 'model.layers=[{kind="dense",units=3}]'
+    job = launch(2, "train", *settings(f"data.set={tmp_path / 'set.npz'}", layers))
+    assert job.returncode == 2 and not job.run.exists(), job.said()
+    assert re.search(r"^adam_mpi: \S+test_x.npy, image 41: holds NaN or infinity; mend it, or", job.stderr, re.M)

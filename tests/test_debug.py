@@ -77,13 +77,25 @@ def test_nothing_is_suspected_of_a_sound_network():
     assert list(suspects(shapes, weights, block(3)[0])) == []
 
 
-def test_a_job_that_diverges_says_where(launch):
+def test_a_job_that_diverges_says_where_and_ends(launch):
     """Steps far too large: the first output that overflows is named on the terminal and in the summary."""
     # In step: the first step is on the weights of the start for certain.
     settings = given("data.images=3000", "train.epochs=1", "optimiser.rate=1e12", "observe.interval=0.2")
     job = launch(3, "train", *settings, *given("consistency.staleness=0", "worker.threads=1"))
-    assert job.returncode == 0, job.said()
+    assert job.returncode == 2 and not (job.run / "DONE").exists(), job.said()
+    failure = job.summary["failure"]
+    assert re.match(r"rank 0, data on \S+: epoch 1/1 train: the loss of \d+ of \d+ images is not finite; set", failure)
+    assert job.summary["status"] == "failed" and job.stderr.count(failure) == 1, job.said()
     (said,) = re.findall(r"^rank \d+: (.*) is not finite: step (\d+), epoch 1, batch \d+", job.stdout, re.MULTILINE)
     told = list(job.summary["not_finite"].values())
     assert said[0] in [trouble["what"] for trouble in told] and int(said[1]) >= 2
     assert all(trouble["layer"] in trouble["what"] for trouble in told) and job.summary["pushes"]["refused"] > 0
+
+
+def test_a_job_that_learned_nothing_says_so_in_the_end(launch):
+    """Weights that do not move are as good as guessing."""
+    job = launch(2, "train", *given("data.images=640", "train.epochs=1", "optimiser.rate=1e-12"))
+    assert job.returncode == 0 and (job.run / "DONE").exists(), job.said()
+    (warning,) = job.summary["warnings"]
+    assert warning.startswith("nothing was learned: test accuracy ") and "optimiser.rate" in warning
+    assert job.stdout.splitlines()[-1] == f"warning: {warning}"

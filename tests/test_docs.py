@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from launch import ROOT, clean_environment
+from launch import ROOT, available, clean_environment
 from PIL import Image
 
 from adam_mpi import config
@@ -84,6 +84,30 @@ def test_every_command_is_understood(name, tmp_path, monkeypatch):
 
 def _place(given):
     return ROOT / given if (ROOT / given).exists() else given
+
+
+def launchers():
+    """How the pages call mpirun on this machine: all that comes before the program."""
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for line in re.findall(r"(?:^ {4,}|`)(mpirun .*?-n \d+) +\S*python ", text, re.M):
+            yield pytest.param(shlex.split(line), id=f"{page.relative_to(ROOT)}: {line}")
+
+
+@pytest.mark.parametrize("words", list(launchers()))
+def test_mpirun_as_it_is_written_starts_here_with_two_cores_as_whoever_we_are(words, tmp_path):
+    (mpi,) = [mpi for mpi in available() if mpi.name == "openmpi"] or [None]
+    if mpi is None:
+        pytest.skip("no Open MPI")
+    allowed = dict(re.findall(r"(OMPI_ALLOW\w+)=(1)", (ROOT / "docs/CLUSTERS.md").read_text()))
+    environment = {key: value for key, value in clean_environment().items() if "OMPI_ALLOW" not in key}
+    environment |= {"TMPDIR": str(tmp_path)} | (allowed if os.geteuid() == 0 else {})
+    # Not more cores than a small laptop has, whatever this machine is.
+    cores = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))]
+    command = [*cores, str(mpi.mpirun), *words[1:], "echo", "here"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ranks = int(words[words.index("-n") + 1])
+    assert (done.returncode, done.stdout) == (0, "here\n" * ranks), done.stderr
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if start >= len(content):
                 return self.send_error(416)
         self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
+        if self.server.announces:
+            self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         self.wfile.write(content[start : self.server.cut])
 
@@ -39,9 +40,10 @@ def serve():
     """Start servers on the loopback interface; all end with the test."""
     servers = []
 
-    def start(content=CONTENT, ranges=True, cut=None):
+    def start(content=CONTENT, ranges=True, cut=None, announces=True):
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.content, server.ranges, server.cut, server.asked = dict(content), ranges, cut, []
+        server.announces = announces
         server.address = f"http://127.0.0.1:{server.server_port}/"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(server)
@@ -125,6 +127,19 @@ def test_bad_md5_removes_the_part_and_names_the_file(serve, tmp_path):
     with pytest.raises(UserError, match="labels.gz.*md5"):
         fetch("mnist", server.address, tmp_path)
     assert held(tmp_path) == {"images.gz": CONTENT["images.gz"]}
+
+
+@pytest.mark.parametrize(("announces", "said"), [(True, "it announces"), (False, "it sends more than")])
+def test_a_mirror_that_sends_too_much_is_left(serve, tmp_path, monkeypatch, announces, said):
+    most = max(map(len, CONTENT.values()))
+    monkeypatch.setattr(fetching, "MOST_BYTES", most)
+    endless = serve({"images.gz": bytes(most + fetching.BLOCK), "labels.gz": b""}, announces=announces)
+    with pytest.raises(UserError, match=f"images.gz.*{said}.*{most}"):
+        fetch("mnist", endless.address, tmp_path)
+    assert held(tmp_path) == {}
+    mirrors(monkeypatch, endless.address, serve().address)
+    fetch("mnist", None, tmp_path)
+    assert held(tmp_path) == CONTENT
 
 
 def test_the_next_mirror_is_tried(serve, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_mpi.cluster.inject import InjectedFault, Injector, parse
+from adam_mpi.cluster.inject import InjectedFault, Injector, check, parse
 from adam_mpi.cluster.layout import Place
 from adam_mpi.errors import UserError
 
@@ -25,6 +25,21 @@ def test_a_range_of_steps_is_drawn_by_the_seed():
     steps = {Injector(faults, PLACE, seed).faults[0][1] for seed in range(20)}
     assert len(steps) > 5 and all(10 <= step <= 50 for step in steps)
     assert Injector(faults, PLACE, 3).faults[0][1] == Injector(faults, PLACE, 3).faults[0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("kill rank=3 at=push", r"inject.faults\[1\]: there is no rank 3; give one of 0 to 2"),
+        ("slow rank=-1 factor=2", r"inject.faults\[1\]: there is no rank -1; give one of 0 to 2"),
+        ("kill role=servers at=apply", r"inject.faults\[1\]: nobody has the role servers; give one of data, worker"),
+    ],
+)
+def test_a_fault_of_nobody_is_refused(line, complaint):
+    places = [Place(0, "h", ("data",)), Place(1, "h", ("worker",)), PLACE]
+    check(parse(["kill rank=2", "slow role=data"]), places)
+    with pytest.raises(UserError, match=complaint):
+        check(parse(["slow role=worker", line]), places)
 
 
 @pytest.mark.parametrize(

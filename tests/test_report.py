@@ -1,5 +1,6 @@
 """The report: one page about runs side by side, opened in a real browser."""
 
+import base64
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ from browser import CHROMIUM, render
 from launch import given
 
 from adam_mpi.errors import UserError
-from adam_mpi.observe.report import names
+from adam_mpi.observe.report import charts, names
 
 REPORT = [sys.executable, "-m", "adam_mpi", "report"]
 SECTIONS = ("Runs", "Curves", "Throughput by role", "Staleness", "Traffic by layer and protocol",
@@ -89,3 +90,16 @@ def test_names_of_runs_differ():
 def test_of_nothing(tmp_path):
     done = run_report(tmp_path, "-o", tmp_path / "report.html")
     assert done.returncode == 2 and "no config.toml" in done.stderr and not (tmp_path / "report.html").exists()
+
+
+def test_a_dollar_in_a_name_begins_no_formula():
+    """A pair of them did, and a formula that is none was a traceback."""
+    names = ["$5 and $10", r"$\frac{$", "_^"]
+    pictures = [
+        charts.matrix("$a_b$", np.eye(3, dtype=int), names),
+        charts.lines("$c$", {name: ([1, 2, 3], [1e-3, 1.0, 10.0]) for name in names}, "x", "y", log=True),
+        charts.gallery("$d$", np.zeros((3, 1, 2, 2)), names),
+    ]
+    drawn = base64.b64decode(pictures[0].partition("base64,")[2].rstrip('">')).decode()
+    assert "$5 and $10" in drawn and "$a_b$" in drawn
+    assert "mathdefault" not in base64.b64decode(pictures[1].partition("base64,")[2].rstrip('">')).decode()

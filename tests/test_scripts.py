@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from launch import ROOT
 
@@ -127,6 +128,95 @@ def test_a_supervisor_believes_the_marker_and_starts_again_what_failed(tmp_path,
     done = shell(f'supervise "$1" "$2" sh -c {shlex.quote(JOB + job)} job "$1"', tmp_path, restarts)
     assert (done.returncode, len((tmp_path / "runs").read_text().split())) == (code, runs), done.stderr
     assert ("has no DONE" in done.stderr) == (code in (1, 7))
+
+
+@pytest.mark.parametrize(("marker", "job", "code"), [("DONE", "exit 2", 2), ("STOPPED", "exit 130", 130)])
+def test_a_job_that_does_not_start_leaves_the_markers_of_the_last_one(tmp_path: Path, marker, job, code) -> None:
+    (tmp_path / marker).write_text("of the last job")
+    done = shell(f'supervise "$1" 3 sh -c "{job}"', tmp_path)
+    assert (done.returncode, (tmp_path / marker).read_text()) == (code, "of the last job")
+
+
+def test_a_job_that_finds_its_run_done_says_so_by_its_marker(tmp_path: Path) -> None:
+    (tmp_path / "DONE").touch()
+    assert shell('supervise "$1" 0 touch "$1/DONE"', tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("2", None),
+        ("3", "has 2 lines, and no line 3; submit it with sbatch --array=1-2."),
+        ("0", "has 2 lines, and no line 0; submit it with sbatch --array=1-2."),
+        (None, "has 2 lines, and no line without an array; submit it with sbatch --array=1-2."),
+    ],
+)
+def test_a_task_of_an_array_has_a_line_of_its_own_or_is_refused(tmp_path: Path, task: str | None, said) -> None:
+    (tmp_path / "jobs.txt").write_text("--set train.epochs=1\n--set train.epochs=2\n")
+    environment = {} if task is None else {"SLURM_ARRAY_TASK_ID": task}
+    done = shell('arguments=$(array_task "$1") || exit 2; echo "$arguments"', tmp_path / "jobs.txt", **environment)
+    if said is None:
+        assert (done.returncode, done.stdout) == (0, "--set train.epochs=2\n")
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"slurm/train.sh: {tmp_path}/jobs.txt {said}\n"
+
+
+def test_the_header_for_slurm_has_no_number_of_tasks() -> None:
+    """It would win over --ntasks-per-node."""
+    lines = (ROOT / "slurm" / "train.sh").read_text().splitlines()
+    assert not [line for line in lines if line.startswith("#SBATCH") and "--ntasks" in line]
+
+
+def without_zeros(*command: str) -> subprocess.Popen:
+    words = [sys.executable, ROOT / "scripts" / "without_zeros", *command]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_zero_bytes_are_left_out_and_all_else_comes_at_once() -> None:
+    """What has no line's end is not held back: the command waits until somebody has read it."""
+    script = r"trap 'exit 7' TERM; printf 'out\0\n'; printf 'a\0b' >&2; while :; do sleep 0.01; done"
+    job = without_zeros("sh", "-c", script)
+    assert job.stderr.read(2) == b"ab"
+    job.terminate()
+    assert (job.communicate(timeout=60), job.returncode) == ((b"out\0\n", b""), 7)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["sh", "-c", "kill -KILL $$"], 137, b""),
+        (["sh", "-c", "seq 100000 >&2; exit 3"], 3, b"".join(b"%d\n" % number for number in range(1, 100001))),
+        (["/nowhere/mpirun"], 127, b"/nowhere/mpirun: No such file or directory\n"),
+        # Somebody who lives longer has the pipe.
+        (["sh", "-c", "sleep 100 & echo $! ; echo told >&2"], 0, b"told\n"),
+    ],
+)
+def test_what_a_command_ends_with_is_passed_on(command: list[str], code: int, said: bytes) -> None:
+    job = without_zeros(*command)
+    assert (job.stderr.read(), job.wait(60)) == (said, code)
+    if left := job.stdout.readline():
+        os.kill(int(left), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_what_is_killed_takes_its_command_along() -> None:
+    job = without_zeros("sh", "-c", "echo $$; exec sleep 1000")
+    command = psutil.Process(int(job.stdout.readline()))
+    job.kill()
+    psutil.wait_procs([command], timeout=60)
+    assert not command.is_running() or command.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_interrupt_of_a_terminals_group_reaches_the_command_once(tmp_path: Path) -> None:
+    count = "trap 'echo INT' INT; trap exit TERM; echo ready; while :; do sleep 0.01; done"
+    words = [sys.executable, ROOT / "scripts" / "without_zeros", "sh", "-c", count]
+    job = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    assert job.stdout.readline() == b"ready\n"
+    os.killpg(job.pid, signal.SIGINT)
+    assert job.stdout.readline() == b"INT\n"
+    job.terminate()
+    assert job.communicate(timeout=60)[0] == b""
 
 
 def test_a_warned_job_is_not_started_again(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from adam_mpi.config import Data
 from adam_mpi.data import glyphs, sets
+from adam_mpi.data.formats.source import BadImages, array_source
+from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.errors import UserError
 
 
@@ -112,3 +114,53 @@ def test_real_files(name):
     assert data.description == sets.Description(name, (1, 28, 28), 10, 55_000, 5_000, 10_000)
     images, labels = everything(data, "test")
     assert np.bincount(labels).min() > 800 and 30 < images.mean() < 80
+
+
+@pytest.mark.parametrize(
+    ("labels", "hint"),
+    [
+        (np.arange(60) % 10 + 1, "labels count from 1 to 10; they must count from 0 to 9: subtract 1"),
+        (np.arange(60) % 10, None),
+        # A class of which there is no image is nothing unusual.
+        (np.array([1, 5, 9] * 20), None),
+        (np.ones(60, np.int64), None),
+    ],
+)
+def test_labels_that_count_from_one_are_told_apart(labels, hint, tmp_path):
+    np.savez(tmp_path / "set.npz", images=np.zeros((60, 4, 4), np.uint8), labels=labels)
+    data = Data(set=str(tmp_path / "set.npz"))
+    if hint is None:
+        assert open_set(data).classes == labels.max() + 1
+    else:
+        with pytest.raises(UserError, match=hint):
+            open_set(data)
+
+
+def test_labels_that_count_from_one_are_no_bad_images_where_classes_are_known(tmp_path):
+    labels = np.array([1, 2, 3, 1])
+    source = array_source("some", (4, 2, 2), np.dtype(np.uint8), labels, lambda indices: None, classes=3)
+    with pytest.raises(UserError, match="labels count from 1 to 3; they must count from 0 to 2: subtract 1"):
+        DataSet(Data(set="some", on_bad="skip"), {"train": source})
+
+
+@pytest.mark.parametrize(("part", "on_bad"), [("test", "stop"), ("test", "skip"), ("validation", "stop")])
+def test_numbers_that_are_none_are_found_before_anything_is_trained(part, on_bad, tmp_path, monkeypatch):
+    monkeypatch.setattr(sets, "CHECKED_BYTES", 40)
+    monkeypatch.setattr(sets, "CHECK_SECONDS", -1.0)
+    features = {name: np.zeros((60, 5), np.float32) for name in ("train", "test")}
+    held = open_set(_written(tmp_path, features, on_bad))
+    origin, order = held._parts[part]
+    features[origin][order[-1], 3] = np.nan
+    held, told = open_set(_written(tmp_path, features, on_bad)), []
+    if on_bad == "skip":
+        held.check(part, told.append)
+        return
+    with pytest.raises(BadImages, match=f"{origin}_x.*image {order[-1]}: holds NaN or infinity"):
+        held.check(part, told.append)
+    assert told[0] == f"looking for NaN in the {part} part: 0%"
+
+
+def _written(folder, features, on_bad):
+    arrays = {f"{name}_x": values for name, values in features.items()}
+    np.savez(folder / "set.npz", **arrays, train_y=np.arange(60) % 3, test_y=np.arange(60) % 3)
+    return Data(set=str(folder / "set.npz"), on_bad=on_bad)

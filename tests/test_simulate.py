@@ -234,6 +234,31 @@ def test_a_bound_is_kept_and_waited_for(staleness: str) -> None:
     assert predicted.waiting > 0.3
 
 
+def test_servers_that_hold_copies_only_are_asked_for_nothing() -> None:
+    """Eight hosts with two ranks each have more servers than the default model has shards for."""
+    settings = config.load(None, [])
+    layout = arrange([f"host{number // 2}" for number in range(16)], settings.layout)
+    machines = cluster(8, 2, 2, image=1e-4)
+    loads = load(settings, layout, model(settings, describe(settings.data)), describe(settings.data), machines.costs)
+    assert set(loads.pull) == set(loads.push) < set(layout.servers)
+    assert predict(machines, settings, batches=20).images_per_second > 0
+
+
+def test_a_clock_with_fewer_images_than_threads_is_counted_image_by_image() -> None:
+    """Three replicas of four threads share four images: two of them have one image, the third has two."""
+    words = ["layout.data=1", "layout.servers=1", "consistency.staleness=0", "train.batch=4", "worker.threads=4"]
+    settings = config.load(None, [*words, "push.protocol=delta"])
+    predicted = predict(cluster(1, 5, 16, image=1e-3), settings, batches=20)
+    assert predicted.replicas == 3
+    assert predicted.images_per_second == pytest.approx(4 / 1e-3, rel=0.02)
+
+
+def test_a_slow_start_is_told_before_its_end_can_be(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    progress.Progress()(0.001)
+    assert capsys.readouterr().err == "simulated 0%, ETA unknown\n"
+
+
 def test_a_slow_replica_slows_nobody_without_a_bound() -> None:
     settings = config.load(None, ["layout.data=1", "layout.servers=1", "worker.threads=1"])
     machines = cluster(1, 5, 8, image=1e-4)

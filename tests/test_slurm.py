@@ -77,12 +77,13 @@ def ended(slurm: dict[str, str], job: str) -> bool:
 
 
 def test_a_job_on_two_nodes_trains_to_its_end(slurm: dict[str, str], project: Path) -> None:
-    job = submit(slurm, project, *given("train.epochs=1"), options=("--nodes=2", "--ntasks=4", "--ntasks-per-node=2"))
+    job = submit(slurm, project, *given("train.epochs=1"), options=("--nodes=2", "--ntasks-per-node=2"))
     until(lambda: ended(slurm, job), "its end", project)
     assert state(slurm, job) == "COMPLETED", output(project)
     run = project / "runs" / f"job-{job}"
     assert (run / "DONE").exists()
-    assert len(json.loads((run / "summary.json").read_text())["provenance"]["hosts"]) == 2
+    summary = json.loads((run / "summary.json").read_text())
+    assert len(summary["provenance"]["hosts"]) == 2 and summary["ranks"]["total"] == 4
 
 
 def test_a_warned_job_is_queued_again_and_goes_on_to_its_end(slurm: dict[str, str], project: Path) -> None:
@@ -133,5 +134,8 @@ def test_a_sweep_is_an_array(slurm: dict[str, str], project: Path) -> None:
     runs = [project / "both" / f"consistency.staleness={value}_seed=1" for value in ("0", "inf")]
     until(lambda: all((run / "DONE").exists() for run in runs), "the end of both", project)
     until(lambda: state(slurm, job) == "COMPLETED", "its end", project)
+    beyond = ["sbatch", "--wait", "--parsable", "--output=beyond.out", "--array=3", *line[1:]]
+    assert subprocess.run(beyond, cwd=project, env=slurm, timeout=60, capture_output=True).returncode != 0
+    assert "has 2 lines, and no line 3; submit it with sbatch --array=1-2." in (project / "beyond.out").read_text()
     table = subprocess.run([*command, "--table"], cwd=project, env=slurm, timeout=60, capture_output=True, text=True)
     assert table.returncode == 0 and "consistency.staleness=inf" in table.stdout, table.stdout + table.stderr

@@ -1,7 +1,13 @@
 """Sweeps: which runs there are, what the table makes of them, and real jobs that are cut and gone on with."""
 
 import json
+import os
+import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,3 +103,45 @@ def test_a_job_that_fails_is_told_and_tried_again(tmp_path, capsys):
     assert main([*command, *given(faults)]) == 2
     streams = capsys.readouterr()
     assert "1/1 optimiser.rate=0.01 seed=1: FAILED" in streams.out and "no run of this sweep is done" in streams.err
+
+
+def test_sweeps_over_the_same_key_do_not_meet_in_a_folder(tmp_path, monkeypatch, capsys):
+    """The second takes the next folder, and each finds its own again."""
+    monkeypatch.chdir(tmp_path)
+    commands = [["sweep", "--over", "optimiser.rate=0.01", "--launch", "false", "-n", str(n)] for n in (1, 2, 1)]
+    assert [main(command) for command in commands] == [2, 2, 2]
+    folders = re.findall(r"slurm/train.sh @(.*)/jobs.txt", capsys.readouterr().out)
+    assert folders == [f"runs/sweep-optimiser.rate{more}" for more in ("", "-2", "")]
+
+
+# Instead of mpirun: the first job is done at once, the second goes on until it is interrupted.
+LAUNCHER = """#!/bin/sh
+while [ "$1" != --run ]; do shift; done
+mkdir -p "$2"
+case $2 in *rate=0.01*) touch "$2/DONE"; exit 0 ;; esac
+trap 'echo ended >"$2/ended"; exit 1' INT
+echo $$ >"$2/pid.part"; mv "$2/pid.part" "$2/pid"
+while :; do sleep 0.01; done
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_is_one_line_and_leaves_no_job(number, tmp_path):
+    launcher = tmp_path / "launcher"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o755)
+    command = ["sweep", "--over", "optimiser.rate=0.01,0.05,0.1", "--launch", launcher, "-o", tmp_path / "s"]
+    words = [sys.executable, "-m", "adam_mpi", *map(str, command)]
+    sweep = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    second = tmp_path / "s" / "optimiser.rate=0.05_seed=1"
+    limit = time.monotonic() + 60
+    while not (second / "pid").exists():
+        assert sweep.poll() is None and time.monotonic() < limit, "the second job did not begin"
+        time.sleep(0.01)
+    sweep.send_signal(number)
+    out, told = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130 and "1/3 optimiser.rate=0.01 seed=1: done" in out
+    assert told == "adam_mpi: interrupted; 1 of 3 runs are done; the same command goes on with the others\n"
+    assert (second / "ended").exists() and not (tmp_path / "s" / "optimiser.rate=0.1_seed=1").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((second / "pid").read_text()), 0)

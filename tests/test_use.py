@@ -13,15 +13,19 @@ from launch import given
 from PIL import Image
 
 import adam_mpi
+from adam_mpi import predict as predicting
 from adam_mpi.cli import main
 from adam_mpi.config import Data, load, to_toml
 from adam_mpi.data import glyphs
+from adam_mpi.data.formats import arrays
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.preparation import Preparation
 from adam_mpi.data.sets import open_set
 from adam_mpi.durable import model as model_file
 from adam_mpi.errors import UserError
+from adam_mpi.export.matching import match
 from adam_mpi.model import parameters
+from adam_mpi.model.parameters import Tensor
 from adam_mpi.trained import shapes_of
 
 SMALL = (
@@ -233,7 +237,7 @@ def test_foreign_tensors_are_matched_by_shape_in_the_order_of_their_numbers(tmp_
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda tensors: tensors.pop("dense3.weight"), "nothing of shape 10x12 is left for dense3/weight"),
+        (lambda tensors: tensors.pop("x.dense3.weight"), "nothing with weight 10x12 and bias 10, but dense3 of"),
         (lambda tensors: tensors.update(extra=np.zeros(3, np.float32)), "extra fit nowhere"),
     ],
 )
@@ -241,11 +245,91 @@ def test_shapes_that_do_not_match_are_named(change, complaint, run, tmp_path, ca
     from adam_mpi.export import named
 
     tensors = named(adam_mpi.load(run))
-    tensors = {f"x.{name}" if name != "dense3.weight" else name: values for name, values in tensors.items()}
+    tensors = {f"x.{name}": values for name, values in tensors.items()}
     change(tensors)
     np.savez(tmp_path / "other.npz", **tensors)
     told = said(capsys, "import", tmp_path / "other.npz", *given(SMALL), "-o", tmp_path / "own.h5", code=2)
     assert complaint in told and told.count("\n") == 1
+
+
+def test_an_npz_that_unpacks_to_more_than_is_taken_is_refused_unread(run, tmp_path, capsys, monkeypatch):
+    """Zeros pack well, so the size of a file says little."""
+    monkeypatch.setattr(predicting, "MOST_BYTES", 1 << 19)
+    monkeypatch.setattr(arrays.Held, "all", lambda held: pytest.fail("it was read"))
+    np.savez_compressed(tmp_path / "bomb.npz", images=np.zeros((1000, 28, 28), np.uint8))
+    told = said(capsys, "predict", run, tmp_path / "bomb.npz", code=2)
+    assert "images has 0.0 GiB; at most 0.000488281 GiB are taken at once: write several files" in told
+
+
+def test_an_npz_that_is_none_is_named(run, tmp_path, capsys):
+    (tmp_path / "other.npz").write_bytes(b"nothing of use")
+    told = said(capsys, "predict", run, tmp_path / "other.npz", code=2)
+    assert "other.npz: cannot be read: File is not a zip file" in told
+
+
+STACK = (("conv1", (4, 1, 5, 5)), ("dense1", (16, 100)), ("dense2", (4, 16)))
+
+
+def tensors_of(stack):
+    """Weight and bias of each layer, as the program has them."""
+    return [
+        Tensor(f"{layer}/{kind}", layer, size, 0, 0)
+        for layer, shape in stack
+        for kind, size in (("weight", shape), ("bias", shape[:1]))
+    ]
+
+
+NORMS = {"1.weight": (4,), "1.bias": (4,), "1.running_mean": (4,), "1.running_var": (4,)}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        # A network with batch normalisation, as it is saved; and without what is no parameter of it.
+        (NORMS, "1.weight, 1.bias, 1.running_mean, 1.running_var fit nowhere"),
+        ({"1.weight": (4,), "1.bias": (4,)}, "1.weight, 1.bias fit nowhere"),
+        # Where layers have no bias beside it, a gamma has the shape of one.
+        ({"0.bias": None, "1.weight": (4,)}, "nothing with weight 4x1x5x5 and bias 4, but conv1 of"),
+        ({"other.weight": (4, 16), "other.bias": (4,)}, "4, other with weight 4x16 and bias 4, but dense2 of"),
+    ],
+)
+def test_what_has_no_place_or_several_is_refused(given, complaint, tmp_path):
+    held = {"0.weight": (4, 1, 5, 5), "0.bias": (4,), "3.weight": (16, 100), "3.bias": (16,), "4.weight": (4, 16)}
+    held |= {"4.bias": (4,)} | given
+    held = {name: shape for name, shape in held.items() if shape}
+    with pytest.raises(UserError, match=complaint):
+        match(tensors_of(STACK), held, tmp_path)
+
+
+def test_names_of_ours_count_before_shapes_and_leave_out_nothing(tmp_path):
+    ours = {tensor.name.replace("/", "."): tensor.shape for tensor in tensors_of(STACK)}
+    assert match(tensors_of(STACK), ours, tmp_path)["dense2/bias"] == "dense2.bias"
+    with pytest.raises(UserError, match="bn1.weight, bn1.bias fit nowhere"):
+        match(tensors_of(STACK), ours | {"bn1.weight": (4,), "bn1.bias": (4,)}, tmp_path)
+    with pytest.raises(UserError, match="dense1.bias is 17, but 16 in model.layers"):
+        match(tensors_of(STACK), ours | {"dense1.bias": (17,)}, tmp_path)
+
+
+def test_equal_shapes_need_numbers_in_their_names(tmp_path):
+    stack = (("dense1", (8, 8)), ("dense2", (8, 8)))
+    shapes = (("weight", (8, 8)), ("bias", (8,)))
+    numbered, words = (
+        {f"{name}.{kind}": shape for name in names for kind, shape in shapes}
+        for names in (("net.10", "net.2"), ("out", "hidden"))
+    )
+    assert match(tensors_of(stack), numbered, tmp_path)["dense1/weight"] == "net.2.weight"
+    with pytest.raises(UserError, match="out, hidden all have weight 8x8 and bias 8: which of them is which"):
+        match(tensors_of(stack), words, tmp_path)
+
+
+def test_tensors_without_names_are_matched_where_each_has_one_place(tmp_path):
+    arrays = {"arr_0": (16, 100), "arr_1": (16,), "arr_2": (4, 16), "arr_3": (4,)}
+    assert match(tensors_of(STACK[1:]), arrays, tmp_path)["dense2/bias"] == "arr_3"
+    with pytest.raises(UserError, match="arr_1, arr_3 all have tensor 16: which of them"):
+        twice = dict(zip(arrays, ((16, 9), (16,), (16, 7), (16,)), strict=True))
+        match(tensors_of((("dense1", (16, 9)), ("dense2", (16, 7)))), twice, tmp_path)
+    with pytest.raises(UserError, match="arr_1 with tensor 8, but dense1.bias, dense2.bias of"):
+        match(tensors_of((("dense1", (8, 9)), ("dense2", (8, 7)))), {"arr_0": (8, 9), "arr_1": (8,)}, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npz", "a.txt", "missing.npz"])

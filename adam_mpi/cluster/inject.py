@@ -54,6 +54,18 @@ def parse(lines: Sequence[str]) -> list[Fault]:
     return [_parse_line(f"inject.faults[{index}]", line) for index, line in enumerate(lines)]
 
 
+def check(faults: Sequence[Fault], places: Sequence[Place]) -> None:
+    """Raise a UserError for a fault that strikes nobody of a job."""
+    for index, fault in enumerate(faults):
+        if any(fault.hits(place) for place in places):
+            continue
+        if fault.rank is not None:
+            told = f"inject.faults[{index}]: there is no rank {fault.rank}"
+            raise UserError(f"{told}; give one of 0 to {len(places) - 1}")
+        roles = sorted({role for place in places for role in place.roles})
+        raise UserError(f"inject.faults[{index}]: nobody has the role {fault.role}; give one of {', '.join(roles)}")
+
+
 def _parse_line(name: str, line: str) -> Fault:
     kind, *words = line.split() or [""]
     if kind not in KEYS:

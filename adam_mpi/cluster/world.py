@@ -14,7 +14,7 @@ from typing import Any
 from mpi4py import MPI
 
 from adam_mpi.cluster import layout
-from adam_mpi.cluster.inject import Injector, parse
+from adam_mpi.cluster.inject import Injector, check, parse
 from adam_mpi.cluster.succession import NEW, go_on
 from adam_mpi.config import Config
 from adam_mpi.errors import RankFailure
@@ -61,6 +61,8 @@ class World:
         self.place: layout.Place = self.layout.places[self.comm.rank]
         self.replica = self._members()
         faults = parse(config.inject.faults)
+        if not known:
+            check(faults, self.layout.places)
         self.injector: Injector = before.injector if before else Injector(faults, self.place, config.run.seed)
         self.gone: tuple[layout.Place, ...] = ()
         """Who was lost since the last generation in which everybody began to work."""

@@ -35,6 +35,12 @@ MD5 = {
 }
 SECONDS = 10
 BLOCK = 1 << 16
+MOST_BYTES = 1 << 26
+"""Of a file: twice the largest there is."""
+
+
+class _TooMuch(OSError):
+    """A mirror sends something else than the file."""
 
 
 def fetch(name: str, source: str | None, target: Path) -> None:
@@ -74,6 +80,11 @@ def _download(name: str, bases: tuple[str, ...], md5: str, target: Path) -> None
         address = f"{base.rstrip('/')}/{target.name}"
         try:
             _transfer(address, part)
+        except _TooMuch as error:
+            # Nothing of it can be of use to the next one.
+            part.unlink(missing_ok=True)
+            failures.append(f"{address}: {error}")
+            continue
         except (OSError, http.client.HTTPException) as error:
             failures.append(f"{address}: {getattr(error, 'reason', None) or error or type(error).__name__}")
             continue
@@ -107,8 +118,9 @@ def _transfer(address: str, part: Path) -> None:
 
 
 def _receive(answer: http.client.HTTPResponse, part: Path, have: int) -> None:
-    length = answer.headers.get("Content-Length")
-    total = have + int(length) if length else None
+    total = have + answer.length if answer.length is not None else None
+    if (total or 0) > MOST_BYTES:
+        raise _TooMuch(f"it announces {total} bytes; no file of a data set has more than {MOST_BYTES}")
     with (
         open(part, "ab" if have else "wb") as file,
         tqdm(desc=part.stem, initial=have, total=total, unit="B", unit_scale=True, disable=None) as bar,
@@ -116,6 +128,8 @@ def _receive(answer: http.client.HTTPResponse, part: Path, have: int) -> None:
         while block := answer.read(BLOCK):
             file.write(block)
             bar.update(len(block))
+            if file.tell() > MOST_BYTES:
+                raise _TooMuch(f"it sends more than {MOST_BYTES} bytes; no file of a data set has as many")
         if total is not None and file.tell() < total:
             raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
 

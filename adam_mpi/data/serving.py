@@ -179,6 +179,7 @@ class DataServer:
             "phase": -1 if self.phase is None else self.phase.number,
             "finished": tally.finished if tally else 0,
             "loss": tally.loss if tally else 0.0,
+            "not_finite": tally.not_finite // tally.strips if tally else 0,
             "correct": tally.correct if tally else 0.0,
             "done": tally.complete if tally else True,
             "owed": tally.owed.tolist() if tally else [],

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ NAMES = ("glyphs", "mnist", "fashion")
 FILES = idx.FILES
 SPLIT_KEY = 2014
 TEST_SHARE = 1 / 6  # of a set that has no test part of its own
+CHECKED_BYTES, CHECK_SECONDS = 1 << 24, 5.0  # that are looked through at once, and between two words about it
 SEED = 1  # of the drawing: like a set of files, glyphs are the same in every run
 
 
@@ -41,6 +44,7 @@ class DataSet:
 
     def __init__(self, data: Data, sources: dict[str, Source]) -> None:
         self.data, self.sources = data, sources
+        _check_labels(data.set, sources["train"])
         self.classes = sources["train"].classes or int(sources["train"].labels.max()) + 1
         self.usable = {part: self._usable(source) for part, source in sources.items()}
         total = sum(len(source) * source.image_bytes for source in sources.values())
@@ -78,6 +82,22 @@ class DataSet:
                 log.warning("left out: %s", error)
                 usable[chosen[error.positions]] = False
 
+    def check(self, part: str, tell: Callable[[str], None]) -> None:
+        """Read a part of numbers that are taken as they are; raise BadImages where they hold NaN or infinity.
+
+        Images of bytes, and parts of which bad images may be left out, need no look. `tell` is told how far it is.
+        """
+        origin, order = self._parts[part]
+        source = self.sources[origin]
+        if source.dtype.kind != "f" or self.data.on_bad != "stop":
+            return
+        chosen, step, told = np.sort(order), max(1, CHECKED_BYTES // source.image_bytes), time.monotonic()
+        for first in range(0, len(chosen), step):
+            if time.monotonic() - told > CHECK_SECONDS:
+                told = time.monotonic()
+                tell(f"looking for NaN in the {part} part: {first / len(chosen):.0%}")
+            source.read(chosen[first : first + step])
+
     def labels(self, part: str) -> np.ndarray:
         origin, order = self._parts[part]
         return self.sources[origin].labels[order]
@@ -108,6 +128,15 @@ class DataSet:
         held_out = round(len(order) * self.data.validation)
         train = order[held_out:][: self.data.images or None]
         return {"train": ("train", train), "validation": ("train", order[:held_out]), "test": test}
+
+
+def _check_labels(name: str, source: Source) -> None:
+    """Refuse labels that count from 1, which would make a class of nothing, or leave the last one out."""
+    lowest, highest = int(source.labels.min()), int(source.labels.max())
+    if lowest == 1 < highest and highest == (source.classes or len(np.unique(source.labels))):
+        raise UserError(
+            f"data set {name!r}: labels count from 1 to {highest}; they must count from 0 to {highest - 1}: subtract 1"
+        )
 
 
 def describe(data: Data) -> Description:

@@ -3,6 +3,7 @@
 Every strip of a replica reports what it has done, so each image is counted `strips` times.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -25,6 +26,8 @@ class Tally:
         """The same for each replica's share."""
         self.reported = self.skipped = 0
         self.loss = self.correct = 0.0
+        self.not_finite = 0
+        """Of `reported`, those whose loss is no number; it is not in the sum."""
         for number in numbers:
             if not self.done[number]:
                 self.left[number] = order[number].size * strips
@@ -46,7 +49,10 @@ class Tally:
     def report(self, number: int, images: int, loss: float, correct: float) -> bool:
         """A strip is done with images of a batch; True when that completes somebody's share."""
         self.reported += images
-        self.loss += loss / self.strips
+        if math.isfinite(loss):
+            self.loss += loss / self.strips
+        else:
+            self.not_finite += images
         self.correct += correct / self.strips
         return self._take(number, images)
 

@@ -1,7 +1,5 @@
 """Weights of other programs to begin with: safetensors, npz, or a state dict that PyTorch saved."""
 
-import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,8 @@ from adam_mpi.data.preparation import Preparation
 from adam_mpi.data.sets import open_set
 from adam_mpi.durable import model as model_file
 from adam_mpi.errors import UserError
+from adam_mpi.export.matching import match, natural
 from adam_mpi.model import parameters
-from adam_mpi.model.parameters import Tensor
 from adam_mpi.trained import shapes_of
 
 
@@ -29,24 +27,6 @@ def import_weights(path: Path, config: Config, output: Path) -> str:
     model_file.write(output, flat, tensors, to_toml(config), inputs.to_json())
     rows = [f"  {name:16} <- {other}" for name, other in chosen.items()]
     return "\n".join([*rows, f"{output}: begin with it: --set model.weights={output}"])
-
-
-def match(tensors: Sequence[Tensor], given: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, str]:
-    """Which given tensor each of ours takes: the one of its name, else the first one left that has its shape."""
-    names = {tensor.name: tensor.name.replace("/", ".") for tensor in tensors}
-    if all(given.get(names[tensor.name]) == tensor.shape for tensor in tensors):
-        return names
-    left, chosen = dict(given), {}
-    for tensor in tensors:
-        found = next((name for name, shape in left.items() if shape == tensor.shape), None)
-        if found is None:
-            held = ", ".join(f"{name} {_sizes(shape)}" for name, shape in left.items()) or "nothing"
-            raise UserError(f"{path}: nothing of shape {_sizes(tensor.shape)} is left for {tensor.name}; left: {held}")
-        chosen[tensor.name] = found
-        del left[found]
-    if left:
-        raise UserError(f"{path}: {', '.join(left)} fit nowhere; change model.layers, or leave them out of the file")
-    return chosen
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -71,7 +51,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     # The file has its tensors by alphabet, in which 10 comes before 2.
-    return dict(sorted(load_file(path).items(), key=lambda item: _natural(item[0])))
+    return dict(sorted(load_file(path).items(), key=lambda item: natural(item[0])))
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -88,12 +68,3 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     if not isinstance(held, dict) or not all(isinstance(value, torch.Tensor) for value in held.values()):
         raise UserError(f"{path}: not a state dict; save one: torch.save(model.state_dict(), FILE)")
     return {name: value.float().numpy() for name, value in held.items() if value.is_floating_point()}
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers in a name count as numbers."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

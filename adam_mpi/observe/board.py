@@ -1,5 +1,6 @@
 """The board: the last word of every rank, and the figures of the whole job that follow from them."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -63,12 +64,14 @@ class Board:
 
     def figures(self, phase: Phase, seconds: float) -> dict[str, float]:
         shares = self.shares(phase)
-        images = sum(share["finished"] for share in shares)
+        images, not_finite = (sum(share[key] for share in shares) for key in ("finished", "not_finite"))
+        loss = sum(share["loss"] for share in shares) / max(images - not_finite, 1)
         return {
             "images": int(images),
+            "images_not_finite": int(not_finite),
             "images_skipped": sum(share["skipped"] for share in shares),
             "images_per_second": images / max(seconds, 1e-9),
-            "loss": sum(share["loss"] for share in shares) / max(images, 1),
+            "loss": math.nan if 0 < images == not_finite else loss,
             "accuracy": sum(share["correct"] for share in shares) / max(images, 1),
             "staleness": mean(self.histogram("leads")),
             "clock_wait": self.clock_wait(),

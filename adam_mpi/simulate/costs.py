@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +67,11 @@ def measured(
         "apply": lambda: _apply(size),
         "pull": lambda: _pull(size),
     }
-    return replace(costs, **{name: work() for name, work in measures.items() if not getattr(costs, name)})
+    unknown = {name: work for name, work in measures.items() if not getattr(costs, name)}
+    if unknown:
+        # Kernels may have to be compiled for it, which takes a while.
+        print(f"measuring on this machine: {', '.join(unknown)}", file=sys.stderr, flush=True)
+    return replace(costs, **{name: work() for name, work in unknown.items()})
 
 
 def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:

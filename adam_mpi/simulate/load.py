@@ -73,7 +73,8 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
                 size = 4 * (HEADER_WORDS + codec.words(shard.size))
                 _add(push[server], size, 1, size * costs.apply)
     width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
-    pull = {server: width * shelves.size(server) for server in shelves.servers}
+    # With few large shards some servers hold copies only: nobody asks them for weights.
+    pull = {server: width * shelves.size(server) for server in push}
     most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
     held = {server: 4 * shelves.size(server) for server in shelves.servers}
     gradient, batch = sum(held.values()), message_bytes(share, data.shape)

@@ -21,7 +21,7 @@ from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import load as weigh
 from adam_mpi.simulate.machine import Host, Rank
 from adam_mpi.simulate.progress import Progress
-from adam_mpi.simulate.roles import Copies, Data, Replica, Server, chance
+from adam_mpi.simulate.roles import Copies, Data, Replica, Server, chance, cut
 
 # Batches of a replica that are simulated, and the part of them at the start that does not count.
 BATCHES, WARM_UP = 400, 0.25
@@ -102,11 +102,15 @@ class Stage:
         threads = _threads(self.cluster, self.config, self.layout, places[0].rank)
         slow = self.cluster.chance.factor if number < round(self.cluster.chance.slow * self.layout.replicas) else 1.0
         ranks = [self.ranks[place.rank] for place in places]
-        return Replica(number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow)
+        share = cut(self.config.train.batch, self.layout.replicas)[number]
+        return Replica(
+            number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow, share
+        )  # fmt: skip
 
     def play(self, connections: int, batches: int, tell: Callable[[float], None]) -> Prediction:
-        """Until the replicas have done their batches; the first ones do not count."""
-        whole = batches * self.config.train.batch * len(self.replicas)
+        """Until the replicas have done their batches, or with clocks their shares of them; the first do not count."""
+        takers = len(self.replicas) if self.config.asynchronous else 1
+        whole = batches * self.config.train.batch * takers
         self._run_until(WARM_UP, whole, tell)
         begun, done, sent = self.time.now, self._images(), self._sent()
         for server in self.servers.values():

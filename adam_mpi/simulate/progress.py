@@ -17,7 +17,7 @@ class Progress:
 
     def __call__(self, share: float) -> None:
         now = monotonic()
-        if share >= FIRST and now - self.told >= INTERVAL:
-            left = duration((now - self.begun) * (1 - share) / share)
+        if now - self.told >= INTERVAL:
+            left = duration((now - self.begun) * (1 - share) / share) if share >= FIRST else "unknown"
             print(f"simulated {share:.0%}, ETA {left}", file=sys.stderr, flush=True)
             self.told = now

@@ -137,10 +137,11 @@ class Replica:
 
     def __init__(
         self, number: int, ranks: list[Rank], config: Config, cluster: Cluster, load: Load,
-        data: list[Data], servers: dict[int, Server], threads: int, slow: float,
+        data: list[Data], servers: dict[int, Server], threads: int, slow: float, share: int,
     ) -> None:  # fmt: skip
+        """`slow`: how many times as long it computes; `share`: images that it has of every clock."""
         self.number, self.ranks, self.config, self.costs, self.load = number, ranks, config, cluster.costs, load
-        self.data, self.servers, self.threads, self.slow = data, servers, threads, slow
+        self.data, self.servers, self.threads, self.slow, self.share = data, servers, threads, slow, share
         self.time, self.chance = ranks[0].host.time, ranks[0].chance
         self.spread = cluster.chance.spread
         self.latency = cluster.links.latency
@@ -176,7 +177,6 @@ class Replica:
 
     def clocks(self) -> Steps:
         """With a bound on staleness: wait for the others, pull, compute a share, push."""
-        share = self.load.images
         for self.clock in range(1 << 60):
             begun = self.time.now
             for server in self.servers.values():
@@ -186,8 +186,8 @@ class Replica:
             yield self.time.process(self.pull())
             yield self.batches.get()
             self.time.process(self.fetch())
-            parts = [self.time.process(self._compute(share / self.threads)) for _ in range(self.threads)]
-            yield self.time.all_of(parts)
+            parts = cut(self.share, self.threads)
+            yield self.time.all_of([self.time.process(self._compute(part)) for part in parts])
             # The gradients of all threads are summed.
             yield from self._share(0.0, self.threads * self.load.gradient * self.costs.apply)
             yield self.pool.get(1)
@@ -203,14 +203,14 @@ class Replica:
         yield from self.ranks[0].do(self.costs.batch)
         yield self.batches.put(None)
 
-    def _compute(self, images: float) -> Steps:
+    def _compute(self, images: int) -> Steps:
         """All strips at once; what they exchange is taken to be hidden behind other batches in flight."""
         noise = self.chance.lognormal(-self.spread**2 / 2, self.spread)
         seconds = images * self.costs.image * noise
         yield from self.ranks[0].interpret(self.costs.task)
         strips = [self.time.process(rank.host.work(self.slow * seconds / len(self.ranks))) for rank in self.ranks]
         yield self.time.all_of(strips)
-        self.images += int(images)
+        self.images += images
 
     def push(self, clock: int, seen: dict[int, int]) -> Steps:
         """`seen`: the version of each server that it was computed on."""
@@ -276,6 +276,11 @@ class Replica:
         """Work that the strips share."""
         each = python / len(self.ranks), kernels / len(self.ranks), told
         yield self.time.all_of([self.time.process(rank.do(*each)) for rank in self.ranks])
+
+
+def cut(images: int, among: int) -> list[int]:
+    """Divide images as evenly as whole ones can be; with fewer of them than takers, some get none."""
+    return [(number + 1) * images // among - number * images // among for number in range(among)]
 
 
 def chance(seed: int, number: int) -> np.random.Generator:

@@ -1,5 +1,6 @@
 """`adam_mpi sweep`: from the values to the table."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +29,28 @@ def sweep(wanted: Sweep) -> Iterator[str]:
     """Lines to print, as they come."""
     if wanted.seeds < 1 or wanted.ranks < 1:
         raise UserError("--seeds and -n: give at least 1")
-    folder = wanted.folder or Path("runs") / f"sweep-{'-'.join(text.partition('=')[0] for text in wanted.over)}"
+    base = [*([wanted.config] if wanted.config else []), *(w for pair in wanted.settings for w in ("--set", pair))]
+    folder = wanted.folder or _folder(wanted, base)
     planned = points(wanted.over, wanted.seeds, folder)
     for point in planned:
         # A value that is not allowed shows before the first job, not in the middle of the night.
         config.load(wanted.config, [*wanted.settings, *point.values])
-    base = [*([wanted.config] if wanted.config else []), *(w for pair in wanted.settings for w in ("--set", pair))]
     if not wanted.only_table:
         line = jobs.prepare(folder, planned, base, wanted.ranks)
         yield f"{len(planned)} runs, {sum(map(jobs.done, planned))} of them done; as a Slurm array: {line}"
-        yield from jobs.run(planned, base, wanted.ranks, wanted.launch)
+        try:
+            yield from jobs.run(planned, base, wanted.ranks, wanted.launch)
+        except KeyboardInterrupt:
+            told = f"interrupted; {sum(map(jobs.done, planned))} of {len(planned)} runs are done"
+            raise KeyboardInterrupt(f"{told}; the same command goes on with the others") from None
     yield from _results(planned, wanted)
+
+
+def _folder(wanted: Sweep, base: Sequence[str]) -> Path:
+    """Return the first folder named after the keys that does not hold a sweep of other jobs."""
+    name = f"sweep-{'-'.join(text.partition('=')[0] for text in wanted.over)}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if jobs.other(path, base, wanted.ranks) is None)
 
 
 def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:

@@ -26,6 +26,10 @@ class Held:
     rows: Rows
     in_memory: bool = False
 
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.sizes) * self.dtype.itemsize
+
     def all(self) -> np.ndarray:
         return self.rows(np.arange(self.sizes[0] if self.sizes else 0))
 
@@ -37,11 +41,16 @@ def open_folder(path: Path) -> dict[str, Source]:
 
 def open_npz(path: Path) -> dict[str, Source]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = {Path(member.filename).stem: member for member in archive.infolist()}
-            return _parts(path, {stem: _open_member(path, archive, member) for stem, member in members.items()})
+        return _parts(path, members(path))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: cut short or damaged ({error})") from None
+
+
+def members(path: Path) -> dict[str, Held]:
+    """Return the arrays of an npz by name; of their bytes only the headers are read, and held against their sizes."""
+    with zipfile.ZipFile(path) as archive:
+        found = {Path(member.filename).stem: member for member in archive.infolist()}
+        return {stem: _open_member(path, archive, member) for stem, member in found.items()}
 
 
 def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:

@@ -10,11 +10,13 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "axes.titlesize": 10, "legend.frameon": False, "svg.fonttype": "none", "font.family": "sans-serif",
+    # Names of classes and runs are people's: a dollar in them begins no formula.
+    "text.parse_math": False,
 }  # fmt: skip
 MAPS, UNITS = 32, 100
 """Of a layer's picture: the most maps, and units in a line."""
@@ -48,6 +50,9 @@ def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: S
         axes.set(title=title, xlabel=x, ylabel=y)
         if log and any(value > 0 for _, ys in series.values() for value in ys):
             axes.set_yscale("log")
+            # Usual ticks of such an axis are formulas.
+            axes.yaxis.set_major_formatter(LogFormatter())
+            axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
         axes.legend()
 
     return draw(title, (5.2, 3.2), paint)
