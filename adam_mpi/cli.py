@@ -33,7 +33,7 @@ def train(options: argparse.Namespace) -> int:
     """Train a network; started by mpirun with any number of ranks."""
     from adam_mpi import run
 
-    return run.train(options.config, options.set, options.run, options.resume, options.max_minutes)
+    return run.train(options.config, options.set, options.run, options.resume, options.max_minutes, options.take_over)
 
 
 def evaluate(options: argparse.Namespace) -> int:

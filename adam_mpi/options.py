@@ -62,6 +62,7 @@ def _train(command: argparse.ArgumentParser) -> None:
     _config(command)
     command.add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
     command.add_argument("--resume", action="store_true", help="go on from what the run directory holds")
+    command.add_argument("--take-over", action="store_true", help="take the run directory away from a job that has it")
     command.add_argument(
         "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after so long"
     )

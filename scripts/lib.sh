@@ -172,10 +172,14 @@ run_directory() {
 # training is complete, 3 when the job was stopped on request, else what the job returned (never 0; 128 and the number of
 # a trapped signal that came in the moment the job ended).
 # While it runs, the job's process is $job; once $warned is set, nothing is started again.
+# A job that is started again has a higher ADAM_MPI_ATTEMPT, and takes the run directory over from the one before.
 supervise() {
     local run=$1 left=$2 status
     shift 2
+    export ADAM_MPI_SUPERVISOR ADAM_MPI_ATTEMPT=0
+    ADAM_MPI_SUPERVISOR=$(uname -n)-$$-$(date +%s)-$RANDOM
     while true; do
+        ADAM_MPI_ATTEMPT=$((ADAM_MPI_ATTEMPT + 1))
         rm -f "$run/DONE" "$run/STOPPED"
         "$@" &
         job=$!

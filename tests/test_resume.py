@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from adam_mpi import run
 from adam_mpi.config import load
-from adam_mpi.durable import newest, snapshot, stores
+from adam_mpi.durable import identity, newest, snapshot, stores
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
 
@@ -148,7 +148,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
 
 def stored(run, folder=None):
     """What a run would go on from, its shards included."""
-    seen = stores.survey(MPI.COMM_SELF, folder or run / "store", True)
+    seen = stores.survey(MPI.COMM_SELF, folder or run / "store", identity.of(run), True)
     found, passed_over = newest.find(load(run / "config.toml"), run, seen)
     assert found.kind == "store" and found.midway and passed_over == []
     return found, [piece for file in seen.life.files.values() for piece in file.written]
@@ -174,7 +174,7 @@ def test_without_clocks_the_store_keeps_its_promise_and_says_what_is_lost(start_
     assert found.images + 32 * found.lost_pushes >= seen[-1][1]
     second = start_job(5, "train", "--run", first.run, "--resume", *given("inject.faults=[]"))
     done(second)
-    told = re.search(r"going on from store .* up to (\d+) acknowledged pushes .* are lost, none older", second.stdout)
+    told = re.search(r"going on from store .* up to (\d+) acknowledged pushes .* are lost, none older than [\d.]+ s", second.stdout)
     assert told and int(told[1]) == found.lost_pushes, second.said()
     trained = [line["images"] for line in second.metrics() if line["done"] and line["part"] == "train"]
     assert trained[-1] <= 1600 - found.images + 32 * 20
@@ -192,10 +192,10 @@ def test_stores_on_disks_of_single_nodes_are_read_where_they_lie(start_job, sett
     first = start_job(5, "train", *settings, *where, *given(slow), **options)
     first.until(lambda: any(line["images"] > 400 for line in first.metrics()), "a quarter of its images")
     kill(first)
-    files = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("disks/*/run/0001/server-*.h5"))
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("disks/*/run-*/0001/server-*.h5"))
     assert len({file.parts[1] for file in files}) == 2, files
     # One of them alone is not whole.
-    alone = stores.survey(MPI.COMM_SELF, (tmp_path / files[0]).parent.parent, True)
+    alone = stores.survey(MPI.COMM_SELF, (tmp_path / files[0]).parent.parent, identity.of(first.run), True)
     assert alone.life is None and len(alone.trouble) == 1 and alone.last == 1
     fast = given("inject.faults=[]", "layout.servers=1", "layout.data=2")
     second = done(start_job(4, "train", "--run", first.run, "--resume", *fast, **options))
