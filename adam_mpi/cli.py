@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adam_mpi import config
+from adam_mpi.cluster import launcher
 from adam_mpi.errors import UserError
 from adam_mpi.options import parser
+
+NO_CACHE, CACHE = "no locator available", "set ADAM_MPI_CACHE to a folder that can be written"
+"""What numba says when it finds no folder for what it compiles, and what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except UserError as error:
         print(f"adam_mpi: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if NO_CACHE not in str(error):
+            raise
+        # Every rank has the same error; one tells it.
+        if launcher.number(os.environ) == 0:
+            print(f"adam_mpi: compiled kernels can be kept neither in {Path(__file__).parent} nor at home; {CACHE}",
+                  file=sys.stderr)  # fmt: skip
         return 2
     except BrokenPipeError:
         # Whoever reads the output, such as `head`, has seen enough; Python's own last flush must find an open file.
@@ -37,10 +49,10 @@ def train(options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Evaluate the final weights of a run on its test set; started by mpirun, each rank has a strip of the network."""
+    """Evaluate trained weights on what was not trained on; started by mpirun, each rank has a strip of the network."""
     from adam_mpi.evaluate import evaluate
 
-    return evaluate(Path(options.run))
+    return evaluate(Path(options.path))
 
 
 def plan(options: argparse.Namespace) -> int:

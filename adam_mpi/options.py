@@ -69,7 +69,7 @@ def _train(command: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", help="run directory")
+    _weights(command)
 
 
 def _plan(command: argparse.ArgumentParser) -> None:
@@ -121,7 +121,7 @@ def _merge(command: argparse.ArgumentParser) -> None:
 
 
 def _report(command: argparse.ArgumentParser) -> None:
-    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or folders of sweeps")
     _output(command, "report.html")
 
 

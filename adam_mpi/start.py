@@ -31,7 +31,7 @@ from adam_mpi.durable.owner import Owner, Process
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
 from adam_mpi.durable.stores import Seen
-from adam_mpi.errors import LostState
+from adam_mpi.errors import LostState, UserError
 from adam_mpi.head import Head
 from adam_mpi.job import Job
 from adam_mpi.model import parameters
@@ -172,12 +172,24 @@ def keeps_store(config: Config) -> bool:
 def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
     """The choices of the run so far; else those of the tuner, where it is wanted, or of arithmetic."""
     if path.exists():
-        return json.loads(path.read_text())
+        return _kept_kernels(path, shapes)
     if config.kernels.engine != "generated":
         return None
     choices = tuner.tune(shapes) if config.kernels.tune else tuner.fixed(shapes)
     rundir.write_json(path, choices)
     return choices
+
+
+def _kept_kernels(path: Path, shapes: tuple[LayerShape, ...]) -> dict:
+    """They become source, and may come from anybody: what the tuner could not have written is refused."""
+    try:
+        kept = json.loads(path.read_text())
+        wrong = tuner.check(kept, shapes)
+    except (OSError, ValueError) as error:
+        wrong = str(error)
+    if wrong:
+        raise UserError(f"{path}: {wrong}; remove the file to have kernels chosen anew")
+    return kept
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:

@@ -22,7 +22,7 @@ from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Piece, Spans, gathered
 from adam_mpi.durable.stores import Life, Seen
 from adam_mpi.errors import UserError
-from adam_mpi.observe.rundir import write_json
+from adam_mpi.observe.rundir import read_metrics, write_json
 from adam_mpi.server.codecs import CODECS
 
 NOTHING_SEEN = Seen()
@@ -135,16 +135,16 @@ def cost(resume: Resume, run: Path, config: Config) -> str:
 
     By what its head had written last: up to `observe.interval` seconds of it are not counted.
     """
-    images = max(0, _acknowledged(run / "metrics.jsonl") - resume.images)
+    images = max(0, _acknowledged(run) - resume.images)
     pushes = -(-images // config.push.images) if config.asynchronous else -(-images // config.train.batch)
     unit = "pushes" if config.asynchronous else "clocks"
     return f"; {pushes} acknowledged {unit} ({images} images) are lost and computed again"
 
 
-def _acknowledged(metrics: Path) -> int:
+def _acknowledged(run: Path) -> int:
     """Images of acknowledged pushes since the training began, as they were told last."""
-    with suppress(OSError, ValueError, IndexError, KeyError):
-        return json.loads(metrics.read_text().splitlines()[-1])["images_trained"]
+    with suppress(OSError, IndexError, KeyError):
+        return read_metrics(run)[-1]["images_trained"]
     return 0
 
 
