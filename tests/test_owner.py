@@ -21,7 +21,8 @@ FAR = Process("another machine", 1, "5")
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Nobody supervises."""
+    """Nobody supervises, and hearts beat fast."""
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.01)
     for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", owner.SUPERVISOR, owner.ATTEMPT):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -85,12 +86,27 @@ def test_it_can_be_taken_by_force(tmp_path):
     [((GONE, GONE), True), ((GONE, ALIVE), False), ((GONE, FAR), False), ((FAR,), False), ((), False)],
 )
 def test_a_job_whose_processes_are_all_gone_is_taken_over_at_once(tmp_path, processes, free):
-    owner.take(tmp_path, processes)
+    first, _ = owner.take(tmp_path, processes)
+    first.beat()
     if free:
         owner.take(tmp_path, [ALIVE])
-        return
-    with pytest.raises(UserError, match="in use"):
-        owner.take(tmp_path, [ALIVE])
+    else:
+        # Of those that are elsewhere, only the heartbeat shows that they live.
+        with pytest.raises(UserError, match="in use"):
+            owner.take(tmp_path, [ALIVE])
+    first.release()
+
+
+def test_an_owner_elsewhere_that_shows_no_life_is_waited_for_and_taken_over(tmp_path, environment, capsys):
+    environment.setattr(owner, "STALE_SECONDS", 0.5)
+    environment.setattr(owner, "NOTICE_SECONDS", 0.1)
+    first, _ = owner.take(tmp_path, [ALIVE, FAR])
+    second, note = owner.take(tmp_path, [ALIVE])
+    assert "which has been silent for" in note
+    assert "has it and is silent; it is taken over after 0.5 s" in capsys.readouterr().err
+    second.check()
+    with pytest.raises(LostRun):
+        first.check()
 
 
 def test_a_process_that_has_ended_is_gone_even_if_nobody_has_asked_how(tmp_path):
@@ -183,13 +199,12 @@ def test_without_links_and_with_a_lost_answer_it_works_as_well(tmp_path, environ
         owner.take(tmp_path / "fat", [ALIVE])
 
 
-def test_a_claim_that_cannot_be_understood_counts_until_it_is_old(tmp_path):
+def test_a_claim_that_cannot_be_understood_counts_until_it_is_old(tmp_path, environment):
     (tmp_path / "owner").mkdir()
     (tmp_path / "owner" / "3.json").write_text('{"token": ')
-    with pytest.raises(UserError, match="in use by another job: .*not known"):
-        owner.take(tmp_path, [ALIVE])
-    os.utime(tmp_path / "owner" / "3.json", (0, 0))
-    assert owner.take(tmp_path, [ALIVE])[0].number == 4
+    environment.setattr(owner, "STALE_SECONDS", 0.2)
+    second, note = owner.take(tmp_path, [ALIVE])
+    assert second.number == 4 and "a host that is not known, since" in note and "silent for" in note
 
 
 def test_a_job_tells_of_its_processes_of_now(tmp_path):
@@ -206,16 +221,14 @@ def test_a_job_tells_of_its_processes_of_now(tmp_path):
 
 
 def test_the_heartbeat_touches_the_claim_and_finds_out_that_it_is_lost(tmp_path, environment):
-    environment.setattr(owner, "BEAT_SECONDS", 0.01)
     first, _ = owner.take(tmp_path, [ALIVE, FAR])
     silent(first, 30)
     before, heart = first.path.stat().st_mtime, first.beat()
     assert first.beat() is heart
-    [thread] = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
     until(lambda: first.path.stat().st_mtime > before + 20, "a touch")
     heart.look()
     second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
-    thread.join(20)
+    heart.thread.join(20)
     with pytest.raises(LostRun, match="has been taken by process"):
         heart.look()
     second.release()
@@ -223,7 +236,6 @@ def test_the_heartbeat_touches_the_claim_and_finds_out_that_it_is_lost(tmp_path,
 
 
 def test_a_file_system_that_hangs_stops_the_heartbeat_only(tmp_path, environment):
-    environment.setattr(owner, "BEAT_SECONDS", 0.01)
     first, _ = owner.take(tmp_path, [ALIVE])
     inside, back = threading.Event(), threading.Event()
 

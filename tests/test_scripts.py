@@ -129,6 +129,15 @@ def test_a_supervisor_believes_the_marker_and_starts_again_what_failed(tmp_path,
     assert ("has no DONE" in done.stderr) == (code in (1, 7))
 
 
+def test_a_supervisor_tells_its_jobs_apart_from_those_of_others(tmp_path: Path) -> None:
+    """So that each takes the run directory over from the one before, and from nobody else."""
+    job = 'echo "$ADAM_MPI_SUPERVISOR $ADAM_MPI_ATTEMPT" >>"$1/told"; exit 7'
+    shell(f'for i in 1 2; do supervise "$1" 1 sh -c {shlex.quote(job)} job "$1"; done', tmp_path)
+    told = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
+    assert [attempt for _, attempt in told] == ["1", "2", "1", "2"]
+    assert told[0][0] == told[1][0] != told[2][0] == told[3][0]
+
+
 def test_a_warned_job_is_not_started_again(tmp_path: Path) -> None:
     job = 'echo ran >>$1/runs; kill -USR1 $$; while [ ! -e $1/warned ]; do sleep 0.01; done; exit 5'
     done = shell(f'trap "warned=yes; touch $1/warned" USR1; supervise "$1" 3 sh -c "{job}"', tmp_path)

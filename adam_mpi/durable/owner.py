@@ -8,8 +8,10 @@ newest has lost the run and writes nothing more into it.
 
 import errno
 import json
+import math
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -28,7 +30,7 @@ NOTICE_SECONDS = 2 * BEAT_SECONDS
 """How long whoever takes the run from a living job gives it to find that out."""
 SUPERVISOR, ATTEMPT = "ADAM_MPI_SUPERVISOR", "ADAM_MPI_ATTEMPT"
 """Variables by which a supervisor names itself, and counts the jobs that it starts one after the other."""
-TRIES = 100
+TRIES, WATCH_SECONDS = 100, 0.1
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -69,6 +71,7 @@ class Claim:
     number: int
     record: Record
     age: float
+    touched: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ class Heartbeat:
     def __init__(self, owner: Owner) -> None:
         self.owner, self.over = owner, threading.Event()
         self.lost: LostRun | None = None
-        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self.thread.start()
 
     def look(self) -> None:
         """Raise LostRun once it is known that another job has the run; asks no file."""
@@ -155,7 +159,8 @@ _hearts: dict[Owner, Heartbeat] = {}
 def take(run: Path, processes: Sequence[Process], by_force: bool = False) -> tuple[Owner, str]:
     """Claim a run for the job of these processes; returns the claim, and what is to be said about the owner before.
 
-    Raises a UserError that names the owner where another job has the run.
+    Raises a UserError that names the owner where another job has the run and shows that it lives; waits for one that
+    does not show it until the run may be taken.
     """
     folder, record = run / FOLDER, _here(processes)
     try:
@@ -174,7 +179,8 @@ def _take(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner,
         before = find(run, part)
         why = reason(before, record, by_force)
         if before is not None and why is None:
-            raise UserError(_refusal(run, before))
+            _await_silence(run, before, part)
+            continue
         number = before.number + 1 if before is not None else 1
         owner = Owner(run, number, record.token)
         if _link(part, owner.path):
@@ -186,6 +192,23 @@ def _take(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner,
     raise UserError(f"run directory {run}: other jobs take it again and again; give another with --run DIR")
 
 
+def _await_silence(run: Path, before: Claim, part: Path) -> None:
+    """Until the owner may have lost the run, or has left it; raises the refusal when it shows that it lives."""
+    if any(other.machine == process().machine for other in before.record.processes):
+        raise UserError(_refusal(run, before))
+    told = time.monotonic() + NOTICE_SECONDS
+    while (now := find(run, part)) is not None and now.number == before.number and now.age <= STALE_SECONDS:
+        if now.touched != before.touched:
+            raise UserError(_refusal(run, now))
+        if time.monotonic() > told:
+            told = math.inf
+            print(
+                f"adam_mpi: run directory {run}: {now.record} has it and is silent; it is taken over after "
+                f"{STALE_SECONDS:g} s of that, or at once with --take-over", file=sys.stderr, flush=True,
+            )  # fmt: skip
+        time.sleep(WATCH_SECONDS)
+
+
 def find(run: Path, touched: Path | None = None) -> Claim | None:
     """The newest claim on a run, if there is one; `touched` is a file beside it that may be touched for the time."""
     folder = run / FOLDER
@@ -195,7 +218,8 @@ def find(run: Path, touched: Path | None = None) -> Claim | None:
             return None
         try:
             path = folder / f"{number}.json"
-            return Claim(number, _read(path), _now(touched) - _touched(path))
+            at = _touched(path)
+            return Claim(number, _read(path), _now(touched) - at, at)
         except FileNotFoundError:
             # A newer one has come.
             continue
