@@ -7,6 +7,9 @@ import os
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+# numba keeps what it compiles beside the source or at home, unless it is told of a folder before it is imported.
+if "ADAM_MPI_CACHE" in os.environ:
+    os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(os.environ["ADAM_MPI_CACHE"], "numba"))
 
 # Imported on demand: naming the package must not start MPI.
 OFFERED = {

@@ -14,15 +14,18 @@ from adam_mpi.trained import Trained, load
 
 def train(
     config: Given = None, *, set: Sequence[str] = (), run: str | Path | None = None, resume: bool = False,
-    comm: MPI.Comm | None = None,
+    comm: MPI.Comm | None = None, take_over: bool = False,
 ) -> Trained:  # fmt: skip
     """Collective over `comm` (all ranks by default): train, and return the trained network on every rank.
 
     `config` is a TOML file, the name of a model, a dict of sections, or a `Config`; `set` has further keys, as in
-    `set=["train.epochs=1"]`; `run` is the run directory. Raises `UserError` where something is wrong with them.
+    `set=["train.epochs=1"]`; `run` is the run directory, and `take_over` takes it away from a job that has
+    it. Raises `UserError` where something is wrong with them.
     """
     with _signals_restored():
-        directory = run_job(comm or MPI.COMM_WORLD, config, set, str(run) if run else None, resume, inside=True)
+        directory = run_job(
+            comm or MPI.COMM_WORLD, config, set, str(run) if run else None, resume, take_over=take_over, inside=True
+        )
     return load(directory)
 
 

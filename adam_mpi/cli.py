@@ -11,6 +11,9 @@ from adam_mpi.cluster.launcher import rank, tell, tell_together
 from adam_mpi.errors import UserError
 from adam_mpi.options import parser
 
+NO_CACHE, CACHE = "no locator available", "set ADAM_MPI_CACHE to a folder that can be written"
+"""What numba says when it finds no folder for what it compiles, and what to do."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -23,6 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except UserError as error:
         tell_together(f"adam_mpi: {error}")
+        return 2
+    except RuntimeError as error:
+        if NO_CACHE not in str(error):
+            raise
+        place = Path(__file__).parent
+        tell_together(f"adam_mpi: compiled kernels can be kept neither in {place} nor at home; {CACHE}")
         return 2
     except KeyboardInterrupt as interruption:
         if not rank():
@@ -38,14 +47,14 @@ def train(options: argparse.Namespace) -> int:
     """Train a network; started by mpirun with any number of ranks."""
     from adam_mpi import run
 
-    return run.train(options.config, options.set, options.run, options.resume, options.max_minutes)
+    return run.train(options.config, options.set, options.run, options.resume, options.max_minutes, options.take_over)
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Evaluate the final weights of a run on its test set; started by mpirun, each rank has a strip of the network."""
+    """Evaluate trained weights on what was not trained on; started by mpirun, each rank has a strip of the network."""
     from adam_mpi.evaluate import evaluate
 
-    return evaluate(Path(options.run))
+    return evaluate(Path(options.path))
 
 
 def plan(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The errors that people meet: something they gave us is wrong, a rank is gone, or the job cannot go on."""
+"""The errors that people meet: something they gave us is wrong, a rank or the run directory is gone, the job cannot go on."""
 
 
 class UserError(Exception):
@@ -15,6 +15,10 @@ class Regroup(RankFailure):
     def __init__(self, ranks: int) -> None:
         super().__init__(f"{ranks} ranks more are wanted")
         self.ranks = ranks
+
+
+class LostRun(Exception):
+    """Another job has the run directory now: this one writes nothing more into it, and ends."""
 
 
 class LostState(Exception):

@@ -1,4 +1,4 @@
-"""Evaluate the final weights of a run: in one process, or on several ranks, each with a strip of the network."""
+"""Evaluate the weights of a run, a snapshot or a file: in one process, or on ranks with a strip of the network each."""
 
 import os
 import signal
@@ -16,20 +16,22 @@ from adam_mpi.data.course import Phase
 from adam_mpi.data.preparation import Block, Preparation
 from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.durable import model as model_file
+from adam_mpi.durable.files import open_file
 from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.plan import amount, model, network
+from adam_mpi.trained import weights_file
 
 PARTS = ("validation", "test")
 Judge = Callable[[Block], tuple[float, int]]
 
 
-def evaluate(run: Path) -> int:
+def evaluate(path: Path) -> int:
     """The command: prints a line for each part of the data that was not trained on; returns the exit code."""
     comm = _world()
     try:
-        lines = _evaluate(comm, run)
+        lines = _evaluate(comm, path)
     except UserError as error:
         # Every rank has the same error; one tells it.
         if comm is None or comm.rank == 0:
@@ -56,33 +58,35 @@ def _world() -> Any:
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
-def _evaluate(comm: Any, run: Path) -> list[str]:
-    file = run / "weights.h5"
-    if not file.exists():
-        raise UserError(f"{run}: no weights.h5; give the directory of a finished run")
-    settings = config.load(run / "config.toml")
+def _evaluate(comm: Any, path: Path) -> list[str]:
+    file = weights_file(path)
+    with open_file(file, model_file.KIND) as opened:
+        if "config" not in opened.attrs:
+            raise UserError(f"{file}: does not say which network it is of; give a run or a snapshot")
+        settings = config.from_toml(str(opened.attrs["config"]), str(file))
+        group = "average/" if "average" in opened else ""
     data = open_set(settings.data)
     shapes = model(settings, data.description)
     preparation = Preparation(data, settings.run.seed)
     if comm is None:
-        judge = _alone(settings, data, shapes, file)
+        judge = _alone(settings, data, shapes, file, group)
         return [_line(part, preparation, judge, settings.train.batch) for part in PARTS]
     from adam_mpi.worker.evaluation import Evaluation
 
-    strips = Evaluation(comm, settings, data.description, shapes, file)
+    strips = Evaluation(comm, settings, data.description, shapes, file, group)
     lines = [_line(part, preparation, strips.judge, strips.images) for part in PARTS]
     strips.end()
     return lines
 
 
-def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file: Path) -> Judge:
+def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file: Path, group: str) -> Judge:
     limit, size = settings.layout.memory, 4 * parameters.total(shapes)
     if limit and size > limit:
         raise UserError(
             f"{file}: {amount(size)} of weights, layout.memory = {amount(limit)}; evaluate on several ranks: "
-            f"mpirun -n RANKS python -m adam_mpi eval {file.parent}"
+            f"mpirun -n RANKS python -m adam_mpi eval {file}"
         )
-    weights = model_file.read(file, parameters.tensors(shapes))
+    weights = model_file.read(file, parameters.tensors(shapes), group)
     context = network(settings, data.description, shapes).context()
     return lambda block: context.evaluate(weights, block.pixels, block.labels)
 

@@ -56,7 +56,7 @@ class Head:
         self.closed = self.finishing = self.finished = False
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
-        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe)
+        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe, job.owner)
         if settled is not None:
             self._go_on(settled)
         elif resume is not None:
@@ -164,6 +164,7 @@ class Head:
         stopped, self.stepped = now - self.stepped, now
         if stopped > FENCE_SECONDS:
             fence.check(self.directory / "log", self.world.generation, self.world.place.member)
+            self.keeper.owner.check()
             self.heard = {rank: heard + stopped for rank, heard in self.heard.items()}
 
     def hear(self, source: int, message: dict[str, Any]) -> None:
@@ -280,6 +281,7 @@ class Head:
 
     def _end(self) -> None:
         """The marker comes last: all that it stands for is there."""
+        self.keeper.owner.check()
         self.metrics.close()
         self.progress.close()
         if self.stopped_by:

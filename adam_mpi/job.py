@@ -5,7 +5,9 @@ from pathlib import Path
 
 from adam_mpi.config import Config
 from adam_mpi.data.sets import Description
+from adam_mpi.durable.identity import Identity
 from adam_mpi.durable.newest import Resume
+from adam_mpi.durable.owner import Owner
 from adam_mpi.model.layers import LayerShape
 
 
@@ -26,3 +28,6 @@ class Job:
     """How many it begins with: shards are cut for so many, and uneven shares are drawn for them."""
     until: float
     """When the job is to stop, in seconds since 1970."""
+    identity: Identity
+    owner: Owner
+    """The claim under which the job may write into the run directory."""

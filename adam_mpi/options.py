@@ -64,13 +64,14 @@ def _train(command: argparse.ArgumentParser) -> None:
     _config(command)
     command.add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
     command.add_argument("--resume", action="store_true", help="go on from what the run directory holds")
+    command.add_argument("--take-over", action="store_true", help="take the run directory away from a job that has it")
     command.add_argument(
         "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after so long"
     )
 
 
 def _evaluate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", help="run directory")
+    _weights(command)
 
 
 def _plan(command: argparse.ArgumentParser) -> None:
@@ -122,7 +123,7 @@ def _merge(command: argparse.ArgumentParser) -> None:
 
 
 def _report(command: argparse.ArgumentParser) -> None:
-    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or folders of sweeps")
     _output(command, "report.html")
 
 

@@ -19,21 +19,24 @@ from adam_mpi import config as configuration
 from adam_mpi import start
 from adam_mpi.cluster import fence, launcher, sentinel
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.world import Idle, Interrupted, World
+from adam_mpi.cluster.world import Idle, Interrupted, World, gather
 from adam_mpi.config import Given
 from adam_mpi.crew import Crew
+from adam_mpi.durable import owner as ownership
 from adam_mpi.durable import stores
-from adam_mpi.errors import LostState, RankFailure, Stall, UserError
+from adam_mpi.errors import LostRun, LostState, RankFailure, Stall, UserError
 from adam_mpi.job import Job
 from adam_mpi.observe import log as logs
-from adam_mpi.observe import rundir
 from adam_mpi.observe.timeline import Timeline
 from adam_mpi.observe.watchdog import Watchdog, answer_signals
 
 log = logging.getLogger(__name__)
 
 
-def train(path: str | None, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float) -> int:
+def train(
+    path: str | None, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float,
+    take_over: bool = False,
+) -> int:  # fmt: skip
     """The command: one rank's way through a training job; returns its exit code."""
     comm, given = MPI.COMM_WORLD, path or _saved(directory, resume)
     try:
@@ -45,10 +48,10 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
                 with suppress(OSError):
                     Path(directory or "", "DONE").touch()
             return 0
-        run(comm, given, overrides, directory, resume, minutes)
+        run(comm, given, overrides, directory, resume, minutes, take_over)
     except UserError as error:
-        # Every rank has the same error; one tells it.
-        if comm.rank == 0:
+        # Every rank has the same error; one tells it. Of processes that do not know of each other, the first.
+        if comm.rank == 0 and (comm.size > 1 or not launcher.rank()):
             launcher.tell(f"adam_mpi: {error}")
         return 2
     return 0
@@ -56,13 +59,16 @@ def train(path: str | None, overrides: Sequence[str], directory: str | None, res
 
 def run(
     comm: MPI.Comm, given: Given, overrides: Sequence[str] = (), directory: str | None = None, resume: bool = False,
-    minutes: float = math.inf, inside: bool = False,
+    minutes: float = math.inf, take_over: bool = False, inside: bool = False,
 ) -> Path:  # fmt: skip
     """Collective: a training job; returns its run directory. What is wrong with what was given is raised everywhere.
 
     A job that fails later ends all its processes; `inside` another program that is one rank only, the error is raised.
     """
-    world, job = _together(comm, lambda: _begin(comm, given, overrides, directory, resume, minutes))
+    if MPI.COMM_WORLD.size == 1:
+        launcher.check_alone(os.environ, MPI.Get_library_version())
+    world, job = _together(comm, lambda: _begin(comm, given, overrides, directory, resume, minutes, take_over))
+    os.environ[sentinel.OWNER_FILE] = str(job.owner.path)
     config, failure_file = job.config, job.directory / "log" / "failure.txt"
     logs.start(job.directory, world.rank, str(world.place))
     answer_signals()
@@ -79,25 +85,41 @@ def run(
     except BaseException as error:
         _tell(world, wire, failure_file, error)
         if inside and comm.size == 1:
+            job.owner.release()
+            os.environ.pop(sentinel.OWNER_FILE)
             raise
         _end(world, failure_file, error)
     wire.bye()
     log.info("finished")
+    if world.rank == world.layout.head:
+        job.owner.release()
+    os.environ.pop(sentinel.OWNER_FILE)
     if world.broken and not inside:
         _leave(world)
     return job.directory
 
 
 def _begin(
-    comm: MPI.Comm, given: Given, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float
-) -> tuple[World, Job]:
+    comm: MPI.Comm, given: Given, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float,
+    take_over: bool,
+) -> tuple[World, Job]:  # fmt: skip
     """Collective: what everybody has to know before there is a log to tell anything."""
     config = _agree(comm, lambda: start.configure(given, overrides, comm.size))
     world = World(comm, config)
-    place = stores.folder(config, rundir.where(config, directory))
-    seen = stores.survey(world.comm, place, resume and config.asynchronous)
-    job = _agree(comm, lambda: start.prepare(config, directory, resume, world, minutes, seen))
-    return world, start.settle_here(world, job)
+    processes = gather(world.comm, ownership.process())
+    entry = _agree(comm, lambda: start.enter(config, directory, resume, world, processes, take_over))
+    try:
+        if comm.rank == 0:
+            # Compiling may take minutes.
+            entry.owner.beat()
+        place = stores.folder(config, entry.directory, entry.identity)
+        seen = stores.survey(world.comm, place, entry.identity, resume and config.asynchronous)
+        job = _agree(comm, lambda: start.prepare(config, entry, resume, world, minutes, seen))
+        return world, start.settle_here(world, job)
+    except UserError:
+        if comm.rank == 0:
+            entry.owner.release()
+        raise
 
 
 def _together(comm: MPI.Comm, work: Callable[[], Any]) -> Any:
@@ -129,6 +151,7 @@ def join() -> int:
     world = World(comm, job.config, born=place)
     world.agree()
     logs.start(job.directory, world.place.member, str(world.place))
+    os.environ[sentinel.OWNER_FILE] = str(job.owner.path)
     world.catch_signals()
     wire = sentinel.Wire(None, str(world.place))
     try:
@@ -156,6 +179,7 @@ def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None)
             watch.out(eviction)
         except (RankFailure, MPI.Exception) as failure:
             world.broken = True
+            job.owner.check()
             # A rank that dies is left behind; one that has told an error ends the job.
             if crew is None or not world.survivable or (job.directory / "log" / "failure.txt").exists():
                 _reach_others(world)
@@ -301,7 +325,7 @@ def _end(world: World, failure_file: Path, error: BaseException) -> NoReturn:
 
 
 def _cause(world: World, error: BaseException) -> str:
-    if isinstance(error, LostState | Stall):
+    if isinstance(error, LostState | LostRun | Stall):
         return str(error)
     if isinstance(error, MPI.Exception):
         return f"{world.place}: {world.describe(error)}"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
+from adam_mpi.durable import identity, newest, snapshot, stores
 from adam_mpi.durable import model as model_file
-from adam_mpi.durable import newest, snapshot, stores
+from adam_mpi.durable import owner as ownership
+from adam_mpi.durable.identity import Identity
 from adam_mpi.durable.newest import Resume
+from adam_mpi.durable.owner import Owner, Process
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
 from adam_mpi.durable.stores import Seen
-from adam_mpi.errors import LostState
+from adam_mpi.errors import LostState, UserError
 from adam_mpi.head import Head
 from adam_mpi.job import Job
 from adam_mpi.model import parameters
@@ -60,14 +64,19 @@ def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
     return config
 
 
-def prepare(
-    config: Config, directory: str | None, resume: bool, world: World, minutes: float, seen: Seen
-) -> Job:  # fmt: skip
-    """Everything that can be wrong with what was given shows here, on rank 0, before any work.
+@dataclass(frozen=True)
+class Entry:
+    """What all ranks know before anything of a run is read: where it is, which it is, and that this job has it."""
 
-    `minutes`: how long the job may take; `seen`: the stores of the run.
-    """
-    until = time.time() + 60 * minutes
+    directory: Path
+    identity: Identity
+    owner: Owner
+
+
+def enter(
+    config: Config, directory: str | None, resume: bool, world: World, processes: Sequence[Process], take_over: bool
+) -> Entry:  # fmt: skip
+    """Refuse on rank 0, before any work, what cannot work; then make the run directory, and take it for this job."""
     description = describe(config.data)
     shapes = model(config, description)
     partition(shapes, config.layout.partitions, config.layout.scheme)
@@ -77,16 +86,37 @@ def prepare(
     if config.observe.tensorboard:
         metrics.check()
     _check_numbers(config)
-    path, replicas = rundir.choose(config, directory, resume), world.layout.replicas
-    found = _find(config, path, replicas, shapes, seen) if resume else None
+    path = rundir.choose(config, directory, resume)
+    owner, note = ownership.take(path, processes, take_over)
+    try:
+        if note:
+            print(f"adam_mpi: run directory {path}: {note}", file=sys.stderr, flush=True)
+            # Who had it so far may live; it is to find out before anything changes.
+            time.sleep(ownership.NOTICE_SECONDS if take_over else 0.0)
+        return Entry(path, identity.of(path), owner)
+    except BaseException:
+        owner.release()
+        raise
+
+
+def prepare(config: Config, entry: Entry, resume: bool, world: World, minutes: float, seen: Seen) -> Job:
+    """What all ranks agree on, made by rank 0; what a run of before has left is looked through, or cleared away.
+
+    `minutes`: how long the job may take; `seen`: the stores of the run.
+    """
+    until = time.time() + 60 * minutes
+    description = describe(config.data)
+    shapes = model(config, description)
+    path, replicas = entry.directory, world.layout.replicas
+    found = _find(config, entry, replicas, shapes, seen) if resume else None
     fence.clear(path / "log")
     marks = (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP")
     for stale in (*marks, *path.glob("log/watched-*.txt")):
         stale.unlink(missing_ok=True)
-    (path / "config.toml").write_text(to_toml(config))
+    rundir.write_text(path / "config.toml", to_toml(config))
     kernels = _kernels(config, shapes, path / "kernels.json")
-    life = _new_life(config, path, replicas, parameters.total(shapes), seen)
-    return Job(config, path, description, shapes, found, kernels, life, replicas, until)
+    life = _new_life(config, entry, replicas, parameters.total(shapes), seen)
+    return Job(config, path, description, shapes, found, kernels, life, replicas, until, entry.identity, entry.owner)
 
 
 def _check_numbers(config: Config) -> None:
@@ -96,8 +126,10 @@ def _check_numbers(config: Config) -> None:
         held.check(part, lambda text: print(f"adam_mpi: {text}", file=sys.stderr, flush=True))
 
 
-def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, ...], seen: Seen) -> Resume | None:
+def _find(config: Config, entry: Entry, replicas: int, shapes: tuple[LayerShape, ...], seen: Seen) -> Resume | None:
     """What to go on from; what is not whole is named."""
+    path = entry.directory
+    snapshot.restore(path / "snapshots")
     found, passed_over = newest.find(config, path, seen)
     for trouble in passed_over:
         print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
@@ -109,12 +141,12 @@ def _find(config: Config, path: Path, replicas: int, shapes: tuple[LayerShape, .
     return found if found.kind == "store" else replace(found, note=found.note + newest.cost(found, path, config))
 
 
-def _new_life(config: Config, path: Path, replicas: int, size: int, seen: Seen) -> Path:
+def _new_life(config: Config, entry: Entry, replicas: int, size: int, seen: Seen) -> Path:
     """The folder of this job's stores, with what is to be known about them."""
-    life = newest.next_life(config, path, seen)
+    life = newest.next_life(stores.folder(config, entry.directory, entry.identity), seen)
     if keeps_store(config):
         with suppress(OSError):
-            newest.describe_store(life, config, replicas, size)
+            newest.describe_store(life, config, replicas, size, entry.identity)
     return life
 
 
@@ -125,7 +157,7 @@ def _with_copies(config: Config, world: World) -> Config:
 
 def settle_here(world: World, job: Job) -> Job:
     """Collective: what of the job depends on the node: where its stores are, and what lies on the disks of others."""
-    place, resume = stores.folder(job.config, job.directory), job.resume
+    place, resume = stores.folder(job.config, job.directory, job.identity), job.resume
     job.config.server.copies = world.config.server.copies = _with_copies(job.config, world).server.copies
     if resume is not None:
         resume = newest.share(resume, world.comm, place, _held(world, job))
@@ -148,12 +180,24 @@ def keeps_store(config: Config) -> bool:
 def _kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
     """The choices of the run so far; else those of the tuner, where it is wanted, or of arithmetic."""
     if path.exists():
-        return json.loads(path.read_text())
+        return _kept_kernels(path, shapes)
     if config.kernels.engine != "generated":
         return None
     choices = tuner.tune(shapes) if config.kernels.tune else tuner.fixed(shapes)
     rundir.write_json(path, choices)
     return choices
+
+
+def _kept_kernels(path: Path, shapes: tuple[LayerShape, ...]) -> dict:
+    """They become source, and may come from anybody: what the tuner could not have written is refused."""
+    try:
+        kept = json.loads(path.read_text())
+        wrong = tuner.check(kept, shapes)
+    except (OSError, ValueError) as error:
+        wrong = str(error)
+    if wrong:
+        raise UserError(f"{path}: {wrong}; remove the file to have kernels chosen anew")
+    return kept
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
@@ -198,6 +242,8 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     made: dict[str, Any] = {}
     old, abandoned = (kept.roles, kept.abandon()) if kept else ({}, [])
     settled = None if kept is None else _settle(world, job, kept)
+    if kept is not None:
+        _stay_owner(world, job)
     pushed = _retire(world, kept) if kept is not None else (0, 0)
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
@@ -206,7 +252,8 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         if keeps_store(job.config):
             with suppress(OSError):
                 total = parameters.total(job.shapes)
-                newest.describe_store(life(job, world.generation), job.config, job.replicas, total)
+                now = life(job, world.generation)
+                newest.describe_store(now, job.config, job.replicas, total, job.identity)
     if "data" in roles:
         made["data"] = _data(ground, old.get("data"))
         if world.rank == world.layout.head:
@@ -228,6 +275,14 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
     crew.abandoned, crew.pushed = abandoned, pushed
     return crew
+
+
+def _stay_owner(world: World, job: Job) -> None:
+    """Collective: nobody begins a generation in a directory that another job has; the head tells who the job is now."""
+    processes = gather(world.comm, ownership.process())
+    job.owner.check()
+    if world.rank == world.layout.head:
+        job.owner.enter(processes)
 
 
 def _retire(world: World, kept: Crew) -> tuple[int, int]:
@@ -302,7 +357,9 @@ def _server(ground: Ground, kept: Server | None) -> Server:
         kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
         kept.enter(*where, ground.mirror, settled.clocks, settled.lacking)
     if keeps_store(job.config) and plan.held[world.rank]:
-        kept.write_behind(life(job, world.generation) / snapshot.file_name(world.place.member))
+        folder = life(job, world.generation)
+        forget = partial(stores.forget, folder, job.identity, job.owner)
+        kept.write_behind(folder / snapshot.file_name(world.place.member), forget)
     return kept
 
 

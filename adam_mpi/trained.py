@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from adam_mpi.config import Config, from_toml
@@ -25,16 +26,24 @@ INPUT, PROBABILITIES = "input", "probabilities"
 
 def load(path: str | Path) -> "Trained":
     """A trained network from a run directory, a snapshot's folder or a file of weights."""
-    file = _weights_file(Path(path))
+    file = weights_file(Path(path))
     with open_file(file, model_file.KIND) as opened:
         if model_file.INPUTS not in opened:
             raise UserError(f"{file}: does not say what its network takes; use the version that wrote it")
         config = from_toml(opened.attrs["config"], str(file))
-        inputs = Inputs.from_json(opened[model_file.INPUTS].asstr()[()])
+        inputs = _inputs(file, opened)
         group = "average/" if "average" in opened else ""
     shapes = shapes_of(config, inputs)
     weights = model_file.read(file, parameters.tensors(shapes), group)
     return Trained(file.parent, config, inputs, shapes, weights)
+
+
+def _inputs(file: Path, opened: h5py.File) -> Inputs:
+    """What the network takes, as the file says it."""
+    try:
+        return Inputs.from_json(opened[model_file.INPUTS].asstr()[()])
+    except (UserError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def shapes_of(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
@@ -44,7 +53,8 @@ def shapes_of(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
     )
 
 
-def _weights_file(path: Path) -> Path:
+def weights_file(path: Path) -> Path:
+    """The file with the weights of a run, a snapshot's folder, or itself."""
     if path.is_file():
         return path
     if (path / "weights.h5").exists():

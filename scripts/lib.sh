@@ -175,10 +175,14 @@ run_directory() {
 # a trapped signal that came in the moment the job ended).
 # While it runs, the job's process is $job; once $warned is set, nothing is started again.
 # Markers of an earlier job stay until this one has started and removes them; they are no sign of its success.
+# A job that is started again has a higher ADAM_MPI_ATTEMPT, and takes the run directory over from the one before.
 supervise() {
     local run=$1 left=$2 status done stopped
     shift 2
+    export ADAM_MPI_SUPERVISOR ADAM_MPI_ATTEMPT=0
+    ADAM_MPI_SUPERVISOR=$(uname -n)-$$-$(date +%s)-$RANDOM
     while true; do
+        ADAM_MPI_ATTEMPT=$((ADAM_MPI_ATTEMPT + 1))
         done=$(identity "$run/DONE") stopped=$(identity "$run/STOPPED")
         "$@" &
         job=$!

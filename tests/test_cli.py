@@ -150,7 +150,7 @@ def test_fetch_names_what_it_does_not_know(capsys):
     assert said.startswith("adam_mpi: ") and "imagenet" in said and "mnist" in said and said.count("\n") == 1
 
 
-def test_eval_wants_a_finished_run(tmp_path, capsys):
+def test_eval_wants_weights(tmp_path, capsys):
     assert main(["eval", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said == f"adam_mpi: {tmp_path}: no weights.h5; give the directory of a finished run\n"
+    assert said == f"adam_mpi: {tmp_path}: no weights; give a run directory, a snapshot or a file of weights\n"

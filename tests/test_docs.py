@@ -190,3 +190,13 @@ def test_the_configuration_reference_is_up_to_date():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text() == module.page(), "out of date: run scripts/config_reference.py"
+
+
+def test_sweeps_of_the_first_pages_do_not_share_a_folder():
+    """One after the other in one checkout: a second sweep of other jobs in a folder is refused."""
+    held = {}
+    for page in ("README.md", "docs/TUTORIAL.md"):
+        for words in commands(ROOT / page):
+            if words[:4] == ["python", "-m", "adam_mpi", "sweep"]:
+                options = parser(dict.fromkeys(COMMANDS, "")).parse_args(words[3:])
+                assert held.setdefault(options.output or options.over[0].partition("=")[0], words) == words

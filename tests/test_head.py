@@ -26,6 +26,7 @@ def head(clock, tmp_path):
     place = types.SimpleNamespace(member=0)
     head.config, head.directory = load(None), tmp_path
     head.world = types.SimpleNamespace(generation=0, place=place, layout=types.SimpleNamespace(places=places))
+    head.keeper = types.SimpleNamespace(owner=types.SimpleNamespace(check=lambda: None))
     head.stepped, head.heard = clock.seconds, dict.fromkeys(range(2), clock.seconds)
     return head
 

@@ -13,6 +13,7 @@ from adam_mpi.data.course import Phase
 from adam_mpi.data.order import Order
 from adam_mpi.data.sets import open_set
 from adam_mpi.durable import model
+from adam_mpi.durable.owner import process
 from adam_mpi.durable.stores import Seen
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
@@ -39,10 +40,12 @@ def trained(settings, folder):
     config = load(None, [*SETTINGS, *settings])
     config.model.layers = SMALL
     world = World(MPI.COMM_SELF, config)
-    job = start.prepare(config, str(folder / "run"), False, world, math.inf, Seen())
+    entry = start.enter(config, str(folder / "run"), False, world, [process()], False)
+    job = start.prepare(config, entry, False, world, math.inf, Seen())
     crew = start.crew(world, job)
     run._serve(world, crew)
     crew.free()
+    job.owner.release()
     return model.read(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
 
 

@@ -1,5 +1,6 @@
 """A run cut short at any moment goes on: with clocks bit for bit, without them with no more lost than promised."""
 
+import json
 import os
 import random
 import re
@@ -15,7 +16,7 @@ from mpi4py import MPI
 
 from adam_mpi import run
 from adam_mpi.config import load
-from adam_mpi.durable import newest, snapshot, stores
+from adam_mpi.durable import identity, newest, stores
 from adam_mpi.durable.position import Position
 from adam_mpi.errors import UserError
 
@@ -148,7 +149,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
 
 def stored(run, folder=None):
     """What a run would go on from, its shards included."""
-    seen = stores.survey(MPI.COMM_SELF, folder or run / "store", True)
+    seen = stores.survey(MPI.COMM_SELF, folder or run / "store", identity.of(run), True)
     found, passed_over = newest.find(load(run / "config.toml"), run, seen)
     assert found.kind == "store" and found.midway and passed_over == []
     return found, [piece for file in seen.life.files.values() for piece in file.written]
@@ -174,7 +175,8 @@ def test_without_clocks_the_store_keeps_its_promise_and_says_what_is_lost(start_
     assert found.images + 32 * found.lost_pushes >= seen[-1][1]
     second = start_job(5, "train", "--run", first.run, "--resume", *given("inject.faults=[]"))
     done(second)
-    told = re.search(r"going on from store .* up to (\d+) acknowledged pushes .* are lost, none older", second.stdout)
+    lost = r"going on from store .* up to (\d+) acknowledged pushes .* are lost(, none older than [\d.]+ s|$)"
+    told = re.search(lost, second.stdout, re.M)
     assert told and int(told[1]) == found.lost_pushes, second.said()
     trained = [line["images"] for line in second.metrics() if line["done"] and line["part"] == "train"]
     assert trained[-1] <= 1600 - found.images + 32 * 20
@@ -192,10 +194,10 @@ def test_stores_on_disks_of_single_nodes_are_read_where_they_lie(start_job, sett
     first = start_job(5, "train", *settings, *where, *given(slow), **options)
     first.until(lambda: any(line["images"] > 400 for line in first.metrics()), "a quarter of its images")
     kill(first)
-    files = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("disks/*/run/0001/server-*.h5"))
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("disks/*/run-*/0001/server-*.h5"))
     assert len({file.parts[1] for file in files}) == 2, files
     # One of them alone is not whole.
-    alone = stores.survey(MPI.COMM_SELF, (tmp_path / files[0]).parent.parent, True)
+    alone = stores.survey(MPI.COMM_SELF, (tmp_path / files[0]).parent.parent, identity.of(first.run), True)
     assert alone.life is None and len(alone.trouble) == 1 and alone.last == 1
     fast = given("inject.faults=[]", "layout.servers=1", "layout.data=2")
     second = done(start_job(4, "train", "--run", first.run, "--resume", *fast, **options))
@@ -290,9 +292,33 @@ def test_skewed_shares_want_the_replicas_they_were_drawn_for():
     assert "drawn anew" in newest.check(resume(config, 2, 2), config, 3, 100)
 
 
-def test_names_sort_by_what_is_trained():
-    names = [snapshot.name(*done) for done in ((0, 0), (0, 7), (0, 12), (1, 0), (1, 3), (9, 0), (10, 0))]
-    assert names == sorted(names)
+def test_a_second_job_is_refused_and_one_that_takes_over_ends_the_first(start_job, settings):
+    slow = given("train.epochs=1000000", 'inject.faults=["delay role=worker at=compute seconds=0.05"]')
+    first = start_job(2, "train", *settings, *slow)
+    first.until(lambda: any(line["images"] for line in first.metrics()), "its first images")
+    before = (first.run / "config.toml").read_text()
+    second = start_job(1, "train", *settings, "--run", first.run, "--resume").wait()
+    told = re.findall(r"^adam_mpi: .*", second.stderr, re.M)
+    assert second.returncode == 2 and len(told) == 1 and re.search(r"in use .* process \d+ on", told[0]), second.said()
+    assert (first.run / "config.toml").read_text() == before and first.process.poll() is None
+    some = given("train.epochs=0", "inject.faults=[]")
+    third = start_job(2, "train", *settings, *some, "--run", first.run, "--resume", "--take-over")
+    first.wait(60)
+    taken = r"^adam_mpi: run directory \S+ has been taken by process \d+ .*; this job ends$"
+    assert re.search(taken, first.stderr, re.M), first.said()
+    done(third)
+    assert "taken over from process" in third.stderr and not (third.run / "log" / "failure.txt").exists()
+    assert [json.loads(path.read_text())["released"] for path in (first.run / "owner").iterdir()] == [True]
+
+
+def test_a_process_of_several_that_do_not_know_each_other_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert run.train(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
+    assert "4 processes were started by srun" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    monkeypatch.setenv("SLURM_PROCID", "2")
+    assert run.train(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_the_position_of_a_store_is_what_all_servers_have():

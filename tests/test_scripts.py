@@ -217,6 +217,13 @@ def test_one_interrupt_of_a_terminals_group_reaches_the_command_once(tmp_path: P
     assert job.stdout.readline() == b"INT\n"
     job.terminate()
     assert job.communicate(timeout=60)[0] == b""
+def test_a_supervisor_tells_its_jobs_apart_from_those_of_others(tmp_path: Path) -> None:
+    """So that each takes the run directory over from the one before, and from nobody else."""
+    job = 'echo "$ADAM_MPI_SUPERVISOR $ADAM_MPI_ATTEMPT" >>"$1/told"; exit 7'
+    shell(f'for i in 1 2; do supervise "$1" 1 sh -c {shlex.quote(job)} job "$1"; done', tmp_path)
+    told = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
+    assert [attempt for _, attempt in told] == ["1", "2", "1", "2"]
+    assert told[0][0] == told[1][0] != told[2][0] == told[3][0]
 
 
 def test_a_warned_job_is_not_started_again(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from adam_mpi.config import load
 from adam_mpi.durable import model, newest, snapshot
 from adam_mpi.durable.conductor import Conductor
 from adam_mpi.durable.position import Position
+from adam_mpi.durable.slots import Piece, Stored
+from adam_mpi.durable.stores import Life, Seen
+from adam_mpi.errors import LostRun
 from adam_mpi.model.parameters import Tensor, views
 from adam_mpi.server.shards import cut
 
@@ -154,6 +157,110 @@ def test_the_newest_are_kept_and_names_say_what_is_trained(tmp_path):
     again = Servers(tmp_path)
     again.take(2, 9, 1)
     assert [path.name for path in tmp_path.iterdir()] != [] and not (tmp_path / "epoch-0002").exists()
+
+
+def test_what_else_lies_beside_snapshots_is_neither_gone_on_from_nor_removed(tmp_path):
+    folder = tmp_path / "snapshots"
+    servers = Servers(folder)
+    servers.take(1, 5, 0)
+    servers.take(2, 3, 1)
+    first, last = snapshot.own(folder)[::-1]
+    others = ["keep-epoch-0001", "paper-best", "epoch-9999", "epoch-0001-mine", ".mine"]
+    for name in others:
+        shutil.copytree(first, folder / name)
+    (folder / "zz-notes.txt").write_text("mine")
+    assert snapshot.own(folder) == [last, first]
+    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    assert found.path == first and passed_over == []
+    again = Servers(folder)
+    for batches in (6, 7, 8):
+        again.take(2, batches, 1)
+    assert {path.name for path in folder.iterdir()} == {
+        *others, "zz-notes.txt", "epoch-0001-batch-000007", "epoch-0001-batch-000008"
+    }  # fmt: skip
+
+
+def test_snapshots_are_in_the_order_of_what_is_trained_however_long_their_names_are(tmp_path):
+    told = [(9999, 0, 5), (10000, 0, 6), (10000, 999999, 7), (10000, 1000000, 8), (123456, 0, 9)]
+    for epochs, batches, images in told[::-1]:
+        path = tmp_path / snapshot.name(epochs, batches)
+        path.mkdir()
+        manifest = {"format": 3, "name": path.name, "images": images, "epochs": epochs, "batches": batches}
+        (path / "snapshot.json").write_text(json.dumps(manifest))
+    assert [path.name for path in snapshot.own(tmp_path)] == [snapshot.name(*done[:2]) for done in told]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", ["before", "between", "whole", "last"])
+def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch):
+    """With only one kept: the head is killed at each step of giving a second one the name of the first."""
+    folder = tmp_path / "snapshots"
+    servers = Servers(folder, keep=1)
+    servers.take(3, 7, 2)
+    first = json.loads((folder / "epoch-0002-batch-000007" / "snapshot.json").read_text())
+
+    def killed(*_):
+        raise Killed
+
+    if at == "last":
+        monkeypatch.setattr(servers.conductor, "_clear", killed)
+    else:
+        setattr(servers.conductor, "check" if at == "before" else "renaming", killed)
+    with pytest.raises(Killed):
+        servers.take(3, 7, 2)
+    if at == "whole":
+        # The newer one is not: its manifest was not on disk.
+        [part] = folder.glob(".part-*")
+        (part / "snapshot.json").unlink()
+    snapshot.restore(folder)
+    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    assert found.path.name == "epoch-0002-batch-000007" and passed_over == []
+    older = json.loads((found.path / "snapshot.json").read_text()) == first
+    assert older == (at in ("before", "whole"))
+    # Whoever goes on removes the rest.
+    Servers(folder, keep=1)
+    assert [path.name for path in folder.iterdir()] == ["epoch-0002-batch-000007"]
+
+
+def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
+    servers = Servers(tmp_path, keep=1)
+    servers.take(1, 5, 0)
+
+    def lost():
+        raise LostRun("taken")
+
+    servers.conductor.check = lost
+    with pytest.raises(LostRun):
+        servers.take(1, 6, 0)
+    assert [path.name for path in snapshot.own(tmp_path)] == ["epoch-0000-batch-000005"]
+
+
+def store_of(counts, position, **about):
+    """A life whose shards have so many images."""
+    pieces = [Piece(0, 10, 1, 3, images, 10**18, {}) for images in counts]
+    stored = Stored(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
+    told = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
+    return Seen(1, Life(Path("somewhere/0001"), told, {"server-00003.h5": stored}), **about)
+
+
+@pytest.mark.parametrize(
+    ("counts", "images", "kind"),
+    [((99, 300), 300, "snapshot"), ((225, 300), 300, "store"), ((224, 300), 300, "snapshot"), ((300,), 90, "snapshot")],
+)
+def test_a_store_is_as_new_as_its_oldest_shard(taken, counts, images, kind):
+    """The snapshot has 224 images."""
+    seen = store_of(counts, Position(40, 3, images))
+    found, _ = newest.find(load(None), taken.parent.parent, seen)
+    assert found.kind == kind
+
+
+def test_what_a_store_has_lost_is_told_with_its_measured_age(tmp_path):
+    found, _ = newest.find(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
+    told = "shards of 31 to 52 images; up to 6 acknowledged pushes of 369 images are lost, none older than 15.0 s"
+    assert f"{told} when the job ended" in found.note
 
 
 def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):

@@ -1,12 +1,18 @@
 """Stores on the disks of several nodes: who reads which file, and what is not whole."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
+from mpi4py import MPI
 
-from adam_mpi.durable import stores
+from adam_mpi.config import load
+from adam_mpi.durable import identity, newest, owner, slots, stores
 from adam_mpi.durable.slots import Piece, Stored
 from adam_mpi.durable.stores import Sight
-from adam_mpi.errors import UserError
+from adam_mpi.errors import LostRun, UserError
+from adam_mpi.server.shards import Shard
 
 TOLD = {"parameters": 300, "began": 10**18}
 
@@ -59,3 +65,77 @@ def test_what_is_not_whole_is_told(tmp_path, files, trouble):
 
 def test_what_is_whole_is_taken(tmp_path):
     assert list(stores.check(tmp_path, TOLD, {"a": file(100), "b": file(150, 50)})) == ["a", "b"]
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two runs of one base name whose stores are in one folder, each with two lives."""
+    config = load(None, [f"store.dir={tmp_path / 'stores'}"])
+    runs = [tmp_path / name / "mine" for name in ("a", "b")]
+    for run in runs:
+        run.mkdir(parents=True)
+        place = stores.folder(config, run, identity.of(run))
+        for _ in range(2):
+            life = newest.next_life(place)
+            newest.describe_store(life, config, 1, 300, identity.of(run))
+            slots.create(life / "server-00000.h5", [Shard(0, "dense1", 0, 300)], ["weights"], 8)
+    return config, runs
+
+
+def lives(config, run):
+    return [path.name for path in stores.lives(stores.folder(config, run, identity.of(run)))]
+
+
+def test_runs_of_one_name_neither_see_nor_remove_each_other(two):
+    config, (one, other) = two
+    assert lives(config, one) == lives(config, other) == ["0001", "0002"]
+    place, held = stores.folder(config, one, identity.of(one)), owner.take(one, [owner.process()])[0]
+    stores.forget(place / "0002", identity.of(one), held)
+    assert lives(config, one) == ["0002"] and lives(config, other) == ["0001", "0002"]
+
+
+def test_what_is_marked_as_another_run_s_is_neither_read_nor_removed(two):
+    """Even where it lies among ours."""
+    config, (one, other) = two
+    mine, place = identity.of(one), stores.folder(config, one, identity.of(one))
+    told = json.loads((place / "0001" / stores.DESCRIPTION).read_text())
+    (place / "0001" / stores.DESCRIPTION).write_text(json.dumps(told | {"run": identity.of(other).id}))
+    shutil.rmtree(place / "0002")
+    seen = stores.survey(MPI.COMM_SELF, place, mine, True)
+    assert seen.life is None and seen.trouble[0].endswith("is of another run; move it away, or give another store.dir")
+    stores.forget(place / "0002", mine, owner.take(one, [owner.process()])[0])
+    assert (place / "0001").exists()
+
+
+def test_a_job_that_has_lost_the_run_removes_no_store(two):
+    config, (one, _) = two
+    place, held = stores.folder(config, one, identity.of(one)), owner.take(one, [owner.process()])[0]
+    owner.take(one, [owner.process()], by_force=True)
+    with pytest.raises(LostRun):
+        stores.forget(place / "0002", identity.of(one), held)
+    assert lives(config, one) == ["0001", "0002"]
+
+
+def test_a_run_that_is_moved_keeps_its_stores_and_a_copy_of_it_gets_its_own(two, tmp_path):
+    config, (one, _) = two
+    before, place = identity.of(one), stores.folder(config, one, identity.of(one))
+    shutil.copytree(one, tmp_path / "copy" / "mine")
+    copy = identity.of(tmp_path / "copy" / "mine")
+    assert copy.id != before.id and copy.known == (copy.id, before.id)
+    assert identity.of(tmp_path / "copy" / "mine") == copy and identity.of(one) == before
+    assert lives(config, tmp_path / "copy" / "mine") == []
+    moved = one.rename(tmp_path / "renamed")
+    assert identity.of(moved).id == before.id and stores.folder(config, moved, identity.of(moved)) == place
+    (moved / identity.FILE).write_text('{"id": "../../elsewhere", "directory": "", "before": []}')
+    assert ".." not in identity.of(moved).id
+
+
+def test_lives_are_counted_beyond_four_digits(tmp_path):
+    for name in ("9999", "10000", "0003", "mine"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in stores.lives(tmp_path)] == ["0003", "9999", "10000"]
+    assert newest.next_life(tmp_path).name == "10001"
+    run = tmp_path / "run"
+    run.mkdir()
+    stores.forget(tmp_path / "10000", identity.of(run), owner.take(run, [owner.process()])[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10000", "mine", "run"]

@@ -7,6 +7,7 @@ from launch import given, spread
 from adam_mpi import config
 from adam_mpi.cli import main
 from adam_mpi.data.sets import describe
+from adam_mpi.durable import snapshot
 from adam_mpi.errors import UserError
 
 QUICK = given("data.images=3000", "train.epochs=2", "observe.interval=0.5")
@@ -92,7 +93,13 @@ def test_any_number_of_ranks_trains(case, launch, mpi):
 def test_eval_gives_the_accuracies_of_the_run(case, launch, capsys):
     job = finished(launch(case, "train", *QUICK))
     assert main(["eval", str(job.run)]) == 0
-    said = dict(line.split(": accuracy ") for line in capsys.readouterr().out.splitlines())
+    told = capsys.readouterr().out
+    said = dict(line.split(": accuracy ") for line in told.splitlines())
+    # A file of weights, a snapshot, and a run that was stopped, which has snapshots only.
+    (job.run / "weights.h5").rename(job.folder / "mine.h5")
+    for path in (job.folder / "mine.h5", snapshot.own(job.run / "snapshots")[-1], job.run):
+        assert main(["eval", str(path)]) == 0
+        assert capsys.readouterr().out == told
     for part in ("validation", "test"):
         accuracy = float(said[part].split(",")[0])
         assert accuracy == pytest.approx(job.summary[f"{part}_accuracy"], abs=1e-4)

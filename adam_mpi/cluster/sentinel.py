@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+OWNER_FILE = "ADAM_MPI_OWNER_FILE"
+"""The variable with the claim under which a job has its run directory; it is gone when another job has taken that."""
 BYE, WENT_ON = b"bye", b"went on\n"
 CONNECT_SECONDS = 60.0
 LOOK_SECONDS = 0.25
@@ -61,7 +63,12 @@ def start(
 
 
 def report(failure_file: Path, text: str, status: str = "failed", exit_code: int = 1) -> None:
-    """Tell why the job ends, and note it in the summary, unless somebody has told already."""
+    """Tell why the job ends, and note it in the summary, unless somebody has told already.
+
+    Where another job has the run directory by now, it is only told.
+    """
+    if OWNER_FILE in os.environ and not Path(os.environ[OWNER_FILE]).exists():
+        return _tell(text)
     try:
         file = failure_file.open("x")
     except FileExistsError:

@@ -12,6 +12,8 @@ from adam_mpi.data.transform import middle, output
 from adam_mpi.errors import UserError
 
 Shape = tuple[int, int, int]
+DTYPES = ("uint8", "float32")
+MOST = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,34 @@ class Inputs:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        fields: dict[str, Any] = json.loads(text)
-        fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-        return cls(**fields)
+        """Of a file, which may come from anybody; raises a UserError where it says what no data set has."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+            made = cls(**fields)
+            wrong = made._wrong()
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"inputs: not what this program writes ({error})") from None
+        if wrong:
+            raise UserError(f"inputs: {wrong}")
+        return made
+
+    def _wrong(self) -> str:
+        """What is wrong with it, if anything."""
+        if not _are(self.shape, int) or len(self.shape) != 3 or not all(0 < side <= MOST for side in self.shape):
+            return "shape wants three whole numbers above 0"
+        if self.dtype not in DTYPES:
+            return f"dtype is none of {', '.join(DTYPES)}"
+        if type(self.classes) is not int or not 0 < self.classes <= MOST:
+            return "classes wants a whole number above 0"
+        if not _are(self.names, str) or len(self.names) not in (0, self.classes):
+            return "names wants a text for each class, or none"
+        numbers = [number for values in (self.mean, self.factor) for number in values]
+        if not all(_are(values, float, int) for values in (self.mean, self.factor)) or not np.isfinite(numbers).all():
+            return "mean and factor want finite numbers"
+        if {len(self.mean), len(self.factor)} not in ({0}, {self.shape[0]}):
+            return "mean and factor want a number for each channel, or none"
+        return ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -60,6 +87,11 @@ class Inputs:
         if images.shape[1:] != inner:
             images = middle(images, wanted.crop)
         return (images - _column(self.mean)) * _column(self.factor) if self.mean else images
+
+
+def _are(values: object, *kinds: type) -> bool:
+    """Whether it is a tuple of just these kinds: True is no number."""
+    return isinstance(values, tuple) and all(type(value) in kinds for value in values)
 
 
 def _arranged(images: np.ndarray, channels: int) -> np.ndarray:

@@ -21,7 +21,7 @@ def pack(source: str, target: Path, size: int, on_bad: str) -> str:
     data = sets.open_set(Data(set=source, size=size, on_bad=on_bad, cache=0))
     part = target.with_name(target.name + ".part")
     try:
-        with h5py.File(part, "w") as file:
+        with h5py.File(part, "w", locking=False) as file:
             file.attrs["classes"] = data.classes
             counts = {name: _pack_part(data, name, file.create_group(name)) for name in data.sources}
         os.replace(part, target)

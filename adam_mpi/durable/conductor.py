@@ -1,6 +1,6 @@
 """The head's part of a snapshot: ask all to hold, make the cut, and name the folder when all have written.
 
-    hold ->  <- held (how far)   cut ->  <- stored (what is in it)   model file, manifest, rename, remove old ones
+hold ->  <- held (how far)   cut ->  <- stored (what is in it)   model file, manifest, rename, remove old ones
 """
 
 import logging
@@ -16,7 +16,7 @@ from adam_mpi.durable.files import FORMAT, sync
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.observe.rundir import write_json
 
-PART, POSITION = ".part-", ("epoch", "batches", "images", "clock")
+POSITION = "epoch", "batches", "images", "clock"
 log = logging.getLogger(__name__)
 
 
@@ -24,12 +24,14 @@ class Conductor:
     def __init__(
         self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
         describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
-        renaming: Callable[[], None] = lambda: None,
+        renaming: Callable[[], None] = lambda: None, check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too."""
+        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `check` raises where the
+        directory is not ours any more."""
         self.members = [("server", rank) for rank in servers] + [("worker", rank) for rank in pushers]
         self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
-        self.tensors, self.describe, self.strips, self.renaming = tensors, describe, strips, renaming
+        self.tensors, self.strips, self.renaming, self.check = tensors, strips, renaming, check
+        self.describe = describe
         """What the manifest says besides the position, as it is when the snapshot is ordered."""
         self.number = 0
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
@@ -39,7 +41,9 @@ class Conductor:
         """Snapshots of this job."""
         self.error = ""
         self.began = self.ended = time.monotonic()
-        self._clear(lambda path: path.name.startswith("."))
+        # A head that was lost may have been between two renames.
+        snapshot.restore(folder)
+        self._clear(snapshot.PART, snapshot.OLD)
 
     @property
     def busy(self) -> bool:
@@ -47,7 +51,7 @@ class Conductor:
 
     @property
     def part(self) -> Path:
-        return self.folder / f"{PART}{self.number}"
+        return self.folder / f"{snapshot.PART}{self.number}"
 
     def order(self) -> None:
         """Take a snapshot now, or another one after the one under way."""
@@ -126,23 +130,28 @@ class Conductor:
         log.info("snapshot %s in %.3f s", name, time.monotonic() - self.began)
 
     def _rename(self, path: Path) -> None:
+        """Give the snapshot its name; a kill at any moment leaves it, or the one before of that name, to `restore`."""
+        self.check()
         if path.exists():
             # Of a run that went another way after it, or the same again.
-            path.rename(self.folder / f".old-{self.number}")
+            path.rename(self.folder / f"{snapshot.OLD}{self.number}")
         self.renaming()
         self.part.rename(path)
         sync(self.folder)
-        self._clear(lambda other: other.name.startswith(".old-"))
+        self._clear(snapshot.OLD)
 
     def _remove_old(self) -> None:
         """Older ones of this run; those of an earlier life that are said to be further are not to be trusted."""
-        newest = self.taken[-self.keep :]
-        named = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
-        before = [name for name in named if name not in self.taken and name < self.taken[0]]
+        newest, found = self.taken[-self.keep :], [path.name for path in snapshot.own(self.folder)]
+        first = min((found.index(name) for name in self.taken if name in found), default=0)
+        before = [name for name in found[:first] if name not in self.taken]
         kept = newest + before[::-1][: self.keep - len(newest)]
-        self._clear(lambda path: path.name not in kept and not path.name.startswith("."))
+        for name in found:
+            if name not in kept and snapshot.called(self.folder / name) == name:
+                shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def _clear(self, unwanted: Callable[[Path], bool]) -> None:
-        for path in self.folder.glob("*") if self.folder.exists() else ():
-            if unwanted(path):
+    def _clear(self, *beginnings: str) -> None:
+        """Remove what is being made or replaced, of which nobody has use any more."""
+        for path in self.folder.glob(".*") if self.folder.exists() else ():
+            if path.name.startswith(beginnings):
                 shutil.rmtree(path, ignore_errors=True)

@@ -40,7 +40,7 @@ def _run(path: Path) -> Iterator[tuple[str, bool]]:
     summary = path / "summary.json"
     status = json.loads(summary.read_text())["status"] if summary.exists() else "no summary"
     yield f"run {path}: {status}", True
-    for folder in [*sorted(path.glob("snapshots/[!.]*")), *sorted(path.glob("store/[0-9]*"))]:
+    for folder in [*snapshot.own(path / "snapshots"), *stores.lives(path / "store")]:
         yield from _look(folder)
 
 

@@ -13,6 +13,7 @@ from adam_mpi.config import to_toml
 from adam_mpi.durable import model, snapshot
 from adam_mpi.durable.conductor import Conductor
 from adam_mpi.durable.newest import Resume, order_settings
+from adam_mpi.durable.owner import Owner
 from adam_mpi.errors import UserError
 from adam_mpi.observe.board import Board
 from adam_mpi.server.codecs import CODECS
@@ -25,18 +26,29 @@ log = logging.getLogger(__name__)
 class Keeper:
     def __init__(
         self, world: World, post: Post, directory: Path, shelves: Shelves, resume: Resume | None, until: float,
-        describe: Callable[[], dict[str, Any]],
+        describe: Callable[[], dict[str, Any]], owner: Owner,
     ) -> None:  # fmt: skip
-        """`until`: when the job is to stop; `describe`: what snapshots say of it."""
+        """`until`: when the job is to stop; `describe`: what snapshots say of it; `owner`: its claim on the run."""
         self.world, self.config, self.directory, self.shelves = world, world.config, directory, shelves
         self.post, self.resume, self.until, self.describe = post, resume, until, describe
+        self.owner, self.heart = owner, owner.beat()
         servers = [server for server in shelves.servers if shelves.held[server]]
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
         pushers = shelves.pushers if CODECS[self.config.push.codec].feedback else ()
         folder = directory / "snapshots"
         renaming = partial(world.injector.at, "rename")
         self.snapshots = Conductor(
-            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers, renaming
+            post,
+            servers,
+            folder,
+            keep,
+            joint,
+            shelves.tensors,
+            self._describe,
+            shelves.strips,
+            pushers,
+            renaming,
+            owner.check,
         )
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
@@ -47,6 +59,7 @@ class Keeper:
 
     def look(self, training: bool) -> str:
         """Take a snapshot if it is time for one, or somebody asks for it; returns why the job is to stop, if it is."""
+        self.heart.look()
         minutes, now = self.config.snapshot.minutes, time.monotonic()
         due = bool(minutes) and now - self.snapshots.ended > 60 * minutes and not self.snapshots.busy
         if due or self.world.asked > self.asked:
@@ -67,6 +80,7 @@ class Keeper:
 
     def finished(self) -> bool:
         """Whether what the job ends with is in a snapshot; without one it has no result."""
+        self.heart.look()
         if self.snapshots.busy:
             return False
         if not self.stale and not self.snapshots.error:

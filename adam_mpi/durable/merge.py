@@ -44,7 +44,7 @@ def _copy(source: h5py.Dataset, file: h5py.File, name: str) -> None:
 
 def newest(run: Path) -> Path:
     """The newest snapshot of a run that is whole."""
-    for folder in sorted(run.glob("snapshots/[!.]*"), reverse=True):
+    for folder in snapshot.own(run / "snapshots")[::-1]:
         try:
             snapshot.check(folder)
             return folder

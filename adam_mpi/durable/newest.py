@@ -17,11 +17,12 @@ from mpi4py import MPI
 from adam_mpi.config import Config
 from adam_mpi.durable import slots, snapshot, stores
 from adam_mpi.durable.files import FORMAT
+from adam_mpi.durable.identity import Identity
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Piece, Spans, gathered
 from adam_mpi.durable.stores import Life, Seen
 from adam_mpi.errors import UserError
-from adam_mpi.observe.rundir import write_json
+from adam_mpi.observe.rundir import read_metrics, write_json
 from adam_mpi.server.codecs import CODECS
 
 NOTHING_SEEN = Seen()
@@ -46,6 +47,8 @@ class Resume:
     """Files of a snapshot with what its pushers' codec had left out, those of each replica."""
     lost_pushes: int = 0
     """Acknowledged ones that are not, or not everywhere, in a store."""
+    least: int | None = None
+    """Images that all of a store has, down to its oldest shard."""
     readers: dict[str, int] | None = None
     """The rank that reads each file of a store, where not all ranks see all of them."""
     shared: dict[str, Spans] | None = None
@@ -66,19 +69,20 @@ def order_settings(config: Config) -> dict[str, Any]:
     return {f"{section}.{key}": getattr(getattr(config, section), key) for section in keys for key in keys[section]}
 
 
-def next_life(config: Config, run: Path, seen: Seen = NOTHING_SEEN) -> Path:
-    """The folder of the store of a job that starts now, after all that anybody has seen."""
-    lives = [int(path.name) for path in stores.folder(config, run).glob("[0-9]*")]
-    return stores.folder(config, run) / f"{max([seen.last, *lives]) + 1:04d}"
+def next_life(place: Path, seen: Seen = NOTHING_SEEN) -> Path:
+    """The folder of the store of a job that starts now, after all that anybody has seen; `place`: of all of them."""
+    last = max([seen.last, *(int(path.name) for path in stores.lives(place))])
+    return place / f"{last + 1:04d}"
 
 
 def find(config: Config, run: Path, seen: Seen = NOTHING_SEEN) -> tuple[Resume | None, list[str]]:
     """What to go on from, and what was passed over and why; `seen`: the stores."""
-    found, trouble = _first_whole(sorted((run / "snapshots").glob("[!.]*"), reverse=True), _from_snapshot)
+    found, trouble = _first_whole(snapshot.own(run / "snapshots")[::-1], _from_snapshot)
     if not config.asynchronous:
         return found, trouble
     stored = None if seen.life is None else _from_store(seen.life, run, config)
-    newer = stored is not None and (found is None or stored.images > found.images)
+    # A snapshot has every image up to its own in every shard; of a store the oldest shard says how much that is.
+    newer = stored is not None and stored.least is not None and (found is None or stored.least > found.images)
     return stored if newer else found, [*trouble, *seen.trouble]
 
 
@@ -105,19 +109,25 @@ def _from_snapshot(path: Path) -> Resume:
 
 
 def _from_store(life: Life, run: Path, config: Config) -> Resume:
-    folder, files = stores.folder(config, run) / life.name, life.files.values()
+    folder, files = life.path, life.files.values()
     position = merged([Position.unpack(stored.position) for stored in files if stored.position is not None])
     counts = [piece.images for stored in files for piece in stored.written]
     pushes, images = (max(lost) for lost in zip(*(stored.lost for stored in files), strict=True))
+    age = max((stored.age for stored in files if stored.age is not None), default=None)
     note = (
         f"store {folder}: shards of {min(counts)} to {max(counts)} images; up to {pushes} acknowledged pushes of "
-        f"{images} images are lost, none older than {life.told['interval']:g} s"
+        f"{images} images are lost"
     )
+    if pushes and age is not None:
+        note += f", none older than {age:.1f} s when the job ended"
     if CODECS[config.push.codec].feedback:
         note += f", and what {config.push.codec} had left out until then"
     known = life.told["parameters"], life.told["replicas"], life.told["order"]
     epochs, readers = max(position.epoch - 1, 0), None if life.shared else life.readers
-    return Resume("store", folder, epochs, position, _best(run), *known, note, lost_pushes=pushes, readers=readers)
+    least = min([position.images, *counts])
+    return Resume(
+        "store", folder, epochs, position, _best(run), *known, note, lost_pushes=pushes, least=least, readers=readers
+    )
 
 
 def cost(resume: Resume, run: Path, config: Config) -> str:
@@ -125,24 +135,25 @@ def cost(resume: Resume, run: Path, config: Config) -> str:
 
     By what its head had written last: up to `observe.interval` seconds of it are not counted.
     """
-    images = max(0, _acknowledged(run / "metrics.jsonl") - resume.images)
+    images = max(0, _acknowledged(run) - resume.images)
     pushes = -(-images // config.push.images) if config.asynchronous else -(-images // config.train.batch)
     unit = "pushes" if config.asynchronous else "clocks"
     return f"; {pushes} acknowledged {unit} ({images} images) are lost and computed again"
 
 
-def _acknowledged(metrics: Path) -> int:
+def _acknowledged(run: Path) -> int:
     """Images of acknowledged pushes since the training began, as they were told last."""
-    with suppress(OSError, ValueError, IndexError, KeyError):
-        return json.loads(metrics.read_text().splitlines()[-1])["images_trained"]
+    with suppress(OSError, IndexError, KeyError):
+        return read_metrics(run)[-1]["images_trained"]
     return 0
 
 
-def describe_store(folder: Path, config: Config, replicas: int, parameters: int) -> None:
+def describe_store(folder: Path, config: Config, replicas: int, parameters: int, identity: Identity) -> None:
     """What whoever reads the stores of a job must know besides."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"format": FORMAT, "parameters": parameters, "replicas": replicas, "interval": config.store.interval}
-    write_json(folder / stores.DESCRIPTION, told | {"order": order_settings(config), "began": time.time_ns()})
+    told = {"format": FORMAT, "run": identity.id, "parameters": parameters, "replicas": replicas}
+    told |= {"interval": config.store.interval, "order": order_settings(config), "began": time.time_ns()}
+    write_json(folder / stores.DESCRIPTION, told)
 
 
 def merged(positions: list[Position]) -> Position:

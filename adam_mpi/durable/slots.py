@@ -10,6 +10,7 @@ disk is a plain error that leaves nothing in a library's cache, and nobody holds
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,7 +69,7 @@ def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_b
         lay_out(file, "bodies", h5t.IEEE_F32LE, (values,))
         lay_out(file, "position", h5t.STD_U8LE, (2, position_bytes))
         file["heads"] = np.zeros((len(shards) + 1, 2, len(FIELDS)), np.uint64)
-        file["acknowledged"] = np.zeros(2, np.uint64)
+        file["acknowledged"] = np.zeros(3, np.uint64)
     _reserve(path)
 
 
@@ -129,7 +130,7 @@ class Slots:
 
     def acknowledge(self, pushes: int, images: int) -> None:
         """So many have been acknowledged, in the file or not: whoever goes on from it can tell what is lost."""
-        put(self.descriptor, np.array([pushes, images], np.uint64), self.acknowledged)
+        put(self.descriptor, np.array([pushes, images, time.time_ns()], np.uint64), self.acknowledged)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -157,6 +158,8 @@ class Stored:
     pushes: int
     """Acknowledged until the end, whether they are in it or not."""
     images: int
+    nanoseconds: int = 0
+    """When the last of them was; 0 where that is not known."""
 
     @property
     def written(self) -> list[Piece]:
@@ -166,6 +169,11 @@ class Stored:
     def oldest(self) -> int:
         """When the oldest of its shards was copied, in nanoseconds since 1970."""
         return min((piece.nanoseconds for piece in self.written), default=0)
+
+    @property
+    def age(self) -> float | None:
+        """Seconds from the copy of the oldest shard to the last acknowledgement, both by the clock of the server."""
+        return max(0, self.nanoseconds - self.oldest) / 1e9 if self.nanoseconds else None
 
     @property
     def lost(self) -> tuple[int, int]:

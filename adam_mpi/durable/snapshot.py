@@ -11,6 +11,8 @@ a rank, so any layout can read them. docs/FORMAT.md is the whole story.
 """
 
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,18 +23,61 @@ import numpy as np
 from h5py import h5t
 
 from adam_mpi.durable.checksum import add_checksums
-from adam_mpi.durable.files import FORMAT, lay_out, new_file, open_file, put_past_cache
+from adam_mpi.durable.files import FORMAT, lay_out, new_file, open_file, put_past_cache, sync
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import joined, meets
 from adam_mpi.errors import UserError
 from adam_mpi.server.shards import Shard
 
 KIND, MANIFEST, MODEL = "snapshot", "snapshot.json", "model.h5"
+NAME = re.compile(r"epoch-\d{4,}(-batch-\d{6,})?", re.ASCII)
+PART, OLD = ".part-", ".old-"
+"""What is being made, and what is being replaced."""
 
 
 def name(epochs: int, batches: int) -> str:
-    """Names sort by how much is trained."""
+    """What it is called; what is in it is told by its manifest, which `own` goes by."""
     return f"epoch-{epochs:04d}" + (f"-batch-{batches:06d}" if batches else "")
+
+
+def own(folder: Path) -> list[Path]:
+    """The snapshots there that a job has made, by how much is trained; one that does not say it counts as the oldest.
+
+    Whatever else people keep there, a copy of a snapshot under another name too, is none.
+    """
+    found = {path: _trained(path) for path in folder.glob("epoch-*") if NAME.fullmatch(path.name)}
+    ours = [path for path in found if called(path) in (path.name, None)]
+    return sorted(ours, key=lambda path: (found[path], path.name))
+
+
+def called(path: Path) -> str | None:
+    """What a snapshot says it is called; None where it does not say it."""
+    try:
+        name = json.loads((path / MANIFEST).read_text())["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _trained(path: Path) -> tuple[int, int, int]:
+    """Images, epochs and batches."""
+    try:
+        told = manifest(path)
+        return int(told["images"]), int(told["epochs"]), int(told["batches"])
+    except (UserError, KeyError, TypeError, ValueError):
+        return -1, 0, 0
+
+
+def restore(folder: Path) -> None:
+    """Give those their names that a kill has kept from it, between the renames of a snapshot and an older one of the
+    same name. A snapshot's manifest is written last: whoever has one is whole."""
+    parts, replaced = (sorted(folder.glob(f"{what}*"), key=os.path.getmtime) for what in (PART, OLD))
+    # The newest first; and what was to be replaced only where nothing else has the name.
+    for path in [*parts[::-1], *replaced[::-1]]:
+        name = called(path)
+        if name is not None and NAME.fullmatch(name) and not (folder / name).exists():
+            path.rename(folder / name)
+            sync(folder)
 
 
 def file_name(server: int) -> str:

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,8 @@ from mpi4py import MPI
 from adam_mpi.config import Config
 from adam_mpi.durable import slots
 from adam_mpi.durable.files import FORMAT
+from adam_mpi.durable.identity import Identity
+from adam_mpi.durable.owner import Owner
 from adam_mpi.durable.slots import Stored
 from adam_mpi.durable.spans import Piece, Spans, gathered
 from adam_mpi.errors import UserError
@@ -39,7 +42,8 @@ class Sight(NamedTuple):
 
 @dataclass(frozen=True)
 class Life:
-    name: str
+    path: Path
+    """Where the rank that has looked for it would find it."""
     told: dict[str, Any]
     files: dict[str, Stored] = field(default_factory=dict)
     """What is in each file, without the values."""
@@ -59,20 +63,29 @@ class Seen:
     """What is wrong with newer ones."""
 
 
-def folder(config: Config, run: Path) -> Path:
-    """Where this rank finds the stores of a run; variables such as $TMPDIR are those of its node."""
-    return Path(os.path.expandvars(config.store.dir)) / run.resolve().name if config.store.dir else run / "store"
+def folder(config: Config, run: Path, identity: Identity) -> Path:
+    """Where this rank finds the stores of a run; variables such as $TMPDIR are those of its node.
+
+    Outside of the run directory the folder carries the run's identity, and keeps its name when the run gets another.
+    """
+    if not config.store.dir:
+        return run / "store"
+    base = Path(os.path.expandvars(config.store.dir))
+    with suppress(OSError):
+        if found := sorted(base.glob(f"*-{identity.id}")):
+            return found[0]
+    return base / f"{run.resolve().name}-{identity.id}"
 
 
-def survey(comm: MPI.Comm, place: Path, read: bool) -> Seen:
+def survey(comm: MPI.Comm, place: Path, identity: Identity, read: bool) -> Seen:
     """Collective: what there is; with `read` also which life is whole. `place`: where this rank looks."""
     seen = comm.allgather(look(place))
-    lives = sorted({sight.life for sights in seen for sight in sights}, reverse=True)
+    lives = sorted({sight.life for sights in seen for sight in sights}, key=int, reverse=True)
     last, trouble = max(map(int, lives), default=0), list[str]()
     for name in lives if read else ():
         own = [[sight for sight in sights if sight.life == name] for sights in seen]
         try:
-            return Seen(last, _read_life(comm, place / name, own), tuple(trouble))
+            return Seen(last, _read_life(comm, place / name, identity, own), tuple(trouble))
         except UserError as error:
             trouble.append(str(error))
     return Seen(last, None, tuple(trouble))
@@ -80,17 +93,31 @@ def survey(comm: MPI.Comm, place: Path, read: bool) -> Seen:
 
 def look(place: Path) -> list[Sight]:
     try:
-        found = [(path, path.stat()) for path in place.glob("[0-9]*/server-*.h5")]
+        found = [(path, path.stat()) for life in lives(place) for path in life.glob("server-*.h5")]
     except OSError:
         return []
     return [Sight(path.parent.name, path.name, status.st_mtime_ns, status.st_ino) for path, status in found]
 
 
-def forget(life: Path) -> None:
-    """Remove those of earlier lives, as far as they lie beside this one."""
-    for path in life.parent.glob("[0-9]*"):
-        if path.name < life.name:
+def lives(place: Path) -> list[Path]:
+    """The folders of all lives there, the oldest first."""
+    return sorted((path for path in place.glob("*") if path.name.isdecimal()), key=lambda path: int(path.name))
+
+
+def forget(life: Path, identity: Identity, owner: Owner) -> None:
+    """Remove those of earlier lives, as far as they lie beside this one and are of the same run.
+
+    Raises LostRun where another job has the run.
+    """
+    owner.check()
+    for path in lives(life.parent):
+        if int(path.name) < int(life.name) and not _stranger(_told(path), identity):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _stranger(told: dict[str, Any] | str, identity: Identity) -> bool:
+    """Whether stores are marked as those of another run; the folder that they are in has told whose the others are."""
+    return isinstance(told, dict) and told.get("run", identity.id) not in identity.known
 
 
 def readers(seen: Sequence[Sequence[Sight]]) -> dict[str, int]:
@@ -109,7 +136,7 @@ def readers(seen: Sequence[Sequence[Sight]]) -> dict[str, int]:
     return chosen
 
 
-def _read_life(comm: MPI.Comm, path: Path, seen: Sequence[Sequence[Sight]]) -> Life:
+def _read_life(comm: MPI.Comm, path: Path, identity: Identity, seen: Sequence[Sequence[Sight]]) -> Life:
     """Collective: each rank reads its files from end to end; everybody comes to the same result, or raises the same."""
     chosen = readers(seen)
     mine: dict[str, Stored | str] = {}
@@ -122,9 +149,11 @@ def _read_life(comm: MPI.Comm, path: Path, seen: Sequence[Sequence[Sight]]) -> L
     told = next((told for told, _ in words if isinstance(told, dict)), words[0][0])
     if isinstance(told, str):
         raise UserError(told)
+    if any(_stranger(other, identity) for other, _ in words):
+        raise UserError(f"{path}: is of another run; move it away, or give another store.dir")
     files = {name: stored for _, found in words for name, stored in found.items()}
     shared = all(set(sights) == set(seen[0]) for sights in seen)
-    return Life(path.name, told, check(path, told, files), chosen, shared)
+    return Life(path, told, check(path, told, files), chosen, shared)
 
 
 def _told(path: Path) -> dict[str, Any] | str:
@@ -132,7 +161,8 @@ def _told(path: Path) -> dict[str, Any] | str:
         told = json.loads((path / DESCRIPTION).read_text())
     except (OSError, ValueError) as error:
         return f"{path}: {DESCRIPTION}: {error}"
-    return told if told["format"] == FORMAT else f"{path}: format {told['format']}, this version reads {FORMAT}"
+    version = told.get("format") if isinstance(told, dict) else None
+    return told if version == FORMAT else f"{path}: format {version}, this version reads {FORMAT}"
 
 
 def check(path: Path, told: Mapping[str, Any], files: Mapping[str, Stored | str]) -> dict[str, Stored]:

@@ -2,10 +2,12 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from adam_mpi.config import Config
+from adam_mpi.durable import owner
 from adam_mpi.errors import UserError
 
 COMPARE, GROW = "COMPARE", "GROW"
@@ -34,8 +36,7 @@ def choose(config: Config, given: str | None, resume: bool) -> Path:
 
 def compare_copies(path: Path, seconds: float) -> tuple[str, bool]:
     """Ask the job that runs there whether all copies of its shards are the same; what it says, and whether they are."""
-    if not (path / "config.toml").exists():
-        raise UserError(f"{path}: not a run directory")
+    _check_running(path)
     answer, limit = path / "copies.json", time.monotonic() + seconds
     answer.unlink(missing_ok=True)
     (path / COMPARE).touch()
@@ -49,20 +50,43 @@ def compare_copies(path: Path, seconds: float) -> tuple[str, bool]:
     return f"{text} (generation {told['generation']})", not told["different"]
 
 
-def grow(path: Path, ranks: int) -> str:
-    """Ask the job that runs there to take in so many ranks more."""
+def _check_running(path: Path) -> None:
+    """Refuse to ask something of a job where none runs."""
     if not (path / "config.toml").exists():
         raise UserError(f"{path}: not a run directory")
+    if owner.running(path) is None:
+        ended = next((f"; the last one has left {mark}" for mark in ("DONE", "STOPPED") if (path / mark).exists()), "")
+        raise UserError(f"{path}: no job runs there{ended}; start one with --run {path} --resume")
+
+
+def grow(path: Path, ranks: int) -> str:
+    """Ask the job that runs there to take in so many ranks more."""
     if ranks < 1:
         raise UserError(f"grow {ranks}: at least one rank")
+    _check_running(path)
     part = path / f".{GROW}"
     part.write_text(f"{ranks}\n")
     part.replace(path / GROW)
     return f"asked for {ranks} more; they join where mpirun has free slots, in a job started with --with-ft ulfm"
 
 
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; those that a kill or a full disk has left torn are passed over."""
+    found = []
+    for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
+        with suppress(ValueError):
+            if isinstance(read := json.loads(line), dict):
+                found.append(read)
+    return found
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a JSON file in one go."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one go: whoever reads it finds the old text or the new one."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=2) + "\n")
+    part.write_text(text)
     part.replace(path)

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,7 @@ from adam_mpi.cluster import numa
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.durable import snapshot, stores
+from adam_mpi.durable import snapshot
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
@@ -123,8 +123,9 @@ class Server:
         self.appliers.run((shard.index, partial(self.stepper.start, shard, state)) for shard in shards)
         self.published.rate[0] = self.books.rate
 
-    def write_behind(self, path: Path) -> None:
-        """Keep a store there from now on; one of an earlier generation gets no more."""
+    def write_behind(self, path: Path, forget: Callable[[], None]) -> None:
+        """Keep a store there from now on; one of an earlier generation gets no more. `forget` removes older ones."""
+        self.forget = forget
         if self.store is not None:
             self.store.orders.put(None)
         room = Position.packed_bytes(self.books.position.batches.size)
@@ -333,7 +334,7 @@ class Server:
                 self.comparing = self.replicator.compare() + self.replicator.compared if self.replicator else 0
             case "forget":
                 if self.store is not None:
-                    stores.forget(self.store.path.parent)
+                    self.forget()
             case "finish":
                 if self.store is not None:
                     self.store.close()

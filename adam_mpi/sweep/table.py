@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+from adam_mpi.observe.rundir import read_metrics
 from adam_mpi.sweep.points import Point
 
 
@@ -45,8 +46,7 @@ class Row:
 def read(run: Path) -> Outcome:
     """A run that was cut and resumed counts its seconds anew each time: they are added up."""
     curve, before, last = [], 0.0, 0.0
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        entry = json.loads(line)
+    for entry in read_metrics(run):
         if entry["seconds"] < last:
             before += last
         last = entry["seconds"]

@@ -30,26 +30,27 @@ class Evaluation:
 
     def __init__(
         self, comm: MPI.Intracomm, config: Config, description: Description, shapes: tuple[LayerShape, ...],
-        file: Path,
+        file: Path, group: str,
     ) -> None:  # fmt: skip
+        """`group`: which of the vectors in the file, as in `model.read`."""
         cut = _cut(shapes, comm.size)
         # Faults on purpose were for the training.
         config.inject.faults = []
         self.world, self.strip = World(comm, config, arrange), cut.strips[comm.rank]
         net = network(config, description, self.strip.shapes, strip=self.strip)
         compiling.compile_once(self.world, net)
-        self.weights, self.images, self.number = self._read(file, shapes), net.images, 0
+        self.weights, self.images, self.number = self._read(file, shapes, group), net.images, 0
         context, nothing = net.strip_context(), np.zeros(0, np.float32)
         self.flow = Flow([context], [nothing], self.world.injector)
         self.link = Link(self.world, channels.plan(cut, 1, context.room))
         self.flow.attach(self.link)
         self.flow.start(1)
 
-    def _read(self, file: Path, shapes: tuple[LayerShape, ...]) -> np.ndarray:
+    def _read(self, file: Path, shapes: tuple[LayerShape, ...], group: str) -> np.ndarray:
         """The weights of this strip; others are not even read."""
         spans = [(piece.start, piece.start + piece.size) for piece in self.strip.pieces]
         weights = Spans(spans)
-        for start, values in model_file.pieces(file, parameters.tensors(shapes), spans=spans):
+        for start, values in model_file.pieces(file, parameters.tensors(shapes), group, spans):
             weights.put(start, values.reshape(-1))
         return weights.flat
 

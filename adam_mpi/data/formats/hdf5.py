@@ -13,7 +13,7 @@ from adam_mpi.errors import UserError
 
 def open_parts(path: Path) -> dict[str, Source]:
     try:
-        file = h5py.File(path, "r")
+        file = h5py.File(path, "r", locking=False)
     except OSError as error:
         raise UserError(f"{path}: cut short or damaged ({error})") from None
     names: list[str] = []

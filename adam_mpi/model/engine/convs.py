@@ -80,6 +80,35 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
     return [*({"algorithm": name} for name, fits in transformed if fits), *found]
 
 
+LARGEST_TILE = 1024
+TILES = {"forward": 2, "data": 2, "weights": 3}
+"""What a direct convolution is told, and how many numbers that is."""
+
+
+def check(choice: object, shape: Shape, window: int) -> str:
+    """What is wrong with a choice for a convolution that was read from a file, before it becomes source; else nothing.
+
+    Tiles may be those of another machine, with other registers.
+    """
+    fitting = {"direct": True, "winograd": winograd.fits(shape, window), "lines": lines.fits(shape)}
+    algorithm = choice.get("algorithm") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(algorithm, str) or not fitting.get(algorithm):
+        return f"algorithm is none of {', '.join(name for name, fits in fitting.items() if fits)}"
+    wanted = TILES if algorithm == "direct" else {}
+    if set(choice) != {"algorithm", *wanted}:
+        return f"{algorithm} wants {', '.join(wanted) or 'nothing'} besides"
+    wrong = [name for name, count in wanted.items() if not _is_tile(choice[name], count)]
+    return f"{wrong[0]} wants {wanted[wrong[0]]} whole numbers from 1 to {LARGEST_TILE}" if wrong else ""
+
+
+def _is_tile(sizes: object, count: int) -> bool:
+    return (
+        isinstance(sizes, list)
+        and len(sizes) == count
+        and all(type(size) is int and 1 <= size <= LARGEST_TILE for size in sizes)
+    )
+
+
 def direct(job: Job, choice: Choice) -> Step:
     shape, name, lanes = job.shape, job.name, job.lanes
     sums = conv_weights.Tile(*choice["weights"])
@@ -101,9 +130,7 @@ def _forward(job: Job, tile: tiles.Tile, winners: Buffer | None) -> list[Call]:
         name = f"{job.name}_forward{number if span else ''}"
         if span:
             tile = tiles.choose(shape.maps, span[1] - span[0], job.registers, slide=2)
-        conv_forward.emit(
-            job.source, name, shape, job.weight, job.bias, job.lanes, tile, job.relu, job.window, span
-        )
+        conv_forward.emit(job.source, name, shape, job.weight, job.bias, job.lanes, tile, job.relu, job.window, span)
         arguments: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
         if winners:
             room = conv_forward.strip_floats(shape, job.window, tile, job.lanes)

@@ -4,6 +4,7 @@ numba caches what it compiles beside the file that the source is in, so the sour
 made of everything the result depends on.
 """
 
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -43,6 +44,8 @@ def folder() -> Path:
     path = Path(os.environ.get("ADAM_MPI_CACHE") or Path(home) / "adam_mpi")
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "cannot be written")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; set ADAM_MPI_CACHE to a folder for compiled kernels") from None
     return path

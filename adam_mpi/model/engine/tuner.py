@@ -31,6 +31,19 @@ def fixed(shapes: Sequence[LayerShape]) -> dict[str, convs.Choice]:
     return {name: convs.choices(job.shape, job.window, job.registers)[0] for name, job in jobs}
 
 
+def check(found: object, shapes: Sequence[LayerShape]) -> str:
+    """What is wrong with choices that were read from a file, if anything."""
+    jobs = _jobs(shapes)
+    if not isinstance(found, dict):
+        return "not a table of layers"
+    for name, choice in found.items():
+        if name not in jobs:
+            return f"{name!r} is no convolution of this model"
+        if wrong := convs.check(choice, jobs[name].shape, jobs[name].window):
+            return f"{name}: {wrong}"
+    return ""
+
+
 def _jobs(shapes: Sequence[LayerShape]) -> dict[str, convs.Job]:
     """Each convolution alone, by its layer's name."""
     jobs = {}

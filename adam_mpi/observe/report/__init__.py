@@ -6,10 +6,14 @@ from pathlib import Path
 from adam_mpi.errors import UserError
 from adam_mpi.observe.report import page, sections
 from adam_mpi.observe.report.run import Run, read
+from adam_mpi.sweep.jobs import ABOUT
 
 
 def report(paths: Sequence[Path], output: Path) -> str:
     """Write the page; returns a line about it."""
+    if not output.parent.is_dir():
+        raise UserError(f"report -o {output}: there is no folder {output.parent}; make it, or give another file")
+    paths = [run for path in paths for run in _runs(path)]
     runs = [read(path, name) for path, name in zip(paths, names(paths), strict=True)]
     parts = [
         ("Runs", sections.figures(runs) + sections.differences(runs)),
@@ -23,8 +27,21 @@ def report(paths: Sequence[Path], output: Path) -> str:
         *((f"What it learned{_of(runs, run)}", sections.learned(run)) for run in runs),
     ]
     title = "adam_mpi: " + ", ".join(run.name for run in runs)
-    output.write_text(page.page(title, parts))
+    try:
+        output.write_text(page.page(title, parts))
+    except OSError as error:
+        raise UserError(f"report -o {output}: {error.strerror}; give another file") from None
     return f"{output}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, {output.stat().st_size / 1e6:.1f} MB"
+
+
+def _runs(path: Path) -> list[Path]:
+    """The run itself; of a sweep's folder, its runs that have finished an epoch."""
+    if (path / "config.toml").exists() or not (path / ABOUT).exists():
+        return [path]
+    found = sorted(file.parent for file in path.glob("*/summary.json") if (file.parent / "metrics.jsonl").exists())
+    if not found:
+        raise UserError(f"{path}: no run of this sweep has finished an epoch; the same sweep command goes on with it")
+    return found
 
 
 def names(paths: Sequence[Path]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from adam_mpi.config import Config, load
 from adam_mpi.errors import UserError
+from adam_mpi.observe.rundir import read_metrics
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,8 @@ class Run:
 
 
 def read(path: Path, name: str) -> Run:
-    summary, metrics = path / "summary.json", path / "metrics.jsonl"
-    for file in (path / "config.toml", summary, metrics):
+    summary = path / "summary.json"
+    for file in (path / "config.toml", summary, path / "metrics.jsonl"):
         if not file.exists():
             raise UserError(f"{path}: no {file.name}; give the directory of a run that has finished an epoch")
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return Run(name, path, load(path / "config.toml"), json.loads(summary.read_text()), lines)
+    return Run(name, path, load(path / "config.toml"), json.loads(summary.read_text()), read_metrics(path))

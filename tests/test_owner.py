@@ -1,0 +1,292 @@
+"""A run directory has one owner at a time, whatever file system it is on."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from adam_mpi.cluster import sentinel
+from adam_mpi.durable import owner
+from adam_mpi.durable.owner import Claim, Process, Record
+from adam_mpi.errors import LostRun, UserError
+
+ALIVE = owner.process()
+GONE = Process(ALIVE.machine, 1, "some other start")
+FAR = Process("another machine", 1, "5")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Nobody supervises, and hearts beat fast."""
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.01)
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", owner.SUPERVISOR, owner.ATTEMPT):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def silent(claim, seconds):
+    """As if its owner had not been heard of for so long."""
+    status = claim.path.stat()
+    os.utime(claim.path, (status.st_atime - seconds, status.st_mtime - seconds))
+
+
+def test_who_comes_second_is_told_who_has_it_and_what_to_do(tmp_path):
+    first, _ = owner.take(tmp_path, [ALIVE])
+    told = rf"in use by another job: process {os.getpid()} on \S+, since .*, last heard of 0 s ago; .*--take-over"
+    with pytest.raises(UserError, match=told):
+        owner.take(tmp_path, [ALIVE])
+    first.check()
+    assert owner.running(tmp_path) is not None
+    assert [path.name for path in (tmp_path / "owner").iterdir()] == ["1.json"]
+
+
+def test_what_is_released_is_free(tmp_path):
+    first, _ = owner.take(tmp_path, [ALIVE])
+    first.release()
+    assert owner.running(tmp_path) is None
+    second, note = owner.take(tmp_path, [ALIVE])
+    assert note == "" and second.number > first.number
+    second.check()
+    with pytest.raises(LostRun, match="this job ends"):
+        first.check()
+    # It is not ours to leave any more.
+    first.release()
+    second.check()
+
+
+def test_a_silent_owner_is_taken_over_after_the_stated_time_by_the_clock_of_the_file_system(tmp_path, environment):
+    first, _ = owner.take(tmp_path, [ALIVE])
+    silent(first, owner.STALE_SECONDS - 10)
+    environment.setattr(owner.time, "time", lambda: 1e12)  # our own clock is wrong
+    with pytest.raises(UserError, match="last heard of 50 s ago"):
+        owner.take(tmp_path, [ALIVE])
+    silent(first, 20)
+    second, note = owner.take(tmp_path, [ALIVE])
+    assert "silent for 70 s" in note
+    with pytest.raises(LostRun):
+        first.check()
+    second.check()
+
+
+def test_it_can_be_taken_by_force(tmp_path):
+    first, _ = owner.take(tmp_path, [ALIVE, FAR])
+    second, note = owner.take(tmp_path, [ALIVE], by_force=True)
+    assert note.startswith(f"taken over from process {os.getpid()}")
+    with pytest.raises(LostRun, match=f"has been taken by process {os.getpid()}"):
+        first.check()
+    second.check()
+
+
+@pytest.mark.parametrize(
+    ("processes", "free"),
+    [((GONE, GONE), True), ((GONE, ALIVE), False), ((GONE, FAR), False), ((FAR,), False), ((), False)],
+)
+def test_a_job_whose_processes_are_all_gone_is_taken_over_at_once(tmp_path, processes, free):
+    first, _ = owner.take(tmp_path, processes)
+    first.beat()
+    if free:
+        owner.take(tmp_path, [ALIVE])
+    else:
+        # Of those that are elsewhere, only the heartbeat shows that they live.
+        with pytest.raises(UserError, match="in use"):
+            owner.take(tmp_path, [ALIVE])
+    first.release()
+
+
+def test_an_owner_elsewhere_that_shows_no_life_is_waited_for_and_taken_over(tmp_path, environment, capsys):
+    environment.setattr(owner, "STALE_SECONDS", 0.5)
+    environment.setattr(owner, "NOTICE_SECONDS", 0.1)
+    first, _ = owner.take(tmp_path, [ALIVE, FAR])
+    second, note = owner.take(tmp_path, [ALIVE])
+    assert "which has been silent for" in note
+    assert "has it and is silent; it is taken over after 0.5 s" in capsys.readouterr().err
+    second.check()
+    with pytest.raises(LostRun):
+        first.check()
+
+
+def test_a_process_that_has_ended_is_gone_even_if_nobody_has_asked_how(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    known = Process(ALIVE.machine, child.pid, owner._started(child.pid))
+    assert owner._alive(known) and known.started
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not owner._alive(known)
+    child.wait()
+    assert not owner._alive(known)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "free"),
+    [
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, False),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, False),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_CLUSTER_NAME": "b"}, False),
+        ({owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, {owner.SUPERVISOR: "a", owner.ATTEMPT: "2"}, True),
+        ({owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, {owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, False),
+        ({owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, {owner.SUPERVISOR: "b", owner.ATTEMPT: "2"}, False),
+    ],
+)
+def test_a_job_that_is_started_again_takes_over_at_once(tmp_path, before, now, free):
+    first = owner._here([ALIVE], before)
+    found = Claim(1, first, 0.0)
+    assert (owner.reason(found, owner._here([ALIVE], now), False) == "") == free
+
+
+def test_of_many_that_come_at_once_one_has_it(tmp_path):
+    """Twice: nobody has it, and somebody who is silent."""
+    for turn in range(2):
+        ready, won, lost = threading.Barrier(8), [], []
+
+        def come(ready=ready, won=won, lost=lost):
+            ready.wait(20)
+            try:
+                won.append(owner.take(tmp_path, [ALIVE])[0])
+            except UserError:
+                lost.append(1)
+
+        threads = [threading.Thread(target=come) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert (len(won), len(lost)) == (1, 7), turn
+        won[0].check()
+        silent(won[0], 100)
+
+
+def test_a_newcomer_that_was_slow_does_not_use_an_old_number(tmp_path, environment):
+    """It has seen claim 1; meanwhile that is taken over, released, and taken again."""
+    first, _ = owner.take(tmp_path, [GONE])
+    find, others = owner.find, []
+
+    def slow(run, touched=None):
+        found = find(run, touched)
+        if not others:
+            others.append(first)
+            owner.take(tmp_path, [ALIVE])[0].release()
+            others.append(owner.take(tmp_path, [ALIVE])[0])
+        return found
+
+    environment.setattr(owner, "find", slow)
+    with pytest.raises(UserError, match="in use"):
+        owner.take(tmp_path, [ALIVE])
+    others[1].check()
+    assert [path.name for path in (tmp_path / "owner").iterdir()] == [others[1].path.name]
+
+
+def test_without_links_and_with_a_lost_answer_it_works_as_well(tmp_path, environment):
+    link = os.link
+
+    def lost_answer(source, target):
+        link(source, target)
+        raise FileExistsError
+
+    environment.setattr(owner.os, "link", lost_answer)
+    owner.take(tmp_path / "nfs", [ALIVE])[0].check()
+
+    def none(source, target):
+        raise OSError(errno.EPERM, "no links here")
+
+    environment.setattr(owner.os, "link", none)
+    owner.take(tmp_path / "fat", [ALIVE])[0].check()
+    with pytest.raises(UserError, match="in use"):
+        owner.take(tmp_path / "fat", [ALIVE])
+
+
+def test_a_claim_that_cannot_be_understood_counts_until_it_is_old(tmp_path, environment):
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "3.json").write_text('{"token": ')
+    environment.setattr(owner, "STALE_SECONDS", 0.2)
+    second, note = owner.take(tmp_path, [ALIVE])
+    assert second.number == 4 and "a host that is not known, since" in note and "silent for" in note
+
+
+def test_a_job_tells_of_its_processes_of_now(tmp_path):
+    """After a loss: the first process is gone, the others go on."""
+    first, _ = owner.take(tmp_path, [GONE])
+    first.enter([GONE, ALIVE])
+    with pytest.raises(UserError, match="in use"):
+        owner.take(tmp_path, [ALIVE])
+    first.check()
+    second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
+    with pytest.raises(LostRun):
+        first.enter([ALIVE])
+    second.check()
+
+
+def test_the_heartbeat_touches_the_claim_and_finds_out_that_it_is_lost(tmp_path, environment):
+    first, _ = owner.take(tmp_path, [ALIVE, FAR])
+    silent(first, 30)
+    before, heart = first.path.stat().st_mtime, first.beat()
+    assert first.beat() is heart
+    until(lambda: first.path.stat().st_mtime > before + 20, "a touch")
+    heart.look()
+    second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
+    heart.thread.join(20)
+    with pytest.raises(LostRun, match="has been taken by process"):
+        heart.look()
+    second.release()
+    first.release()
+
+
+def test_a_file_system_that_hangs_stops_the_heartbeat_only(tmp_path, environment):
+    first, _ = owner.take(tmp_path, [ALIVE])
+    inside, back = threading.Event(), threading.Event()
+
+    def hang(path):
+        inside.set()
+        back.wait(60)
+
+    environment.setattr(owner.os, "utime", hang)
+    heart = first.beat()
+    assert inside.wait(20)
+    heart.look()
+    back.set()
+    first.release()
+
+
+def test_errors_of_the_file_system_take_the_run_from_nobody(tmp_path, environment):
+    first, _ = owner.take(tmp_path, [ALIVE])
+
+    def fail(folder):
+        raise OSError(errno.EIO, "input/output error")
+
+    with environment.context() as patch:
+        patch.setattr(owner.os, "listdir", fail)
+        first.check()
+    first.check()
+    first.path.unlink()
+    with pytest.raises(LostRun):
+        first.check()
+    first.path.parent.rmdir()
+    first.check()
+
+
+def test_who_has_lost_the_run_leaves_no_failure_in_it(tmp_path, environment, capsys):
+    first, _ = owner.take(tmp_path, [ALIVE])
+    environment.setenv(sentinel.OWNER_FILE, str(first.path))
+    second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
+    sentinel.report(tmp_path / "failure.txt", "rank 1 died")
+    assert "rank 1 died" in capsys.readouterr().err and not (tmp_path / "failure.txt").exists()
+    environment.setenv(sentinel.OWNER_FILE, str(second.path))
+    sentinel.report(tmp_path / "failure.txt", "rank 1 died")
+    assert (tmp_path / "failure.txt").read_text() == "rank 1 died\n"
+
+
+def test_a_record_goes_through_a_file(tmp_path):
+    record = Record("t", "h", 3, 1.5, "c/7", 2, "s", 4, (ALIVE, FAR))
+    assert owner._read(owner._write(tmp_path / "r.json", record)) == record
+    assert json.loads((tmp_path / "r.json").read_text())["job"] == "c/7" and "Slurm job 7" in str(record)
+
+
+def until(happened, what, seconds=20.0):
+    limit = owner.time.monotonic() + seconds
+    while not happened():
+        assert owner.time.monotonic() < limit, f"no {what} in {seconds:g} s"
+        owner.time.sleep(0.002)

@@ -1,0 +1,225 @@
+"""What people ask of a run directory, and what is read out of one that others have written."""
+
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from launch import ROOT, clean_environment
+
+from adam_mpi import start
+from adam_mpi.cli import main
+from adam_mpi.config import load
+from adam_mpi.data.formats import hdf5
+from adam_mpi.data.inputs import Inputs
+from adam_mpi.data.sets import describe
+from adam_mpi.durable import owner
+from adam_mpi.errors import UserError
+from adam_mpi.model.engine import library, tuner
+from adam_mpi.observe import rundir
+from adam_mpi.observe.report import report
+from adam_mpi.observe.report.run import read
+from adam_mpi.plan import model
+from adam_mpi.sweep import table
+
+
+@pytest.fixture
+def run(tmp_path):
+    """As far as a run has finished an epoch."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.toml").write_text("")
+    (path / "summary.json").write_text('{"images_per_second": 5.0, "staleness": {}}')
+    (path / "metrics.jsonl").write_text("")
+    return path
+
+
+def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):
+    path = tmp_path / "config.toml"
+    rundir.write_text(path, "old")
+
+    def cut(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(path), "replace", cut)
+    with pytest.raises(KeyboardInterrupt):
+        rundir.write_text(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_torn_lines_of_metrics_are_passed_over(run):
+    """A kill leaves the last line torn, and the job that goes on writes its first one right behind it."""
+    line = {"seconds": 2.0, "part": "validation", "done": True, "accuracy": 0.5}
+    whole = json.dumps(line)
+    (run / "metrics.jsonl").write_text(f"{whole}\n{whole[:20]}{whole}\n7\n{whole}\n{whole[:-3]}")
+    assert rundir.read_metrics(run) == [line, line]
+    assert read(run, "run").metrics == [line, line]
+    assert table.read(run).curve == [(2.0, 0.5), (2.0, 0.5)]
+
+
+@pytest.mark.parametrize("command", [("grow", "2"), ("inspect", "--copies")])
+def test_nothing_is_asked_of_a_job_that_does_not_run(run, command, capsys):
+    assert main([*command, str(run)]) == 2
+    assert "no job runs there; start one with --run" in capsys.readouterr().err
+    held, _ = owner.take(run, [owner.process()])
+    assert "asked for 2" in rundir.grow(run, 2)
+    (run / "GROW").unlink()
+    held.release()
+    (run / "DONE").touch()
+    assert main([*command, str(run)]) == 2
+    assert "no job runs there; the last one has left DONE" in capsys.readouterr().err
+    assert not (run / "GROW").exists() and not (run / "COMPARE").exists()
+
+
+def test_a_report_into_no_folder_is_refused_in_one_line(run, tmp_path, capsys):
+    assert main(["report", str(run), "-o", str(tmp_path / "no" / "page.html")]) == 2
+    assert f"there is no folder {tmp_path / 'no'}; make it, or give another file" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_sweep_stands_for_its_runs(run, tmp_path, monkeypatch):
+    folder, taken = tmp_path / "sweep", []
+    for name in ("b", "a"):
+        (folder / name).mkdir(parents=True)
+    (folder / "sweep.json").write_text("{}")
+    with pytest.raises(UserError, match="no run of this sweep has finished an epoch"):
+        report([folder], tmp_path / "page.html")
+    for name in ("b", "a"):
+        for file in ("config.toml", "summary.json", "metrics.jsonl"):
+            (folder / name / file).write_text((run / file).read_text())
+
+    def note(path, name):
+        taken.append((path, name))
+        if len(taken) == 3:
+            raise UserError("these are all")
+
+    monkeypatch.setattr("adam_mpi.observe.report.read", note)
+    with pytest.raises(UserError, match="these are all"):
+        report([folder, run], tmp_path / "page.html")
+    assert taken == [(folder / "a", "a"), (folder / "b", "b"), (run, "run")]
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    config = load(None)
+    return model(config, describe(config.data))
+
+
+def test_the_choices_of_the_tuner_are_taken(shapes, tmp_path):
+    assert tuner.check(tuner.fixed(shapes), shapes) == ""
+    assert start._kernels(load(None), shapes, tmp_path / "kernels.json") == start._kernels(
+        load(None), shapes, tmp_path / "kernels.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"forward": ["__import__('os').system('true')", 1]}, "forward wants 2 whole numbers from 1 to 1024"),
+        ({"weights": [1, 2]}, "weights wants 3 whole numbers"),
+        ({"data": [True, 1]}, "data wants 2 whole numbers"),
+        ({"data": [0, 1]}, "data wants 2 whole numbers"),
+        ({"data": "12"}, "data wants 2 whole numbers"),
+        ({"algorithm": "exec"}, "algorithm is none of direct"),
+        ({"algorithm": ["direct"]}, "algorithm is none of direct"),
+        ({"more": 1}, "direct wants forward, data, weights besides"),
+    ],
+)
+def test_choices_that_no_tuner_has_made_are_refused(shapes, tmp_path, change, told):
+    name = next(iter(tuner.fixed(shapes)))
+    direct = {"algorithm": "direct", "forward": [2, 4], "data": [2, 4], "weights": [1, 1, 5]}
+    path = tmp_path / "kernels.json"
+    path.write_text(json.dumps({name: direct}))
+    assert start._kernels(load(None), shapes, path) == {name: direct}
+    path.write_text(json.dumps({name: direct | change}))
+    with pytest.raises(UserError, match=f"kernels.json: {name}: {told}.*; remove the file"):
+        start._kernels(load(None), shapes, path)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"elsewhere": {"algorithm": "direct"}}'])
+def test_what_is_no_table_of_choices_is_refused(shapes, tmp_path, text):
+    (tmp_path / "kernels.json").write_text(text)
+    with pytest.raises(UserError, match="remove the file to have kernels chosen anew"):
+        start._kernels(load(None), shapes, tmp_path / "kernels.json")
+
+
+GOOD = {
+    "shape": [3, 4, 5], "dtype": "uint8", "classes": 2, "names": ["a", "b"], "mean": [1, 2, 3.5], "factor": [1, 1, 1]
+}  # fmt: skip
+
+
+def test_inputs_go_through_a_file():
+    made = Inputs.from_json(json.dumps(GOOD))
+    assert made.shape == (3, 4, 5) and Inputs.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [3, 4]}, {"shape": [3, 4, "5"]}, {"shape": [3, 4, -5]}, {"shape": [3, True, 5]}, {"shape": 7},
+        {"shape": [[3], 4, 5]}, {"dtype": "object"}, {"dtype": "float64"}, {"dtype": ["uint8"]}, {"classes": "2"},
+        {"classes": 0}, {"classes": 2.0}, {"names": ["a"]}, {"names": [1, 2]}, {"names": "ab"}, {"mean": [1]},
+        {"mean": [1, 2, "3"]}, {"mean": [1, 2, float("nan")]}, {"factor": []}, {"factor": {"a": 1}}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_inputs_of_a_kind_that_no_data_set_has_are_refused(change):
+    with pytest.raises(UserError, match="^inputs: "):
+        Inputs.from_json(json.dumps(GOOD | change))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", "null", '{"shape": [1, 1, 1]}', "[" * 100000])
+def test_inputs_that_are_no_table_are_refused(text):
+    with pytest.raises(UserError, match="^inputs: not what this program writes"):
+        Inputs.from_json(text)
+
+
+def test_data_sets_need_no_locks(tmp_path, monkeypatch):
+    opened, kind = [], h5py.File
+    path = tmp_path / "set.h5"
+    with kind(path, "w") as file:
+        file["train/images"], file["train/labels"] = np.zeros((4, 2, 2), np.uint8), np.arange(4)
+
+    def note(*arguments, **options):
+        opened.append(options.get("locking"))
+        return kind(*arguments, **options)
+
+    monkeypatch.setattr(h5py, "File", note)
+    hdf5.open_parts(path)
+    assert main(["pack", str(path), "-o", str(tmp_path / "packed.h5")]) == 0
+    assert opened and not any(locking is not False for locking in opened)
+
+
+# numba looks for a folder that it was told of first, then beside the source and at home.
+READ_ONLY = """import sys
+import adam_mpi
+from numba.core import caching
+kind = getattr(caching, "CacheImpl", None) or caching._CacheImpl
+kind._locator_classes = kind._locator_classes[:1]
+from adam_mpi.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def predict(environment, path):
+    command = [sys.executable, "-c", READ_ONLY, "predict", str(path), "x.png"]
+    environment = clean_environment() | environment
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+def test_where_nothing_can_be_written_the_cache_is_named(tmp_path):
+    """As a read-only installation and home look to numba, to root too."""
+    done = predict({}, tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.rstrip().endswith("nor at home; set ADAM_MPI_CACHE to a folder that can be written")
+    done = predict({"ADAM_MPI_CACHE": str(tmp_path / "cache")}, tmp_path)
+    assert f"{tmp_path}: no weights" in done.stderr
+    assert (tmp_path / "cache" / "numba").is_dir()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAM_MPI_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match="cannot be written; set ADAM_MPI_CACHE"):
+        library.folder()
