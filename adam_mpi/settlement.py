@@ -168,7 +168,7 @@ def _check_left(have: Mapping[int, Mapping[int, int]], servers: Sequence[Word], 
         told.append(f"no copy is left of {len(gone)} of {len(shards)} shards ({runs(gone)})")
     if stale:
         what = f"of {len(stale)} of {len(shards)} shards ({runs(stale)}) only copies are left"
-        told.append(f"{what} that were being rebuilt and lack acknowledged pushes")
+        told.append(f"{what} that were being rebuilt and may lack acknowledged pushes")
     if told:
         raise LostState("; ".join(told))
 

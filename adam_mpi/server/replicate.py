@@ -159,6 +159,8 @@ class Replicator:
         self.lacking: dict[int, deque[int]] = defaultdict(deque)
         for server, shard in lacking:
             self.lacking[server].append(shard)
+        self.began = {shard: stepper.holdings[shard].version for _, shard in lacking}
+        """Versions of shards with copies to be sent, when this generation began: complete everywhere."""
         self.sending: dict[int, int] = {}
         """Servers that a whole copy is on its way to -> of which shard."""
         self.arriving: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shelves.copied[world.rank]}
@@ -215,7 +217,7 @@ class Replicator:
         """
         self.world.injector.at("rebuild")
         holding = self.stepper.holdings[shard]
-        if self.stepper.remembers and holding.before is not None and not holding.firm:
+        if self.stepper.remembers and holding.before is not None and holding.version > self.began[shard]:
             self._send_parts(server, holding.before, follows=True)
         self._send_parts(server, holding, follows=False)
 
