@@ -1,4 +1,4 @@
-"""The errors that people meet: something they gave us is wrong, a rank or the run directory is gone, the job cannot go on."""
+"""The errors that people meet: a wrong input, a lost rank or run directory, a job that cannot go on."""
 
 
 class UserError(Exception):

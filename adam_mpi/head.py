@@ -11,7 +11,7 @@ from adam_mpi.data.course import Course, Phase
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.serving import DataServer
 from adam_mpi.durable.keeper import LOOK_SECONDS, Keeper
-from adam_mpi.errors import RankFailure, UserError
+from adam_mpi.errors import LostState, RankFailure, UserError
 from adam_mpi.job import Job
 from adam_mpi.observe import status, verdict
 from adam_mpi.observe.board import Board
@@ -61,17 +61,18 @@ class Head:
             self._go_on(settled)
         elif resume is not None:
             self.progress.say(f"going on from {resume.note}")
-        log.info("%s", self._survives())
+        log.info("%s", self._survives(len(settled.lacking) if settled else 0))
         self._begin(self.course.phase)
         if self.stopped_by:
             self._tell_all({"kind": "phase", "stop": True})
 
-    def _survives(self) -> str:
-        """How many losses this layout survives."""
+    def _survives(self, lacking: int) -> str:
+        """How many losses this layout survives, when the copies that are lacking are rebuilt."""
         if not self.world.survivable:
             return "a lost rank ends the job; one under Open MPI's mpirun --with-ft ulfm would go on"
         servers = self.world.layout.survives(self.config.server.copies)
-        return f"survives the loss of {servers} servers at once, and of any worker or data rank"
+        when = f" when {lacking} copies are rebuilt" if lacking else ""
+        return f"survives the loss of {servers} servers at once{when}, and of any worker or data rank"
 
     def state(self) -> dict[str, Any]:
         """What whoever is head in the next generation has to know."""
@@ -282,6 +283,7 @@ class Head:
     def _end(self) -> None:
         """The marker comes last: all that it stands for is there."""
         self.keeper.owner.check()
+        self._check_short()
         self.metrics.close()
         self.progress.close()
         if self.stopped_by:
@@ -294,6 +296,13 @@ class Head:
         self._write_summary("done")
         (self.directory / "DONE").touch()
         self._say_result()
+
+    def _check_short(self) -> None:
+        """Raise LostState if a shard lacks a push that its pusher counts as acknowledged: the weights are not whole."""
+        short = self.board.short(self.members, self.config.consistency.staleness == 0)
+        if short:
+            whose = ", ".join(f"{count} of rank {pusher}" for pusher, count in sorted(short.items()))
+            raise LostState(f"acknowledged pushes are not in all weights: {whose}; the job is not done")
 
     def _describe(self) -> dict[str, Any]:
         """What snapshots say about the job besides its position."""
@@ -386,7 +395,7 @@ class Head:
             "images_per_second": round(self.results["images"] / max(self.train_seconds, 1e-9), 1),
             "generation": self.world.generation,
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
-            "pushes": self.board.pushes(self.members),
+            "pushes": self.board.pushes(self.members, self.config.consistency.staleness == 0),
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),
             "traffic": self.board.traffic(),

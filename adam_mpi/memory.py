@@ -14,7 +14,7 @@ from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import largest_push
-from adam_mpi.server.shelves import Shelves
+from adam_mpi.server.shelves import WIDTHS, Shelves
 from adam_mpi.worker.contribution import contributions
 
 
@@ -43,12 +43,24 @@ def worker(
     return total + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
 
 
-def served(shelves: Shelves, server: int) -> int:
-    """Weights and state of the optimiser, of what it serves and of what it has copies of."""
-    return 8 * (shelves.size(server) + sum(shard.size for shard in shelves.copied[server]))
+def served(config: Config, shelves: Shelves, server: int, survivable: bool = True) -> int:
+    """Weights, state of the optimiser and average, of what it serves and of what it has copies of.
+
+    In synchronous training everything twice, if the loss of a rank is `survivable`: the last step may be taken back.
+    """
+    copied = sum(shard.size for shard in shelves.copied[server])
+    remembered = 2 if config.consistency.staleness == 0 and survivable else 1
+    short = WIDTHS["short"] * ("short" in shelves.regions) * shelves.size(server)
+    return remembered * _each(shelves) * (shelves.size(server) + copied) + short
 
 
-def server(shelves: Shelves) -> int:
+def server(config: Config, shelves: Shelves, survivable: bool = True) -> int:
     """The largest: all that, what it serves once more while a snapshot is written, and its mailboxes."""
-    largest = max(served(shelves, server) + 8 * shelves.size(server) for server in shelves.servers)
+    kept = {server: served(config, shelves, server, survivable) for server in shelves.servers}
+    largest = max(kept[server] + _each(shelves) * shelves.size(server) for server in shelves.servers)
     return largest + shelves.mailbox_bytes + shelves.mirror_bytes
+
+
+def _each(shelves: Shelves) -> int:
+    """Bytes of a parameter in a copy: weight and state, and where it is kept the average."""
+    return 2 * WIDTHS["weights"] + WIDTHS["average"] * ("average" in shelves.regions)

@@ -160,7 +160,7 @@ def _sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument("--over", action="append", required=True, metavar=pairs, help="values to try; may be repeated")
     command.add_argument("--seeds", type=int, default=1, help="runs of each value (default: 1)")
     command.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
-    command.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder of the runs (runs/sweep-KEY, or -2 ...)")
+    command.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder (runs/sweep-KEY, or -2 ...)")
     command.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
     example = "mpirun --host localhost:4 --bind-to none -n 4"
     command.add_argument("--launch", metavar="COMMAND", help=f"what starts a job, e.g. '{example}'")

@@ -82,9 +82,12 @@ def _largest(config: Config, description: Description, cut: Partition, captured:
 
 
 def check_memory(
-    config: Config, description: Description, shapes: tuple[LayerShape, ...], layout: Layout
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], layout: Layout, survivable: bool = True
 ) -> None:  # fmt: skip
-    """Refuse what needs more than `layout.memory`: the error names the layer, and how many strips or servers fit."""
+    """Refuse what needs more than `layout.memory`: the error names the layer, and how many strips or servers fit.
+
+    `survivable`: whether training goes on when a rank is lost; servers need memory for that.
+    """
     limit = config.layout.memory
     if not limit:
         return
@@ -100,8 +103,8 @@ def check_memory(
 
     if takes(layout.partitions) > limit:
         raise UserError(_too_few_strips(limit, takes, layout.partitions, shapes, scheme))
-    if memory.server(shelves) > limit:
-        raise UserError(_too_few_servers(limit, shelves))
+    if (needed := memory.server(config, shelves, survivable)) > limit:
+        raise UserError(_too_few_servers(limit, needed, shelves))
 
 
 def _too_few_strips(
@@ -119,9 +122,9 @@ def _too_few_strips(
     )
 
 
-def _too_few_servers(limit: int, shelves: Shelves) -> str:
+def _too_few_servers(limit: int, needed: int, shelves: Shelves) -> str:
     """Mailboxes do not become less with more servers."""
-    needed, count, fixed = memory.server(shelves), len(shelves.servers), shelves.mailbox_bytes + shelves.mirror_bytes
+    count, fixed = len(shelves.servers), shelves.mailbox_bytes + shelves.mirror_bytes
     advice = f"lower server.mailbox_bytes: mailboxes take {amount(fixed)}"
     if limit > fixed:
         advice = f"set layout.servers = {math.ceil(count * (needed - fixed) / (limit - fixed))} or more"
@@ -246,10 +249,11 @@ def _memory(
     yield f"  data    {amount(memory.data(config, layout, description))} for the set and the batches ahead"
     worker = memory.worker(config, description, net, shelves, captured)
     yield f"  worker  {amount(worker)} with {config.worker.threads or 1} trainer thread(s)"
+    server, served = memory.server(config, shelves), memory.served(config, shelves, largest)
     yield (
-        f"  server  {amount(memory.server(shelves))}: {amount(memory.served(shelves, largest))} for weights and "
-        f"optimiser, {amount(shelves.mailbox_bytes)} for mailboxes ({len(layout.workers)} pushers x {shelves.slots} "
-        f"slots of {amount(shelves.slot_bytes)}), and a copy of what it serves while a snapshot is written"
+        f"  server  {amount(server)}: {amount(served)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for "
+        f"mailboxes ({len(layout.workers)} pushers x {shelves.slots} slots of {amount(shelves.slot_bytes)}), and a "
+        "copy of what it serves while a snapshot is written"
     )
 
 

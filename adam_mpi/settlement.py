@@ -25,6 +25,13 @@ class Word:
     """When it saw the failure, in seconds since 1970."""
     copies: dict[int, int] = field(default_factory=dict)
     """Of a server: shard -> version of its whole copy."""
+    behind: dict[int, int] = field(default_factory=dict)
+    """Of a server: those of its copies that were to be sent anew in the generation and have not come: shard -> the
+    strip that pushes it. Others may have acknowledged pushes without them."""
+    began: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Of a server: strip -> pusher -> the last of its pushes that was acknowledged when the generation began."""
+    firm: frozenset[int] = frozenset()
+    """Of a server, in synchronous training: copies whose last step cannot be taken back."""
     served: frozenset[int] = frozenset()
     """Of a server: the shards that it served."""
     went_on: tuple[float | None, float | None] = (None, None)
@@ -33,6 +40,10 @@ class Word:
     """Of a server: where training stands; in synchronous training by clock, before and after the last one."""
     clock: int | None = None
     """Of a worker: that of its first push that is not acknowledged."""
+    acknowledged: tuple[int, int] | None = None
+    """Of a worker: the number of the last push that was acknowledged as a whole, and the clock after it."""
+    strip: int = 0
+    """Of a worker: that of its replica which it is."""
     batches: frozenset[int] = frozenset()
     """Of a worker: ids of batches that it has in hand, and will report."""
     tally: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
@@ -50,6 +61,11 @@ class Settlement:
     """The ranks that hold each shard, the one that serves it first."""
     lacking: tuple[tuple[int, int], ...]
     """(rank, shard): who has to be sent a copy."""
+    stale: frozenset[tuple[int, int]]
+    """(rank, shard): copies that may lack something acknowledged, or that cannot go back to the complete clock: they
+    count no more."""
+    acknowledged: dict[int, int]
+    """Pusher -> the last of its pushes that was acknowledged; whoever has another strip now begins anew."""
     promoted: int
     """Shards that another server serves now."""
     version: int | None
@@ -74,7 +90,9 @@ class Settlement:
 
 def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float) -> Settlement:
     """`words` in the order of ranks."""
-    holders, lacking, version = _hold(words, layout, shards, copies, staleness == 0)
+    have, version = _sound(words, layout, shards, staleness == 0)
+    holders, lacking = _hold(words, layout, shards, copies, have)
+    stale = {(rank, shard) for rank in layout.servers for shard in words[rank].copies.keys() - have[words[rank].member]}
     promoted = sum(shard not in words[ranks[0]].served for shard, ranks in enumerate(holders))
     batches = [batch for word in words for batch in word.batches]
     position = _position([word.positions for word in words], version, max(batches, default=0) // EPOCH)
@@ -86,7 +104,8 @@ def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copie
         position.batches[out if version is None else []] = True
         out = []
     return Settlement(
-        holders, lacking, promoted, version, position, _next(clocks, layout, clock), clock, frozenset(out),
+        holders, lacking, frozenset(stale), _acknowledged(words, layout), promoted, version, position,
+        _next(clocks, layout, clock), clock, frozenset(out),
         _mean([word.tally for word in words if word.tally[0] == position.epoch]),
         min(word.detected for word in words if word.detected), earliest(word.went_on for word in words),
         _newest_head([word.head for word in words]),
@@ -94,25 +113,91 @@ def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copie
     )  # fmt: skip
 
 
+def _acknowledged(words: Sequence[Word], layout: Layout) -> dict[int, int]:
+    """Pusher -> the number of its last acknowledged push, if it goes on with the same strip."""
+    same = [word for word, place in zip(words, layout.places, strict=True) if word.strip == (place.strip or 0)]
+    return {word.member: word.acknowledged[0] for word in same if word.acknowledged is not None}
+
+
+def _sound(
+    words: Sequence[Word], layout: Layout, shards: Sequence[Shard], synchronous: bool
+) -> tuple[dict[int, dict[int, int]], int | None]:
+    """Server -> shard -> version of its copies that have all that was ever acknowledged; and the complete clock.
+
+    Raises LostState if a shard has none.
+    """
+    servers = [words[rank] for rank in layout.servers]
+    if not synchronous:
+        known = {word.member: word.acknowledged[0] for word in words if word.acknowledged is not None}
+        have = {word.member: {s: v for s, v in word.copies.items() if _in_sync(word, s, known)} for word in servers}
+        _check_left(have, servers, shards)
+        return have, None
+    # Nobody begins a clock before the one before it is acknowledged everywhere.
+    newest = max((version for word in servers for version in word.copies.values()), default=0)
+    least = max([newest - 1, *(word.acknowledged[1] for word in words if word.acknowledged is not None)])
+    have = {word.member: {s: v for s, v in word.copies.items() if v >= least} for word in servers}
+    _check_left(have, servers, shards)
+    version = min(_newest(have, shards))
+    for word in servers:
+        held = have[word.member].items()
+        have[word.member] = {s: min(v, version) for s, v in held if v <= version or s not in word.firm}
+    reached = {member: {s: v for s, v in held.items() if v == version} for member, held in have.items()}
+    _check_left(reached, servers, shards)
+    return have, version
+
+
+def _in_sync(word: Word, shard: int, known: Mapping[int, int]) -> bool:
+    """Whether nothing can have been acknowledged without this copy.
+
+    One that was sent anew, or did not have to be, was waited for. Of another one only the pushers can tell, all of
+    those who could push to it: whether one that is lost had pushes acknowledged nobody knows.
+    """
+    if shard not in word.behind:
+        return True
+    began = word.began.get(word.behind[shard], {})
+    return all(known.get(pusher) == number for pusher, number in began.items())
+
+
+def _check_left(have: Mapping[int, Mapping[int, int]], servers: Sequence[Word], shards: Sequence[Shard]) -> None:
+    """Raise LostState, with their numbers, if there are shards that nobody has."""
+    missing = [s.index for s in shards if not any(s.index in held for held in have.values())]
+    stale = [shard for shard in missing if any(shard in word.copies for word in servers)]
+    gone = [shard for shard in missing if shard not in stale]
+    told = []
+    if gone:
+        told.append(f"no copy is left of {len(gone)} of {len(shards)} shards ({runs(gone)})")
+    if stale:
+        what = f"of {len(stale)} of {len(shards)} shards ({runs(stale)}) only copies are left"
+        told.append(f"{what} that were being rebuilt and may lack acknowledged pushes")
+    if told:
+        raise LostState("; ".join(told))
+
+
+def runs(numbers: Sequence[int], most: int = 8) -> str:
+    """Ascending numbers for people, as in `0-3, 7, 9-12`; at most so many runs of them."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:most]]
+    return ", ".join(texts + ["..."] * (len(found) > most))
+
+
 def _hold(
-    words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copies: int, synchronous: bool
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...], int | None]:
-    """Holders of each shard, who of them has to be sent a copy, and in synchronous training the complete clock."""
-    have = {words[rank].member: words[rank].copies for rank in layout.servers}
-    newest, version = _newest(have, shards), None
-    if synchronous:
-        version = min(newest)
-        newest = [version] * len(shards)
-        have = {member: {s: min(v, version) for s, v in held.items()} for member, held in have.items()}
+    words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copies: int, have: Mapping[int, Mapping[int, int]]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
+    """Holders of each shard, and who of them has to be sent a copy."""
     wanted = place(shards, {layout.places[rank].member: layout.places[rank].host for rank in layout.servers}, copies)
     rank_of = {word.member: rank for rank, word in enumerate(words)}
     holders, lacking = [], []
-    for shard, best in zip(shards, newest, strict=True):
+    for shard, best in zip(shards, _newest(have, shards), strict=True):
         versions = {member: held.get(shard.index, -1) for member, held in have.items()}
         acting, behind = act(wanted[shard.index], versions, best, copies)
         holders.append(tuple(rank_of[member] for member in acting))
         lacking += [(rank_of[member], shard.index) for member in behind]
-    return tuple(holders), tuple(lacking), version
+    return tuple(holders), tuple(lacking)
 
 
 def act(
@@ -131,12 +216,8 @@ def act(
 
 
 def _newest(have: Mapping[int, Mapping[int, int]], shards: Sequence[Shard]) -> list[int]:
-    """The highest version of each shard that somebody has whole."""
-    newest = [max((held[s.index] for held in have.values() if s.index in held), default=None) for s in shards]
-    lost = sum(version is None for version in newest)
-    if lost:
-        raise LostState(f"no copy is left of {lost} of {len(shards)} shards")
-    return [version for version in newest if version is not None]
+    """The highest version of each shard that somebody has."""
+    return [max(held[shard.index] for held in have.values() if shard.index in held) for shard in shards]
 
 
 def _position(known: Sequence[Mapping[int, Position]], version: int | None, begun: int) -> Position:
@@ -145,7 +226,10 @@ def _position(known: Sequence[Mapping[int, Position]], version: int | None, begu
     `begun`: an epoch that somebody has batches of, though none may be applied yet.
     """
     if version is not None:
-        return next(positions[version] for positions in known if version in positions)
+        told = [positions[version] for positions in known if version in positions]
+        if not told:
+            raise LostState(f"nobody is left who knows which batches clock {version} has")
+        return told[0]
     positions = [position for by_clock in known for position in by_clock.values()]
     latest = max(positions, key=lambda position: (position.epoch, position.images))
     result = Position(latest.batches.size, max(latest.epoch, begun), latest.images, latest.clock)

@@ -80,7 +80,7 @@ def enter(
     description = describe(config.data)
     shapes = model(config, description)
     partition(shapes, config.layout.partitions, config.layout.scheme)
-    check_memory(_with_copies(config, world), description, shapes, world.layout)
+    check_memory(_with_copies(config, world), description, shapes, world.layout, world.survivable)
     if config.model.weights:
         _first_weights(config, shapes, ())
     if config.observe.tensorboard:
@@ -303,7 +303,7 @@ def _settle(world: World, job: Job, kept: Crew) -> Settlement:
     try:
         return settle(words, world.layout, shards, job.config.server.copies, job.config.consistency.staleness)
     except LostState as loss:
-        raise LostState(f"{gone}; {loss}; the job ends") from None
+        raise LostState(f"{gone}; {loss}; the job ends: --resume goes on from what is stored") from None
 
 
 def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | None) -> tuple[Ground, Network | None]:
@@ -354,8 +354,9 @@ def _server(ground: Ground, kept: Server | None) -> Server:
     if settled is None:
         kept.start(_first_state(job, [(h.shard.start, h.shard.stop) for h in kept.holdings.values()]))
     else:
+        kept.discard([shard for rank, shard in settled.stale if rank == world.rank])
         kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
-        kept.enter(*where, ground.mirror, settled.clocks, settled.lacking)
+        kept.enter(*where, ground.mirror, settled.clocks, settled.lacking, settled.acknowledged)
     if keeps_store(job.config) and plan.held[world.rank]:
         folder = life(job, world.generation)
         forget = partial(stores.forget, folder, job.identity, job.owner)

@@ -5,13 +5,14 @@ from adam_mpi.observe.board import Board
 
 
 def worker(rank=0, sent=0, waited=0.0, **more):
-    pushes = {"sent": sent, "acknowledged": sent, "bytes": 100 * sent}
+    pushes = {"sent": sent, "acknowledged": sent, "bytes": 100 * sent, "last": sent}
     word = {"role": "worker", "rank": rank, "pushes": pushes, "pulls": {"count": 1, "bytes": 8}}
     return word | {"clock_wait": waited} | more
 
 
 def server(rank=0, shards=1, leads=None, **tables):
     word = {"role": "server", "rank": rank, "duplicates": 0, "refused": 0, "shards": shards, "leads": leads or {}}
+    word["strips"] = [0] if shards else []
     return word | {"tables": [(name.removeprefix("of_"), 0, applied) for name, applied in tables.items()]}
 
 
@@ -36,18 +37,31 @@ def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
     board.hear(3, worker(3, sent=9, waited=0.5))
     board.hear(4, worker(4, sent=1, waited=0.25))
     assert board.pushes(range(5)) == {
-        "sent": 10, "acknowledged": 10, "applied": 8, "given_up": 0, "unacknowledged_of_dead": 0, "duplicates": 0,
-        "refused": 0, "bytes": 1000,
+        "sent": 10, "acknowledged": 10, "applied": 8, "given_up": 0, "unacknowledged_of_dead": 0, "short": 2,
+        "duplicates": 0, "refused": 0, "bytes": 1000,
     }  # fmt: skip
     assert board.pulls() == {"count": 2, "bytes": 16} and board.clock_wait() == 0.75
 
 
 def test_pushes_of_a_rank_that_has_taken_over_another_strip_are_those_of_its_last_one():
     board = Board()
-    board.hear(0, server(0) | {"tables": [("3", 0, 5), ("3", 1, 9)]})
+    board.hear(0, server(0) | {"tables": [("3", 0, 5), ("3", 1, 9)], "strips": [0, 1]})
     board.hear(1, server(1) | {"tables": [("3", 0, 6)]})
     board.hear(3, worker(3, sent=9))
-    assert board.pushes([0, 1, 3])["applied"] == 9
+    assert board.pushes([0, 1, 3])["applied"] == 9 and not board.short([0, 1, 3])
+
+
+def test_what_a_pusher_counts_as_acknowledged_and_a_shard_lacks_is_short():
+    """Also of a pusher that is lost, and where a server has never had anything of him."""
+    board = Board()
+    board.hear(0, server(0, of_3=9, of_4=4, of_5=6))
+    board.hear(1, server(1, of_3=9, of_4=3))
+    for rank, sent in ((3, 9), (4, 4), (5, 6)):
+        board.hear(rank, worker(rank, sent=sent))
+    assert board.short([0, 1, 3, 4]) == {"4": 1, "5": 6} and board.pushes([0, 1, 3, 4])["short"] == 7
+    assert board.pushes([0, 1, 3, 4])["applied"] == 12
+    # A clock that only the dead knew of is computed again without them.
+    assert board.short([0, 1, 3, 4], synchronous=True) == {"4": 1}
 
 
 def test_the_pushes_of_the_dead_are_counted_though_another_head_heard_them():

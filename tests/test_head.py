@@ -6,7 +6,7 @@ import pytest
 
 from adam_mpi import head as heads
 from adam_mpi.config import load
-from adam_mpi.errors import RankFailure
+from adam_mpi.errors import LostState, RankFailure
 from adam_mpi.head import Head
 
 
@@ -60,3 +60,11 @@ def test_a_recovery_that_the_next_loss_interrupted_lasts_until_pushes_are_applie
     assert first == losses[0] and last["seconds"] == 0.5 and last["seconds_all"] is None and last["rebuilt"] == 1
     words["went_on"] = [12.5, 13.0]
     assert [recovery["seconds_all"] for recovery in head.told_recoveries()] == [3.0, 1.0]
+
+
+def test_a_job_whose_weights_lack_acknowledged_pushes_does_not_end_as_done(head):
+    head.members, head.stopped_by = [1, 2], ""
+    head.board = types.SimpleNamespace(short=lambda members, synchronous: {"2": 3})
+    with pytest.raises(LostState, match="acknowledged pushes are not in all weights: 3 of rank 2; the job is not done"):
+        head._end()
+    assert not (head.directory / "DONE").exists()

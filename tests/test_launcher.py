@@ -44,6 +44,6 @@ def test_a_job_of_one_rank_is_not_refused(environment):
 
 
 def test_the_launcher_says_which_of_them_tells():
-    assert launcher.number({}) == 0
-    assert launcher.number({"SLURM_PROCID": "2"}) == 2
-    assert launcher.number({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "2"}) == 0
+    assert launcher.rank({}) is None
+    assert launcher.rank({"SLURM_PROCID": "2"}) == 2
+    assert launcher.rank({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "2"}) == 0

@@ -144,6 +144,17 @@ def test_a_limit_of_memory_is_held_with_as_many_servers_as_the_error_says():
     assert needed(cut, limit, "layout.servers=2")[1] == two
 
 
+def test_what_a_server_remembers_and_averages_is_in_the_plan():
+    """A snapshot is one copy more, with the average; in synchronous training so is what a step can be taken back to."""
+    count = 784 * 4096 + 4096 + 4096 * 10 + 10
+    average, in_step = "optimiser.average=0.1", "consistency.staleness=0"
+    settings = [], [average], [in_step], [average, in_step]
+    plain, averaged, stepped, both = (needed("layout.servers=1", *more)[1] for more in settings)
+    assert averaged - plain == pytest.approx(8 * count, rel=0.1)
+    assert stepped - plain == pytest.approx(8 * count, rel=0.1)
+    assert both - averaged == pytest.approx(12 * count, rel=0.1)
+
+
 def test_a_limit_that_mailboxes_alone_go_beyond_says_so():
     few = ("layout.servers=1", "consistency.staleness=0", "worker.in_flight=1")
     crowded = ("layout.partitions=4", "server.mailbox_bytes=64000000", *few)

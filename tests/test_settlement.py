@@ -8,7 +8,7 @@ from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.durable.position import Position, batch_id
 from adam_mpi.errors import LostState
 from adam_mpi.server.shards import Shard
-from adam_mpi.settlement import Word, act, earliest, settle
+from adam_mpi.settlement import Word, act, earliest, runs, settle
 
 SHARDS = [Shard(index, "dense1", 10 * index, 10) for index in range(6)]
 
@@ -51,6 +51,114 @@ def test_a_shard_that_nobody_has_is_lost():
     words = [server(0, {shard: 1 for shard in range(5)}), Word(1)]
     with pytest.raises(LostState, match="no copy is left of 1 of 6 shards"):
         settle(words, layout("server", "worker"), SHARDS, 3, math.inf)
+
+
+def worker(member, number=0, clock=0, strip=0):
+    return Word(member, clock=clock, acknowledged=(number, clock), strip=strip)
+
+
+def behind(member, version, began, strips=None):
+    """A server whose copies were all to be sent anew, in a generation that began with so many acknowledged pushes."""
+    word = server(member, everything(version))
+    word.behind = {shard.index: (strips or {}).get(shard.index, 0) for shard in SHARDS}
+    word.began = began
+    return word
+
+
+THREE = layout("server", "worker", "worker")
+
+
+def test_a_copy_that_pushes_were_acknowledged_without_does_not_serve():
+    """Those that were waited for are lost with it: what it has is the newest that is left, and not all."""
+    words = [behind(0, 7, {0: {1: 4, 2: 9}}), worker(1, 4), worker(2, 10)]
+    told = r"^of 6 of 6 shards \(0-5\) only copies are left that were being rebuilt and may lack acknowledged pushes$"
+    with pytest.raises(LostState, match=told):
+        settle(words, THREE, SHARDS, 4, math.inf)
+
+
+def test_a_copy_that_was_not_waited_for_serves_if_nothing_was_acknowledged_since():
+    words = [behind(0, 7, {0: {1: 4, 2: 9}}), worker(1, 4), worker(2, 9)]
+    settled = settle(words, THREE, SHARDS, 4, math.inf)
+    assert settled.holders == ((0,),) * 6 and not settled.lacking and not settled.stale
+    assert settled.acknowledged == {1: 4, 2: 9}
+
+
+def test_who_is_lost_cannot_tell_what_was_acknowledged_to_him():
+    """The pusher 3 died with the servers that were waited for."""
+    words = [behind(0, 7, {0: {1: 4, 2: 9, 3: 1}}), worker(1, 4), worker(2, 9)]
+    with pytest.raises(LostState, match="may lack acknowledged pushes"):
+        settle(words, THREE, SHARDS, 4, math.inf)
+
+
+def test_of_a_shard_only_those_can_tell_who_push_it():
+    strips = {shard: shard % 2 for shard in range(6)}
+    words = [behind(0, 7, {0: {1: 4}, 1: {2: 9}}, strips), worker(1, 4), worker(2, 10, strip=1)]
+    with pytest.raises(LostState, match=r"of 3 of 6 shards \(1, 3, 5\) only copies"):
+        settle(words, THREE, SHARDS, 4, math.inf)
+
+
+def test_a_copy_that_does_not_count_is_sent_anew_by_one_that_does():
+    words = [behind(0, 7, {0: {2: 4}}), server(1, everything(9)), worker(2, 5)]
+    settled = settle(words, layout("server", "server", "worker"), SHARDS, 2, math.inf)
+    assert settled.holders == ((1, 0),) * 6 and settled.lacking == tuple((0, shard) for shard in range(6))
+    assert settled.stale == {(0, shard) for shard in range(6)}
+
+
+def test_whoever_has_another_strip_now_has_had_nothing_acknowledged_in_it():
+    places = [Place(0, "h", ("server",)), *(Place(1 + n, "h", ("worker",), 0, n) for n in range(2))]
+    words = [server(0, everything(1)), worker(1, 7, strip=1), worker(2, 8, strip=1)]
+    assert settle(words, Layout(tuple(places), 2), SHARDS, 3, math.inf).acknowledged == {2: 8}
+
+
+def test_lost_shards_are_told_with_their_numbers():
+    assert runs([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10" and runs(range(0, 40, 2)).endswith("12, 14, ...")
+    words = [behind(0, 7, {0: {1: 4}}), worker(1, 5)]
+    del words[0].copies[2], words[0].copies[3]
+    with pytest.raises(LostState, match=r"no copy is left of 2 of 6 shards \(2-3\); of 4 of 6 shards \(0-1, 4-5\) "):
+        settle(words, layout("server", "worker"), SHARDS, 4, math.inf)
+
+
+def in_step(*words):
+    """Two servers and a worker, in synchronous training."""
+    for word in words[:2]:
+        word.positions = {version: position(1, range(version)) for version in (4, 5)}
+    return settle(words, layout("server", "server", "worker"), SHARDS, 2, 0.0)
+
+
+def test_a_copy_of_an_earlier_clock_than_is_acknowledged_does_not_serve():
+    old = everything(5) | {3: 4}
+    with pytest.raises(LostState, match=r"of 1 of 6 shards \(3\) only copies are left"):
+        in_step(server(0, old), server(1, old), worker(2, 5, clock=5))
+    # Nobody is left who had it acknowledged: the clock is computed again.
+    assert in_step(server(0, old), server(1, old), Word(2)).version == 4
+
+
+def test_no_clock_begins_before_the_one_before_is_complete():
+    """A copy that is two behind any other lacks what was acknowledged, whoever is left to tell."""
+    old = everything(5) | {3: 3}
+    with pytest.raises(LostState, match="may lack acknowledged pushes"):
+        in_step(server(0, old), server(1, old), Word(2))
+    settled = in_step(server(0, old), server(1, everything(5)), Word(2))
+    assert settled.version == 5 and settled.stale == {(0, 3)} == set(settled.lacking)
+
+
+def test_a_copy_whose_last_step_cannot_be_taken_back_counts_only_where_it_need_not():
+    one, other = server(0, everything(5) | {0: 4}), server(1, everything(5) | {0: 4})
+    one.firm = frozenset([1, 2])
+    settled = in_step(one, other, worker(2, 4, clock=4))
+    assert settled.version == 4 and settled.stale == {(0, 1), (0, 2)} == set(settled.lacking)
+    other.firm = frozenset([2])
+    with pytest.raises(LostState, match=r"of 1 of 6 shards \(2\)"):
+        in_step(one, other, worker(2, 4, clock=4))
+    one.copies[0] = other.copies[0] = 5
+    assert in_step(one, other, worker(2, 4, clock=4)).stale == set()
+
+
+def test_a_clock_whose_batches_nobody_knows_is_lost():
+    words = [server(0, everything(4)), worker(1, 4, clock=4)]
+    words[0].positions = {2: position()}
+    with pytest.raises(LostState, match="nobody is left who knows which batches clock 4 has"):
+        settle(words, layout("server", "worker"), SHARDS, 1, 0.0)
 
 
 def test_batches_are_handed_out_again_unless_a_part_of_them_is_applied_or_somebody_has_them():

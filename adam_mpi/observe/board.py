@@ -111,7 +111,7 @@ class Board:
             total.update({int(value): count for value, count in word[name].items()})
         return total
 
-    def pushes(self, members: Collection[int]) -> dict[str, int]:
+    def pushes(self, members: Collection[int], synchronous: bool = False) -> dict[str, int]:
         """Of the whole job; `members` are the ranks that are left."""
         workers, servers, told = self.of("worker"), self.of("server"), self.of_pushers()
         applied = self._applied(members)
@@ -124,18 +124,36 @@ class Board:
             "given_up": sum(sent - known for pusher, (sent, known) in told.items() if pusher not in gone),
             # In the weights, and whoever pushed them was lost before he could say that he knew.
             "unacknowledged_of_dead": sum(max(0, applied.get(pusher, 0) - told[pusher][1]) for pusher in gone),
+            "short": sum(self.short(members, synchronous).values()),
             "duplicates": sum(word["duplicates"] for word in servers),
             "refused": sum(word["refused"] for word in servers),
             "bytes": sum(word["pushes"]["bytes"] for word in workers),
         }
 
+    def short(self, members: Collection[int], synchronous: bool = False) -> dict[str, int]:
+        """Pusher -> how many pushes it counts as acknowledged that some shard lacks: nobody, if all is well.
+
+        In the end, when everybody has told his last word. In synchronous training a clock that only the dead knew to
+        be complete may have been computed again without them.
+        """
+        last = {str(word["rank"]): word["pushes"]["last"] for word in self.of("worker")}
+        last = {pusher: known for pusher, (_, known) in self.of_pushers().items()} | last
+        applied = self._applied(members)
+        judged = [pusher for pusher in last if not synchronous or int(pusher) in members]
+        missing = {pusher: last[pusher] - applied.get(pusher, 0) for pusher in judged}
+        return {pusher: count for pusher, count in missing.items() if count > 0}
+
     def _applied(self, members: Collection[int]) -> dict[str, int]:
         """Pusher -> the last of its pushes that every shard has, of the strip that it had last."""
-        last: dict[tuple[str, int], int] = {}
-        for word in self.of("server"):
-            for pusher, strip, number in word["tables"] if word["rank"] in members else ():
-                last[pusher, strip] = min(last.get((pusher, strip), number), number)
-        return {pusher: max(n for (other, _), n in last.items() if other == pusher) for pusher, _ in last}
+        words = [word for word in self.of("server") if word["rank"] in members]
+        told = [{(pusher, strip): number for pusher, strip, number in word["tables"]} for word in words]
+        strips = [word["strips"] for word in words]
+        last: dict[str, int] = {}
+        for pusher, strip in {key for table in told for key in table}:
+            # A server that knows nothing of somebody who has pushed to its strip has nothing of his.
+            has = [table.get((pusher, strip), 0) for table, own in zip(told, strips, strict=True) if strip in own]
+            last[pusher] = max(last.get(pusher, 0), min(has))
+        return last
 
     def pulls(self) -> dict[str, int]:
         workers = self.of("worker")

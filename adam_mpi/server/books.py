@@ -73,8 +73,11 @@ class Books:
             self.position.add(batches)
 
     def _reach(self, version: int, batches: np.ndarray, images: int) -> None:
-        """The first step of a clock in synchronous training."""
-        if version not in self.positions:
+        """The first step of a clock in synchronous training.
+
+        A server that serves nothing and was sent its first copy after some clocks does not know where those ended.
+        """
+        if version not in self.positions and version - 1 in self.positions:
             self.position = self.positions[version - 1].after(batches, images)
             self.positions = {version - 1: self.positions[version - 1], version: self.position}
 

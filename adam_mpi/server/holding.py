@@ -25,6 +25,8 @@ class Holding:
     """Pusher -> the highest number of its messages that is in the weights."""
     whole: bool = True
     """Whether it may serve: one that is still being sent may not."""
+    behind: bool = False
+    """Whether it is to be sent anew: pushes may be acknowledged without it."""
     before: "Holding | None" = None
     """The same before its last step, where that may have to be taken back."""
 
@@ -44,11 +46,16 @@ class Holding:
         weights[:], average[:] = self.weights, self.average
         self.weights, self.average = weights, average
 
-    def become(self, parts: Sequence[np.ndarray], version: int, table: dict[int, int]) -> None:
-        """A whole copy has come."""
+    def become(self, parts: Sequence[np.ndarray], version: int, table: dict[int, int], behind: bool = False) -> None:
+        """A whole copy has come; `behind`: of the step before the last one, which follows."""
         for mine, new in zip(self.parts, parts, strict=True):
             mine[:] = new
-        self.version, self.table, self.whole = version, table, True
+        self.version, self.table, self.whole, self.behind = version, table, True, behind
+
+    @property
+    def firm(self) -> bool:
+        """Whether its last step cannot be taken back."""
+        return self.before is None or self.before.version != self.version - 1
 
     def remember(self) -> None:
         """Before a step that may have to be taken back."""
@@ -61,7 +68,7 @@ class Holding:
 
     def take_back(self) -> None:
         """The last step."""
-        assert self.before is not None and self.before.version == self.version - 1, "a step back was not provided for"
+        assert self.before is not None and not self.firm, "a step back was not provided for"
         for kept, part in zip(self.before.parts, self.parts, strict=True):
             part[:] = kept
         self.version, self.table = self.before.version, dict(self.before.table)

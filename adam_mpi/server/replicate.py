@@ -81,13 +81,17 @@ class RecordLetter:
 
 @dataclass(frozen=True)
 class PartLetter:
-    """One of the arrays of a copy; the last one brings version and table, and makes it whole."""
+    """One of the arrays of a copy; the last one brings version and table, and makes it whole.
 
-    holding: Holding
+    Where a step may be taken back, the copy before it is sent first: `follows` says that the last one is still to come.
+    """
+
+    shard: int
     values: np.ndarray
     part: int
     parts: int
     version: int
+    follows: bool
     notes: np.ndarray
     header: np.ndarray
     done: Callable[[], None]
@@ -95,16 +99,16 @@ class PartLetter:
     def write(self, body: np.ndarray) -> np.ndarray:
         header = self.header.copy()
         body[: self.values.size] = self.values.view(np.uint32)
-        header["kind"], header["sequence"], header["shard"] = PART, self.version, self.holding.shard.index
+        header["kind"], header["sequence"], header["shard"] = PART, self.version, self.shard
         header["words"] = header["values"] = self.values.size
-        header["part"], header["parts"] = self.part, self.parts
+        header["part"], header["parts"], header["first"] = self.part, self.parts, self.follows
         return header
 
     def batches(self) -> np.ndarray:
         return self.notes
 
     def settled(self) -> None:
-        if self.part == self.parts - 1:
+        if self.part == self.parts - 1 and not self.follows:
             self.done()
 
 
@@ -158,8 +162,10 @@ class Replicator:
         self.lacking: dict[int, deque[int]] = defaultdict(deque)
         for server, shard in lacking:
             self.lacking[server].append(shard)
-        self.sending: set[int] = set()
-        """Servers that a whole copy is on its way to."""
+        self.began = {shard: stepper.holdings[shard].version for _, shard in lacking}
+        """Versions of shards with copies to be sent, when this generation began: complete everywhere."""
+        self.sending: dict[int, int] = {}
+        """Servers that a whole copy is on its way to -> of which shard."""
         self.arriving: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shelves.copied[world.rank]}
         self.alone: dict[int, list[Callable[[], None]]] = defaultdict(list)
         """Shards that nobody else has a whole copy of, though somebody should -> what is to be done when one has."""
@@ -181,8 +187,12 @@ class Replicator:
             self.when_safe(record.shard.index, record.done)
 
     def when_safe(self, shard: int, done: Callable[[], None]) -> None:
-        """At once, or where the only copy is ours when a second one is whole: what is told then is not lost with us."""
-        if shard in self.alone or (not self._ready(shard) and len(self.shelves.holders[shard]) > 1):
+        """At once, or where the only copy is ours when a second one is whole: what is told then is not lost with us.
+
+        One that is on its way is no second copy yet.
+        """
+        arrived = [server for server in self._ready(shard) if self.sending.get(server) != shard]
+        if shard in self.alone or (not arrived and len(self.shelves.holders[shard]) > 1):
             self.alone[shard].append(done)
         else:
             done()
@@ -194,9 +204,9 @@ class Replicator:
         for server, shards in self.lacking.items():
             # One at a time, among the records that go to the same server.
             if shards and server not in self.sending:
-                self.sending.add(server)
                 urgent = next((shard for shard in shards if shard in self.alone), shards[0])
                 shards.remove(urgent)
+                self.sending[server] = urgent
                 self._send_copy(server, urgent)
         worked = [lane.step() for lane in self.lanes.values()]
         if any(lane.sent for lane in self.lanes.values()):
@@ -204,15 +214,24 @@ class Replicator:
         return self._collect() or any(worked)
 
     def _send_copy(self, server: int, shard: int) -> None:
-        """All arrays of a shard as they are now: what changes later is in the records that follow."""
+        """All arrays of a shard as they are now: what changes later is in the records that follow.
+
+        If the last step may have to be taken back, also as they were before it: the copy may be the only one then.
+        """
         self.world.injector.at("rebuild")
         holding = self.stepper.holdings[shard]
-        copied = [part.copy() for part in holding.parts]
+        if self.stepper.remembers and holding.before is not None and holding.version > self.began[shard]:
+            self._send_parts(server, holding.before, follows=True)
+        self._send_parts(server, holding, follows=False)
+
+    def _send_parts(self, server: int, holding: Holding, follows: bool) -> None:
+        """A copy of a holding, into the ring of a server; `follows`: that of the next step comes right after it."""
+        shard, copied = holding.shard.index, [part.copy() for part in holding.parts]
+        done = partial(self._count_rebuilt, server, shard)
         for part, values in enumerate(copied):
             table = notes(holding.table if part == len(copied) - 1 else {})
-            done = partial(self._count_rebuilt, server, shard)
-            letter = PartLetter(holding, values, part, len(copied), holding.version, table, self.header, done)
-            self.lanes[server].waiting.append(letter)
+            where = part, len(copied), holding.version, follows
+            self.lanes[server].waiting.append(PartLetter(shard, values, *where, table, self.header, done))
 
     def compare(self) -> int:
         """Have every copy of what is served here compared; returns how many there are."""
@@ -229,7 +248,7 @@ class Replicator:
 
     def _count_rebuilt(self, server: int, shard: int) -> None:
         self.rebuilt += 1
-        self.sending.remove(server)
+        del self.sending[server]
         for done in self.alone.pop(shard, ()):
             done()
 
@@ -271,7 +290,9 @@ class Replicator:
             self.arriving[mail.shard].append(values.copy())
             if mail.part == mail.parts - 1:
                 # Until now the old copy, if there was one, was as good as ever.
-                holding.become(self.arriving[mail.shard], mail.sequence, numbers)
+                if self.stepper.remembers and holding.whole and holding.version == mail.sequence - 1:
+                    holding.remember()
+                holding.become(self.arriving[mail.shard], mail.sequence, numbers, behind=bool(mail.first))
                 self.arriving[mail.shard] = []
         elif mail.kind == CHECK:
             self.different[mail.ring] += holding.checksum() != mail.seen

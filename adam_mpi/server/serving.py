@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,6 +20,7 @@ from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
+from adam_mpi.errors import LostState
 from adam_mpi.observe import trace
 from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
@@ -34,7 +35,7 @@ from adam_mpi.server.replicate import Record, Replicator, notes
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import MOST_BATCHES, RECORD_BATCHES, Shelves
 from adam_mpi.server.stepper import Stepper, Work
-from adam_mpi.settlement import Word
+from adam_mpi.settlement import Word, runs
 from adam_mpi.worker.conservation import leave_copies
 
 MOST_FOLDED = RECORD_BATCHES // MOST_BATCHES
@@ -64,18 +65,29 @@ class Server:
     def enter(
         self, world: World, shelves: Shelves, published: Published, mail: Window, window: Window, post: Post,
         mirror: Window | None, clocks: Mapping[int, int] = MappingProxyType({}),
-        lacking: Sequence[tuple[int, int]] = (),
+        lacking: Sequence[tuple[int, int]] = (), acknowledged: Mapping[int, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Begin a generation with the copies that we have; `clocks`: how far pushers are; `lacking`: see Replicator."""
+        """Begin a generation with the copies that we have; `clocks`: how far pushers are; `lacking`: see Replicator.
+
+        `acknowledged`: the last push of each that was; raises LostState if a shard that is served here lacks one.
+        """
         self.world, self.shelves, self.post = world, shelves, post
         self.published, self.window, self.mail = published, window, mail
         self.shards = shelves.held[world.rank]
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self._hold()
+        lacked = {shard for server, shard in lacking if server == world.rank}
+        for index, holding in self.holdings.items():
+            holding.behind = index in lacked
         self.counts.update(self.inbox.counts if self.inbox else {})
         self.inbox = Inbox(world, shelves, mail.memory, published)
         for (index, _), (ring, pusher) in product(self.place.items(), enumerate(self.inbox.members)):
             self.inbox.sequences[index, ring] = self.holdings[index].table.get(pusher, 0)
+        self.began: dict[int, dict[int, int]] = defaultdict(dict)
+        """Strip -> pusher -> the last of its pushes that was acknowledged when the generation began."""
+        for ring, pusher in enumerate(self.inbox.members):
+            self.began[ring % shelves.strips][pusher] = acknowledged.get(pusher, 0)
+        self._check_acknowledged()
         factors = self.inbox.factors
         arena = mirror.memory[shelves.peers.bytes : shelves.mirror_bytes].view(np.float32) if mirror else NOTHING
         self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings, arena)
@@ -95,6 +107,21 @@ class Server:
         self.cut.begun = known
         self.comparing: int | None = None
         """How many copies on other servers are to be compared, when somebody has asked for it."""
+
+    def _check_acknowledged(self) -> None:
+        """Raise LostState if a shard that is served here lacks a push that was acknowledged."""
+        short = []
+        for shard in self.shards:
+            table, began = self.holdings[shard.index].table, self.began[self.shelves.owners[shard.index]]
+            if any(table.get(pusher, 0) // MOST_PARTS < number for pusher, number in began.items()):
+                short.append(shard.index)
+        if short:
+            raise LostState(f"{self.world.place}: shards {runs(short)} lack acknowledged pushes; the job ends")
+
+    def discard(self, shards: Collection[int]) -> None:
+        """These copies may lack something acknowledged, or cannot be taken back: they are as good as none."""
+        for index, holding in self.holdings.items():
+            holding.whole &= index not in shards
 
     def go_back(self, position: Position, version: int | None, clock: int) -> None:
         """To where all servers stand when a generation begins, the fastest pusher at this clock.
@@ -339,23 +366,34 @@ class Server:
                 if self.store is not None:
                     self.store.close()
                 if message["copies"]:
-                    whole = {index: held.weights for index, held in self.holdings.items() if held.whole}
+                    kept = self.holdings.items()
+                    whole = {index: held.weights for index, held in kept if held.whole and not held.behind}
                     leave_copies(Path(message["copies"]), self.world.place.member, whole)
                 self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
 
     def tell(self, word: Word) -> None:
-        word.copies = {index: holding.version for index, holding in self.holdings.items() if holding.whole}
+        whole = {index: holding for index, holding in self.holdings.items() if holding.whole}
+        word.copies = {index: holding.version for index, holding in whole.items()}
+        word.behind = {index: self.shelves.owners[index] for index, holding in whole.items() if holding.behind}
+        word.began = dict(self.began)
+        if self.books.synchronous:
+            word.firm = frozenset(index for index, holding in whole.items() if holding.firm)
         word.served = frozenset(self.place)
         self.books.tell(word)
 
     def tables(self) -> list[tuple[str, int, int]]:
-        """(pusher, strip, the last of its pushes that every shard of that strip has, of those served here)."""
-        last: dict[tuple[int, int], int] = {}
+        """(pusher, strip, the last of its pushes that every shard of that strip has, of those served here).
+
+        Of everybody who pushes now, and of whoever has left something in one of them.
+        """
+        held: dict[int, list[dict[int, int]]] = defaultdict(list)
         for shard in self.shards:
-            for pusher, number in self.holdings[shard.index].table.items():
-                key = pusher, self.shelves.owners[shard.index]
-                last[key] = min(last.get(key, number), number)
-        return [(str(pusher), strip, number // MOST_PARTS) for (pusher, strip), number in last.items()]
+            held[self.shelves.owners[shard.index]].append(self.holdings[shard.index].table)
+        return [
+            (str(pusher), strip, min(table.get(pusher, 0) for table in tables) // MOST_PARTS)
+            for strip, tables in held.items()
+            for pusher in sorted(self.began[strip].keys() | {pusher for table in tables for pusher in table})
+        ]
 
     def transfers(self) -> list[Any]:
         return list(self.replicator.lanes.values()) if self.replicator else []
@@ -370,6 +408,7 @@ class Server:
             "role": "server",
             "generation": self.world.generation,
             "tables": self.tables(),
+            "strips": sorted({self.shelves.owners[shard.index] for shard in self.shards}),
             "dropped": self.inbox.counts["duplicates"],
             "went_on": self.books.went_on_at,
             "rebuilt": self.replicator.rebuilt if self.replicator else 0,

@@ -19,7 +19,8 @@ def told(worker: "Worker") -> dict[str, Any]:
         "clock_wait": pulled["waited"],
         "queue": len(worker.data.arrived),
         "unacknowledged": len(pushes.unacknowledged),
-        "pushes": {"sent": pushes.sent, "acknowledged": pushes.settled, "bytes": pushes.bytes},
+        "pushes": {"sent": pushes.sent, "acknowledged": pushes.settled, "bytes": pushes.bytes}
+        | {"last": pushes.last[0]},
         "pulls": {"count": pulled["count"], "bytes": pulled["bytes"]},
         "traffic": dict(pushes.traffic) | dict(worker.pull_traffic + pulls.traffic),
         "layers": worker.probe.layers if worker.probe else {},

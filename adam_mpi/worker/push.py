@@ -135,6 +135,8 @@ class PushClient:
         self.encoded: dict[tuple[int, int], np.ndarray] = {}
         """(push, shard) -> the body as it was sent in an earlier generation; what it left out is in the residual."""
         self.sent = self.settled = self.clock = self.resent = 0
+        self.last = 0, 0
+        """The number of the last push that was acknowledged as a whole, and the clock after it."""
         self.bytes_before = 0
         self.traffic: Counter[str] = Counter()
         """Bytes pushed, by layer and protocol: "conv1 delta"."""
@@ -177,6 +179,8 @@ class PushClient:
         forgotten = self.give_up()
         for contribution in forgotten:
             self.settled += contribution.clock < clock
+            if contribution.clock < clock:
+                self.last = contribution.sequence, contribution.clock + 1
             self.sent -= contribution.clock >= clock
         self.clock = clock
         return forgotten
@@ -267,6 +271,7 @@ class PushClient:
         self.unacknowledged.remove(contribution)
         self.acknowledged.append(contribution)
         self.settled += 1
+        self.last = contribution.sequence, contribution.clock + 1
 
     @property
     def idle(self) -> bool:

@@ -96,7 +96,7 @@ class StripWorker(Worker):
 
     def tell(self, word: Word) -> None:
         """Nothing that we have in hand goes on."""
-        word.clock = self.pushes.clock
+        word.clock, word.acknowledged, word.strip = self.pushes.clock, self.pushes.last, self.pushes.holding.strip
 
     def transfers(self) -> list[Any]:
         return [*super().transfers(), self.link]

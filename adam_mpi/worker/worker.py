@@ -380,6 +380,7 @@ class Worker:
         pushes = self.pushes
         word.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
         word.batches, word.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
+        word.acknowledged, word.strip = pushes.last, pushes.holding.strip
 
     def transfers(self) -> list[Any]:
         return [*self.pushes.lanes, self.data, self.pulls]
