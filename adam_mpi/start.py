@@ -322,7 +322,7 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
         worker.pushes.clock = settled.clocks[world.place.member]
     if ground.job.config.inject.conserve:
         directory, batch = ground.job.directory, ground.job.config.train.batch
-        worker.conservation = Conservation(directory, world.place.member, batch)
+        worker.conservation = worker.pushes.conservation = Conservation(directory, world.place.member, batch)
     return worker
 
 

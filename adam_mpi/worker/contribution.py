@@ -37,6 +37,17 @@ def together(parts: Sequence[Done]) -> Done:
     return replace(parts[0], **totals)
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """The part of a push for one shard, as a codec with error feedback has encoded it."""
+
+    words: np.ndarray
+    finite: bool
+    """Whether it is to be applied; else the residual has nothing of it."""
+    before: np.ndarray | None
+    """The residual as it was before, where a push may be taken back."""
+
+
 @dataclass
 class Contribution:
     row: int
@@ -50,6 +61,9 @@ class Contribution:
     clock: int = 0
     pending: int = 0
     """Messages of this push that are not acknowledged yet."""
+    encoded: dict[int, Encoded] = field(default_factory=dict)
+    """Shard -> its part of the push as it was first sent. Kept until the whole push is acknowledged: what is sent again
+    must be the same, as the residual has what it left out."""
     counted: bool = True
     """Whether its batches are reported when it is acknowledged: not those of a clock that is computed again."""
 
@@ -111,6 +125,7 @@ class Pool:
     def give(self, contribution: Contribution) -> None:
         contribution.values[:] = 0
         contribution.done.clear()
+        contribution.encoded.clear()
         contribution.counted = True
         for factors in contribution.factors.values():
             factors.count = 0

@@ -93,6 +93,7 @@ class StripWorker(Worker):
         """This rank has another strip from now on, or none."""
         self.flow.halt(self.config.cluster.seconds)
         self._end_threads()
+        self._leave_residual()
 
     def tell(self, word: Word) -> None:
         """Nothing that we have in hand goes on."""

@@ -354,7 +354,14 @@ class Worker:
         self._say_last()
 
     def _say_last(self) -> None:
+        self._leave_residual()
         self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
+
+    def _leave_residual(self) -> None:
+        """In a conservation run: what the codec carries in the end."""
+        residual = self.pushes.residual
+        if self.conservation is not None and residual.values.size:
+            self.conservation.leave(residual.shards, residual.parts)
 
     def hear(self, message: dict[str, Any]) -> None:
         """An order of the head: the residual of our pushes belongs to a snapshot."""
