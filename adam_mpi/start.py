@@ -19,6 +19,7 @@ from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
+from adam_mpi.data.joint import Cuts, first_cuts
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
 from adam_mpi.durable import model as model_file
@@ -190,7 +191,10 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     made: dict[str, Any] = {}
     old, abandoned = (kept.roles, kept.abandon()) if kept else ({}, [])
     settled = None if kept is None else _settle(world, job, kept)
-    pushed = _retire(world, kept) if kept is not None else (0, 0)
+    if kept is not None and settled is not None:
+        # Before anything is changed by it: another loss may come on the way.
+        kept.cuts = settled.cuts
+    pushed = _retire(world, kept, settled) if kept is not None and settled is not None else (0, 0)
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
     if settled is not None and world.rank == world.layout.head:
@@ -218,15 +222,26 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         windows.append(worker.link.window)
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
-    crew.abandoned, crew.pushed = abandoned, pushed
+    crew.abandoned, crew.pushed, crew.cuts = abandoned, pushed, _cuts(ground)
     return crew
 
 
-def _retire(world: World, kept: Crew) -> tuple[int, int]:
+def _cuts(ground: Ground) -> Cuts | None:
+    """With clocks: how batches that all replicas compute together are cut."""
+    layout, position = ground.world.layout, ground.position
+    if ground.settled is not None or ground.job.config.asynchronous:
+        return ground.settled.cuts if ground.settled is not None else None
+    replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
+    return first_cuts(position.batches, position.epoch, replicas)
+
+
+def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int]:
     """A worker that has another strip from now on, or none, is not kept; the numbers of its pushes are."""
     worker = kept.roles.get("worker")
+    if isinstance(worker, StripWorker):
+        worker.taken = settled.taken.get(world.place.member, {})
     if isinstance(worker, StripWorker) and worker.strip.number != world.place.strip:
-        worker.retire()
+        worker.retire(settled.clock)
         del kept.roles["worker"]
         return worker.pushes.sent, worker.pushes.settled
     return kept.pushed
@@ -276,7 +291,7 @@ def _data(ground: Ground, kept: DataServer | None) -> DataServer:
     if kept is None:
         kept = DataServer(world, open_set(job.config.data), ground.post, ground.position, job.replicas)
     if settled is not None:
-        kept.enter(world, ground.post, ground.position, settled.out, settled.mean)
+        kept.enter(world, ground.post, ground.position, settled.out, settled.mean, settled.left)
     return kept
 
 
@@ -293,6 +308,8 @@ def _server(ground: Ground, kept: Server | None) -> Server:
     else:
         kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
         kept.enter(*where, ground.mirror, settled.clocks, settled.lacking)
+        # A snapshot takes in all that is sent again: shards may have it already.
+        kept.cut.begun = [settled.begun[member] for member in kept.inbox.members]
     if keeps_store(job.config) and plan.held[world.rank]:
         kept.write_behind(life(job, world.generation) / snapshot.file_name(world.place.member))
     return kept
@@ -305,6 +322,7 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
     if kept is not None:
         assert settled is not None
         strips = world.layout.partitions > 1
+        kept.cut_by(settled.cuts)
         kept.enter(world, *where, settled.clocks[world.place.member] if strips else settled.clock)
         return kept
     assert net is not None, "compiled above"
@@ -320,6 +338,7 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
     if settled is not None:
         worker.pushes.sent, worker.pushes.settled = pushed
         worker.pushes.clock = settled.clocks[world.place.member]
+    worker.cut_by(_cuts(ground))
     if ground.job.config.inject.conserve:
         directory, batch = ground.job.directory, ground.job.config.train.batch
         worker.conservation = worker.pushes.conservation = Conservation(directory, world.place.member, batch)

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,7 @@ from adam_mpi.observe import trace
 from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.books import Books
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.fold import Fold
 from adam_mpi.server.holding import Holding
 from adam_mpi.server.inbox import Inbox
@@ -339,6 +341,9 @@ class Server:
     def tell(self, word: Word) -> None:
         word.copies = {index: holding.version for index, holding in self.holdings.items() if holding.whole}
         word.served = frozenset(self.place)
+        word.progress = replace(word.progress, reached=dict(zip(self.inbox.members, self.books.clocks, strict=True)))
+        if self.shelves.strips > 1 and CODECS[self.config.push.codec].feedback:
+            word.tables = {index: dict(holding.table) for index, holding in self.holdings.items()}
         self.books.tell(word)
 
     def tables(self) -> list[tuple[str, int, int]]:

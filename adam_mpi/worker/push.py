@@ -16,6 +16,7 @@ from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
 from adam_mpi.server.factors import FactorPlan
+from adam_mpi.server.mail import MOST_PARTS
 from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
@@ -174,11 +175,16 @@ class PushClient:
         self.clock = clock
         return forgotten
 
-    def give_up(self) -> list[Contribution]:
-        """Take back what is under way, a part of which may be applied."""
+    def give_up(self, taken: Mapping[int, int]) -> list[Contribution]:
+        """Take back what is under way, but for the parts of it that shards have.
+
+        `taken`: shard -> the highest number of our messages that it has, where the codec has error feedback.
+        """
         given_up = self._stop()
         for contribution in reversed(given_up):
-            self._take_back(contribution, {})
+            number = contribution.sequence * MOST_PARTS
+            missing = {shard: part for shard, part in contribution.encoded.items() if taken.get(shard, 0) < number}
+            self._take_back(contribution, missing)
         return given_up
 
     def _stop(self) -> list[Contribution]:

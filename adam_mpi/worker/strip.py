@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ class StripWorker(Worker):
         holding = Holding(shelves, cut, self.strip.number)
         super().__init__(world, network, shelves, choices, mail, published, post, threads, carried, holding)
         self._clear()
+        self.taken: Mapping[int, int] = {}
+        """Shard -> the highest number of our messages that it had when the last generation ended."""
         self.since = time.perf_counter()
         """When threads began to wait for other strips."""
 
@@ -78,26 +81,36 @@ class StripWorker(Worker):
         self.flow.halt(self.config.cluster.seconds)
         for contribution in (*self.complete, *self.sums.under_way):
             self.pool.give(contribution)
+        self._drop_share()
+        # The servers know which batches are applied; data ranks hear it from them.
         self._take_back()
-        for contribution in self.pushes.acknowledged:
-            # The servers know which batches are applied; data ranks hear it from them.
-            contribution.counted = False
         if self.config.consistency.staleness > 0:
-            for contribution in self.pushes.give_up():
+            for contribution in self.pushes.give_up(self.taken):
                 self.pool.give(contribution)
+            assert clock is not None, "strips of a replica go on alike"
+            self.pushes.clock = clock
         self._clear()
         self._connect(world)
         super().enter(world, shelves, choices, mail, published, post, clock)
 
-    def retire(self) -> None:
-        """This rank has another strip from now on, or none."""
+    def retire(self, clock: int | None) -> None:
+        """End, because this rank has another strip from now on, or none; `clock`: see Settlement.
+
+        What the codec has left out is left behind: nobody else pushes for this strip under our number.
+        """
         self.flow.halt(self.config.cluster.seconds)
         self._end_threads()
+        if self.config.consistency.staleness == 0:
+            assert clock is not None
+            self.pushes.forget(clock)
+        else:
+            self.pushes.give_up(self.taken)
         self._leave_residual()
 
     def tell(self, word: Word) -> None:
         """Nothing that we have in hand goes on."""
         word.clock = self.pushes.clock
+        word.progress = replace(word.progress, base=self.base)
 
     def transfers(self) -> list[Any]:
         return [*super().transfers(), self.link]
