@@ -5,12 +5,20 @@ import math
 from adam_mpi.config.sections import Config
 from adam_mpi.errors import UserError
 
+MOST_BATCHES = 64
+"""Batches in one push at the most: a message has room for the numbers of so many."""
+
 
 def check_together(config: Config) -> None:
     staleness = config.consistency.staleness
     if not config.asynchronous and staleness != int(staleness):
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
+    room = MOST_BATCHES * config.train.batch
+    if config.asynchronous and config.push.images > room:
+        least = -(-config.push.images // MOST_BATCHES)
+        what = f"push.images = {config.push.images}: at most {room}, {MOST_BATCHES} batches of train.batch"
+        raise UserError(f"{what} = {config.train.batch}; set it to {room} or less, or train.batch to {least} or more")
     if config.inject.conserve and config.layout.partitions != 1:
         raise UserError(f"inject.conserve: needs layout.partitions = 1, not {config.layout.partitions}")
     if config.inject.noise and (config.layout.partitions != 1 or config.push.protocol != "delta"):

@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from numba import njit
 
+from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.data.batch import Batch
 from adam_mpi.server.factors import Matrix
 
@@ -70,6 +71,10 @@ class Contribution:
     @property
     def images(self) -> int:
         return sum(done.images for done in self.done)
+
+    def full(self, images: int) -> bool:
+        """Whether it has so many images, or as many batches as a message has room for the numbers of."""
+        return self.images >= images or len(self.done) >= MOST_BATCHES
 
     def fits(self, images: int) -> bool:
         """Whether there is room for the activations and errors of so many more."""

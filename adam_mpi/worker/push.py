@@ -273,7 +273,7 @@ class PushClient:
             return
         order = [tensor.layer for tensor in self.shelves.tensors]
         if self.trouble is None or order.index(layer) > order.index(self.trouble.layer):
-            epoch, batches = contribution.done[0].epoch, [done.number for done in contribution.done]
+            epoch, batches = contribution.done[0].epoch, sorted({done.number for done in contribution.done})
             self.trouble = Trouble(f"the gradient of {layer}", layer, contribution.sequence, epoch, batches, [])
 
     def step(self) -> bool:
@@ -311,4 +311,5 @@ class PushClient:
 
 
 def _batches(contribution: Contribution) -> np.ndarray:
-    return np.array([batch_id(done.epoch, done.number) for done in contribution.done], np.int64)
+    """Ids of the batches of a push; the parts that threads have computed of a joint one are one batch."""
+    return np.unique(np.array([batch_id(done.epoch, done.number) for done in contribution.done], np.int64))

@@ -247,7 +247,7 @@ class StripWorker(Worker):
         assert self.share is not None, "there was room"
         self.share.done.append(done)
         self.since_pull += 0 if self.data.shared else done.images
-        self._complete(self.data.shared or self.share.images >= self.config.push.images)
+        self._complete(self.data.shared or self.share.full(self.config.push.images))
 
     def _complete(self, full: bool) -> None:
         if full and self.share is not None and self.share.done:
