@@ -67,8 +67,9 @@ class Crew:
     """The layers that push factors, for the life of the job."""
     cuts: Cuts | None = None
     """With clocks: how batches that all replicas compute together are cut."""
-    pushed: tuple[int, int] = (0, 0)
-    """Pushes of this rank as a worker that it is no more, sent and acknowledged: their numbers are not used again."""
+    pushed: tuple[int, int, float] = (0, 0, 0.0)
+    """Pushes of this rank as a worker that it is no more, sent and acknowledged: their numbers are not used again; and
+    what its codec carried then."""
 
     def word(self, member: int) -> Word:
         """What this rank brings into the next generation."""

@@ -190,11 +190,12 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         world.injector.at("start")
     made: dict[str, Any] = {}
     old, abandoned = (kept.roles, kept.abandon()) if kept else ({}, [])
+    pusher = old.get("worker")
     settled = None if kept is None else _settle(world, job, kept)
     if kept is not None and settled is not None:
         # Before anything is changed by it: another loss may come on the way.
         kept.cuts = settled.cuts
-    pushed = _retire(world, kept, settled) if kept is not None and settled is not None else (0, 0)
+    pushed = _retire(world, kept, settled) if kept is not None and settled is not None else (0, 0, 0.0)
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
     if settled is not None and world.rank == world.layout.head:
@@ -223,6 +224,9 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
     crew.abandoned, crew.pushed, crew.cuts = abandoned, pushed, _cuts(ground)
+    if pusher is not None and "worker" not in made:
+        # Its last word: it pushes no more.
+        crew.post.send({"kind": "stats", **pusher.stats()}, world.layout.head)
     return crew
 
 
@@ -235,7 +239,7 @@ def _cuts(ground: Ground) -> Cuts | None:
     return first_cuts(position.batches, position.epoch, replicas)
 
 
-def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int]:
+def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int, float]:
     """A worker that has another strip from now on, or none, is not kept; the numbers of its pushes are."""
     worker = kept.roles.get("worker")
     if isinstance(worker, StripWorker):
@@ -243,7 +247,7 @@ def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int]:
     if isinstance(worker, StripWorker) and worker.strip.number != world.place.strip:
         worker.retire(settled.clock)
         del kept.roles["worker"]
-        return worker.pushes.sent, worker.pushes.settled
+        return worker.pushes.sent, worker.pushes.settled, worker.left_behind
     return kept.pushed
 
 
@@ -315,8 +319,8 @@ def _server(ground: Ground, kept: Server | None) -> Server:
     return kept
 
 
-def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tuple[int, int]) -> Worker:
-    """`pushed`: this rank's pushes as another worker before."""
+def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
+    """`pushed`: this rank's pushes as another worker before; see Crew."""
     settled, world = ground.settled, ground.world
     where = ground.plan, ground.choices, ground.mail, ground.window, ground.post
     if kept is not None:
@@ -336,7 +340,7 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
     else:
         worker = Worker(world, net, *where, ground.threads, carried)
     if settled is not None:
-        worker.pushes.sent, worker.pushes.settled = pushed
+        worker.pushes.sent, worker.pushes.settled, worker.left_behind = pushed
         worker.pushes.clock = settled.clocks[world.place.member]
     worker.cut_by(_cuts(ground))
     if ground.job.config.inject.conserve:

@@ -19,7 +19,8 @@ def check_together(config: Config) -> None:
         least = -(-config.push.images // MOST_BATCHES)
         what = f"push.images = {config.push.images}: at most {room}, {MOST_BATCHES} batches of train.batch"
         raise UserError(f"{what} = {config.train.batch}; set it to {room} or less, or train.batch to {least} or more")
-    if config.inject.conserve and config.layout.partitions != 1:
+    if config.inject.conserve and config.layout.partitions != 1 and config.push.codec not in ("onebit", "topk"):
+        # Of pushes that strips give up some shards have their part; only what such codecs leave on file tells which.
         raise UserError(f"inject.conserve: needs layout.partitions = 1, not {config.layout.partitions}")
     if config.inject.noise and (config.layout.partitions != 1 or config.push.protocol != "delta"):
         raise UserError('inject.noise: needs push.protocol = "delta" and layout.partitions = 1')

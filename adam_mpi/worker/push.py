@@ -24,7 +24,7 @@ from adam_mpi.worker.conservation import Conservation
 from adam_mpi.worker.contribution import Contribution, Encoded
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
-from adam_mpi.worker.residual import Residual
+from adam_mpi.worker.residual import Residual, takes_back
 
 
 @dataclass(frozen=True)
@@ -245,17 +245,12 @@ class PushClient:
         """
         if shard.index not in contribution.encoded:
             values = contribution.values[self.holding.part(shard)]
-            sent = self.residual.encode(shard.index, values, self.takes_back)
+            sent = self.residual.encode(shard.index, values, takes_back(self.world.config, self.shelves))
             contribution.encoded[shard.index] = sent
             if self.conservation is not None and sent.finite:
                 codec = NUMBERS[self.world.config.push.codec]
                 self.conservation.encoded(contribution.sequence, shard, codec, sent.words)
         return contribution.encoded[shard.index]
-
-    @property
-    def takes_back(self) -> bool:
-        """Whether pushes may have to be taken back: those of an incomplete clock, and those of strips."""
-        return self.world.config.consistency.staleness == 0 or self.shelves.strips > 1
 
     def header(self, contribution: Contribution, shard: Shard) -> np.ndarray:
         """What all messages of a push have in common."""

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from adam_mpi.config import Config
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
 from adam_mpi.server.codecs import Codec
+from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Encoded
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
@@ -51,6 +53,10 @@ class Residual:
         used = self.codec.encode(values, residual, words) if fine else words.size
         return Encoded(words[:used], fine, before)
 
+    def norm(self, unit: float) -> float | None:
+        """How much is carried, as the length of the vector times `unit`; None where the codec carries nothing."""
+        return float(np.linalg.norm(self.values)) * unit if self.codec.feedback else None
+
     def take_back(self, encoded: Mapping[int, Encoded]) -> None:
         """Make the residual what it was before these parts of a push were encoded: no server has them."""
         for shard, sent in encoded.items():
@@ -82,6 +88,11 @@ class Residual:
         for lane in self.lanes:
             while lane.held and not self.holds(lane.held[0].contribution.clock):
                 lane.waiting.append(lane.held.popleft())
+
+
+def takes_back(config: Config, shelves: Shelves) -> bool:
+    """Whether pushes may have to be taken back: those of an incomplete clock, and those of strips."""
+    return config.consistency.staleness == 0 or shelves.strips > 1
 
 
 @njit(nogil=True, cache=True)

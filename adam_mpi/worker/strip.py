@@ -9,6 +9,7 @@ In a hybrid replica a part is a round: it has some images of each rank's share o
 layer before the dense ones go to all ranks while others are computed.
 """
 
+import logging
 import os
 import time
 from collections import deque
@@ -41,6 +42,7 @@ from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
 from adam_mpi.worker.worker import Worker
 
+log = logging.getLogger(__name__)
 REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 
 
@@ -96,7 +98,7 @@ class StripWorker(Worker):
     def retire(self, clock: int | None) -> None:
         """End, because this rank has another strip from now on, or none; `clock`: see Settlement.
 
-        What the codec has left out is left behind: nobody else pushes for this strip under our number.
+        What the codec has left out is left behind, and counted: other strips push other parameters.
         """
         self.flow.halt(self.config.cluster.seconds)
         self._end_threads()
@@ -106,6 +108,9 @@ class StripWorker(Worker):
         else:
             self.pushes.give_up(self.taken)
         self._leave_residual()
+        self.left_behind = float(np.hypot(self.left_behind, self.carried or 0.0))
+        if self.left_behind:
+            log.warning("what the codec has left out is left behind: %.3g", self.left_behind)
 
     def tell(self, word: Word) -> None:
         """Nothing that we have in hand goes on."""

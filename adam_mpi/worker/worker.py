@@ -65,6 +65,8 @@ class Worker:
         self.factor = 0.0
         """Learning rate per image: the step that a gradient is predicted to lead to."""
         self.ended = False
+        self.left_behind = 0.0
+        """What the codec carried when this rank had another strip, and nobody will push; see `carried`."""
         self.images = self.since_pull = 0
         self.waits = Waits()
         # One worker's look at the model is enough.
@@ -389,6 +391,11 @@ class Worker:
     def _say_last(self) -> None:
         self._leave_residual()
         self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
+
+    @property
+    def carried(self) -> float | None:
+        """How much the codec has left out so far: the length of it as a mean gradient of a batch, or as a step."""
+        return self.pushes.residual.norm(1 if self.config.optimiser.where == "worker" else 1 / self.config.train.batch)
 
     def _leave_residual(self) -> None:
         """In a conservation run: what the codec carries in the end."""
