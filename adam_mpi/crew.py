@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import Window
+from adam_mpi.data.joint import Cuts, Progress
 from adam_mpi.errors import Regroup
 from adam_mpi.head import Head
 from adam_mpi.observe import watchdog
@@ -64,13 +65,17 @@ class Crew:
     abandoned: list[Abandoned] = field(default_factory=list)
     captured: tuple[str, ...] = ()
     """The layers that push factors, for the life of the job."""
-    pushed: tuple[int, int] = (0, 0)
-    """Pushes of this rank as a worker that it is no more, sent and acknowledged: their numbers are not used again."""
+    cuts: Cuts | None = None
+    """With clocks: how batches that all replicas compute together are cut."""
+    pushed: tuple[int, int, float] = (0, 0, 0.0)
+    """Pushes of this rank as a worker that it is no more, sent and acknowledged: their numbers are not used again; and
+    what its codec carried then."""
 
     def word(self, member: int) -> Word:
         """What this rank brings into the next generation."""
         state = self.head.state() if self.head is not None else self.state
         word = Word(member, detected=self.detected, head=state, captured=self.captured)
+        word.progress = Progress(self.cuts)
         for role in self.roles.values():
             role.tell(word)
         return word

@@ -91,6 +91,7 @@ class Head:
             "snapshots": self.keeper.snapshots.taken,
             "recoveries": self.told_recoveries(),
             "pushes": self.board.of_pushers(),
+            "carried": self.board.carried(),
         }
 
     def _go_on(self, settled: Settlement) -> None:
@@ -109,7 +110,7 @@ class Head:
             # Whoever is still writing one of the generation before must not meet the next.
             self.keeper.snapshots.number = 1000 * self.world.generation
             self.recoveries = _went_on(state["recoveries"], *settled.went_on)
-            self.board.go_on(state["pushes"])
+            self.board.go_on(state["pushes"], state["carried"])
         gone = self.world.gone
         names = "; ".join(map(str, gone))
         told = self.board.of_pushers()
@@ -396,6 +397,7 @@ class Head:
             "generation": self.world.generation,
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
             "pushes": self.board.pushes(self.members, self.config.consistency.staleness == 0),
+            "residual": self.board.residual([layout.places[rank].member for rank in layout.workers]),
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),
             "traffic": self.board.traffic(),

@@ -12,10 +12,12 @@ from adam_mpi.data.lines import AHEAD, GROUP
 from adam_mpi.data.sets import Description
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
 from adam_mpi.worker.contribution import contributions
+from adam_mpi.worker.residual import takes_back
 
 
 def data(config: Config, layout: Layout, description: Description) -> int:
@@ -30,14 +32,18 @@ def worker(
     config: Config, description: Description, net: Network, shelves: Shelves, captured: Sequence[str]
 ) -> int:  # fmt: skip
     """Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
-    without strips a copy of what a pull brings, and two of the weights for each of several threads.
+    without strips a copy of what a pull brings, and two of the weights for each of several threads. What a codec
+    leaves out, and where pushes may be taken back, what it was before each of them.
     """
     threads, size = config.worker.threads or 1, 4 * parameters.total(net.shapes)
     contexts = config.worker.in_flight if net.strip else threads
     dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
     total = (2 + contexts if net.strip else 3 + contexts * (3 if threads > 1 else 1)) * size
-    total += contributions(threads, bool(shelves.peers.count), config.consistency.staleness) * (size + factors)
+    count = contributions(threads, bool(shelves.peers.count), config.consistency.staleness)
+    total += count * (size + factors)
+    if CODECS[config.push.codec].feedback:
+        total += size * (1 + count * takes_back(config, shelves))
     total += contexts * net.bytes + len(shelves.servers) * shelves.ring_bytes
     item = np.dtype(description.dtype).itemsize
     return total + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.cluster.layout import Layout
+from adam_mpi.data import joint
+from adam_mpi.data.joint import Cuts, Left, Progress
 from adam_mpi.durable.position import EPOCH, Position
 from adam_mpi.errors import LostState
 from adam_mpi.server.shards import Shard, place
@@ -44,6 +46,12 @@ class Word:
     """Of a worker: the number of the last push that was acknowledged as a whole, and the clock after it."""
     strip: int = 0
     """Of a worker: that of its replica which it is."""
+    resent: tuple[tuple[int, int], ...] = ()
+    """Of a worker: clock and images of every push that it will send again."""
+    progress: Progress = field(default_factory=Progress)
+    """How far it is with batches that all replicas compute together."""
+    tables: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Of a server, where pushes may have to be taken back: shard -> pusher -> the highest number of its messages."""
     batches: frozenset[int] = frozenset()
     """Of a worker: ids of batches that it has in hand, and will report."""
     tally: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
@@ -74,7 +82,14 @@ class Settlement:
     clocks: dict[int, int]
     """Pusher -> clock of its next push."""
     clock: int | None
-    """With clocks: where all replicas go on."""
+    """With clocks: where new replicas begin; in synchronous training, and where replicas have strips, all of them."""
+    begun: dict[int, int]
+    """Pusher -> the clock after all that it sends again: nothing later is in any shard."""
+    cuts: Cuts | None
+    left: dict[int, Left]
+    """With clocks: by number, what is left of batches that somebody has pushed his share of."""
+    taken: dict[int, dict[int, int]]
+    """Pusher -> shard -> the highest number of its messages that the shard has, where servers have told."""
     out: frozenset[int]
     """Numbers of the batches of this epoch that workers have in hand."""
     mean: tuple[float, float]
@@ -98,14 +113,14 @@ def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copie
     position = _position([word.positions for word in words], version, max(batches, default=0) // EPOCH)
     out = [batch % EPOCH for batch in batches if batch // EPOCH == position.epoch]
     clocks = {word.member: word.clock for word in words if word.clock is not None}
-    clock = None if np.isinf(staleness) else version if version is not None else max(clocks.values(), default=0)
-    if clock is not None:
-        # Joint batches that somebody has begun stay as they are; a clock that is not complete is computed again.
-        position.batches[out if version is None else []] = True
-        out = []
+    clock, cuts, left = None, None, dict[int, Left]()
+    if not np.isinf(staleness):
+        cuts, left, out = *_go_on(words, layout, position, version), []
+        clock = cuts.layouts[-1][0]
+    nexts = _next(clocks, layout, clock, staleness == 0)
     return Settlement(
-        holders, lacking, frozenset(stale), _acknowledged(words, layout), promoted, version, position,
-        _next(clocks, layout, clock), clock, frozenset(out),
+        holders, lacking, frozenset(stale), _acknowledged(words, layout), promoted, version, position, nexts, clock,
+        _begun(words, nexts), cuts, left, _taken(words, holders), frozenset(out),
         _mean([word.tally for word in words if word.tally[0] == position.epoch]),
         min(word.detected for word in words if word.detected), earliest(word.went_on for word in words),
         _newest_head([word.head for word in words]),
@@ -239,6 +254,46 @@ def _position(known: Sequence[Mapping[int, Position]], version: int | None, begu
     return result
 
 
+def _go_on(
+    words: Sequence[Word], layout: Layout, position: Position, version: int | None
+) -> tuple[Cuts, dict[int, Left]]:
+    """With clocks: where replicas go on, and what is left of batches; the position gets those that somebody has begun.
+
+    In synchronous training a clock that is not complete is computed again.
+    """
+    keep = version is None and layout.partitions == 1
+    if keep:
+        position.images = _images(words)
+    replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
+    known = {word.member: word.progress for word in words}
+    return joint.go_on(known, replicas, position.batches, position.epoch, keep, version)
+
+
+def _images(words: Sequence[Word]) -> int:
+    """Images that are applied and will not be counted again because their push is sent again."""
+    pushes = [(word.member, *push) for word in words for push in word.resent]
+    told = []
+    for word in words:
+        known = sum(images for pusher, clock, images in pushes if clock < word.progress.reached.get(pusher, 0))
+        told += [position.images - known for position in word.positions.values()]
+    return max(told)
+
+
+def _begun(words: Sequence[Word], nexts: Mapping[int, int]) -> dict[int, int]:
+    """Pusher -> the clock after those that it sends again; where it goes on, if it sends nothing."""
+    ends = {word.member: clock + 1 for word in words for clock, _ in word.resent}
+    return {pusher: max(clock, ends.get(pusher, clock)) for pusher, clock in nexts.items()}
+
+
+def _taken(words: Sequence[Word], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
+    """Pusher -> shard -> the highest number of its messages that is in the copy which serves from now on."""
+    taken: dict[int, dict[int, int]] = defaultdict(dict)
+    for shard, ranks in enumerate(holders):
+        for pusher, number in words[ranks[0]].tables.get(shard, {}).items():
+            taken[pusher][shard] = number
+    return dict(taken)
+
+
 def earliest(times: Iterable[Sequence[float | None]]) -> tuple[float | None, float | None]:
     """When servers went on, with any pusher and with all of them, as each of them saw it."""
     first, whole = zip(*times, strict=True)
@@ -249,14 +304,16 @@ def _newest_head(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
     return max((state for state in states if state), key=lambda state: state["number"], default=None)
 
 
-def _next(clocks: Mapping[int, int], layout: Layout, clock: int | None) -> dict[int, int]:
-    """New pushers begin where the slowest of the others is; with clocks all begin alike.
+def _next(clocks: Mapping[int, int], layout: Layout, clock: int | None, synchronous: bool) -> dict[int, int]:
+    """New pushers begin where the slowest of the others is; with clocks, where nobody has begun.
 
-    So do the strips of a replica, which push alike: where the fastest of them is, as no clock comes twice.
+    In synchronous training all begin alike. So do the strips of a replica, which push alike: where the fastest of
+    them is, as no clock comes twice; and with clocks, those of all replicas.
     """
     workers = [layout.places[rank] for rank in layout.workers]
     if clock is not None:
-        return {worker.member: clock for worker in workers}
+        alike = synchronous or layout.partitions > 1
+        return {worker.member: clock if alike else clocks.get(worker.member, clock) for worker in workers}
     least, furthest = min(clocks.values(), default=0), defaultdict[int | None, int](int)
     for worker in workers:
         furthest[worker.replica] = max(furthest[worker.replica], clocks.get(worker.member, least))

@@ -20,6 +20,7 @@ from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
+from adam_mpi.data.joint import Cuts, first_cuts
 from adam_mpi.data.serving import DataServer
 from adam_mpi.data.sets import describe, open_set
 from adam_mpi.durable import identity, newest, snapshot, stores
@@ -241,10 +242,13 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         world.injector.at("start")
     made: dict[str, Any] = {}
     old, abandoned = (kept.roles, kept.abandon()) if kept else ({}, [])
+    pusher = old.get("worker")
     settled = None if kept is None else _settle(world, job, kept)
-    if kept is not None:
+    if kept is not None and settled is not None:
         _stay_owner(world, job)
-    pushed = _retire(world, kept) if kept is not None else (0, 0)
+        # Before anything is changed by it: another loss may come on the way.
+        kept.cuts = settled.cuts
+    pushed = _retire(world, kept, settled) if kept is not None and settled is not None else (0, 0, 0.0)
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
     if settled is not None and world.rank == world.layout.head:
@@ -273,7 +277,10 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         windows.append(worker.link.window)
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
-    crew.abandoned, crew.pushed = abandoned, pushed
+    crew.abandoned, crew.pushed, crew.cuts = abandoned, pushed, _cuts(ground)
+    if pusher is not None and "worker" not in made:
+        # Its last word: it pushes no more.
+        crew.post.send({"kind": "stats", **pusher.stats()}, world.layout.head)
     return crew
 
 
@@ -285,13 +292,24 @@ def _stay_owner(world: World, job: Job) -> None:
         job.owner.enter(processes)
 
 
-def _retire(world: World, kept: Crew) -> tuple[int, int]:
+def _cuts(ground: Ground) -> Cuts | None:
+    """With clocks: how batches that all replicas compute together are cut."""
+    layout, position = ground.world.layout, ground.position
+    if ground.settled is not None or ground.job.config.asynchronous:
+        return ground.settled.cuts if ground.settled is not None else None
+    replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
+    return first_cuts(position.batches, position.epoch, replicas)
+
+
+def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int, float]:
     """A worker that has another strip from now on, or none, is not kept; the numbers of its pushes are."""
     worker = kept.roles.get("worker")
+    if isinstance(worker, StripWorker):
+        worker.taken = settled.taken.get(world.place.member, {})
     if isinstance(worker, StripWorker) and worker.strip.number != world.place.strip:
-        worker.retire()
+        worker.retire(settled.clock)
         del kept.roles["worker"]
-        return worker.pushes.sent, worker.pushes.settled
+        return worker.pushes.sent, worker.pushes.settled, worker.left_behind
     return kept.pushed
 
 
@@ -339,7 +357,7 @@ def _data(ground: Ground, kept: DataServer | None) -> DataServer:
     if kept is None:
         kept = DataServer(world, open_set(job.config.data), ground.post, ground.position, job.replicas)
     if settled is not None:
-        kept.enter(world, ground.post, ground.position, settled.out, settled.mean)
+        kept.enter(world, ground.post, ground.position, settled.out, settled.mean, settled.left)
     return kept
 
 
@@ -357,6 +375,8 @@ def _server(ground: Ground, kept: Server | None) -> Server:
         kept.discard([shard for rank, shard in settled.stale if rank == world.rank])
         kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
         kept.enter(*where, ground.mirror, settled.clocks, settled.lacking, settled.acknowledged)
+        # A snapshot takes in all that is sent again: shards may have it already.
+        kept.cut.begun = [settled.begun[member] for member in kept.inbox.members]
     if keeps_store(job.config) and plan.held[world.rank]:
         folder = life(job, world.generation)
         forget = partial(stores.forget, folder, job.identity, job.owner)
@@ -364,13 +384,14 @@ def _server(ground: Ground, kept: Server | None) -> Server:
     return kept
 
 
-def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tuple[int, int]) -> Worker:
-    """`pushed`: this rank's pushes as another worker before."""
+def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
+    """`pushed`: this rank's pushes as another worker before; see Crew."""
     settled, world = ground.settled, ground.world
     where = ground.plan, ground.choices, ground.mail, ground.window, ground.post
     if kept is not None:
         assert settled is not None
         strips = world.layout.partitions > 1
+        kept.cut_by(settled.cuts)
         kept.enter(world, *where, settled.clocks[world.place.member] if strips else settled.clock)
         return kept
     assert net is not None, "compiled above"
@@ -384,11 +405,12 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
     else:
         worker = Worker(world, net, *where, ground.threads, carried)
     if settled is not None:
-        worker.pushes.sent, worker.pushes.settled = pushed
+        worker.pushes.sent, worker.pushes.settled, worker.left_behind = pushed
         worker.pushes.clock = settled.clocks[world.place.member]
+    worker.cut_by(_cuts(ground))
     if ground.job.config.inject.conserve:
         directory, batch = ground.job.directory, ground.job.config.train.batch
-        worker.conservation = Conservation(directory, world.place.member, batch)
+        worker.conservation = worker.pushes.conservation = Conservation(directory, world.place.member, batch)
     return worker
 
 

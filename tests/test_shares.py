@@ -126,7 +126,7 @@ def test_a_line_prepares_ahead_and_hands_out_in_order():
     kitchen.finish(3, 5)
     assert line.take() is None
     kitchen.finish(1)
-    assert [line.take() for _ in range(3)] == [(number, True, f"batch {number}") for number in (1, 3, 5)]
+    assert [line.take() for _ in range(3)] == [(number, f"batch {number}") for number in (1, 3, 5)]
     assert line.take() is None and line.close() == [7, 9, 11] and len(line) == 0
 
 
@@ -135,10 +135,10 @@ def test_a_line_of_many_takers_keeps_a_batch_until_all_have_their_share():
     line = Line([0, 2, 4, 6], kitchen.start, ahead=1, group=1, takers=2)
     line.fill()
     kitchen.finish(0)
-    assert line.take(0) == (0, True, "batch 0") and 0 in line.started
+    assert line.take(0) == (0, "batch 0") and 0 in line.started
     # A fast replica is not kept waiting by the window of a slow one.
     assert line.take(4) is None and (4,) in kitchen.futures
-    assert line.take(0) == (0, False, "batch 0") and 0 not in line.started
+    assert line.take(0) == (0, "batch 0") and 0 not in line.started
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ import math
 from adam_mpi.config.sections import Config, Optimiser
 from adam_mpi.errors import UserError
 
+MOST_BATCHES = 64
+"""Batches in one push at the most: a message has room for the numbers of so many."""
+
 
 def check_together(config: Config) -> None:
     staleness = config.consistency.staleness
@@ -12,7 +15,13 @@ def check_together(config: Config) -> None:
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
     _check_rule(config.optimiser)
-    if config.inject.conserve and config.layout.partitions != 1:
+    room = MOST_BATCHES * config.train.batch
+    if config.asynchronous and config.push.images > room:
+        least = -(-config.push.images // MOST_BATCHES)
+        what = f"push.images = {config.push.images}: at most {room}, {MOST_BATCHES} batches of train.batch"
+        raise UserError(f"{what} = {config.train.batch}; set it to {room} or less, or train.batch to {least} or more")
+    if config.inject.conserve and config.layout.partitions != 1 and config.push.codec not in ("onebit", "topk"):
+        # Of pushes that strips give up some shards have their part; only what such codecs leave on file tells which.
         raise UserError(f"inject.conserve: needs layout.partitions = 1, not {config.layout.partitions}")
     if config.inject.noise and (config.layout.partitions != 1 or config.push.protocol != "delta"):
         raise UserError('inject.noise: needs push.protocol = "delta" and layout.partitions = 1')

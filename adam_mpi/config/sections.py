@@ -166,7 +166,7 @@ class Optimiser:
 @dataclass
 class Push:
     images: int = limited(32, low=1)
-    """Images whose gradients a trainer thread sums up before it pushes them (asynchronous training)."""
+    """Images whose gradients a thread sums up before it pushes them (asynchronous training); at most 64 batches."""
     protocol: str = limited("auto", choices=("auto", "delta", "factor"))
     """What dense layers push: gradients (delta), activations and errors (factor), or whichever is cheaper."""
     codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))

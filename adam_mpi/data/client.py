@@ -1,7 +1,7 @@
 """The worker's side of data serving: several asks in flight, so that the next batch is there when needed."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.data import batch
 from adam_mpi.data.batch import Batch
 from adam_mpi.data.course import Phase
+from adam_mpi.data.joint import Piece
 from adam_mpi.observe.watchdog import Wait
 
 # Batches a replica may hold at any time.
@@ -69,6 +70,10 @@ class DataClient:
         self.next_share = self.shares = 0
         self.unreported: list[tuple[int, int, int, float, int]] = []
         """Training batches that were done before this generation had a phase."""
+        self.first_share: Callable[[int, int], int] = lambda epoch, first: first
+        """(epoch, the first batch that anybody needs) -> the batch whose share we ask for first."""
+        self.piece: Callable[[int], Piece] = lambda number: (world.place.replica or 0, world.layout.replicas)
+        """Number of a batch -> our share of it."""
         self.left: dict[int, int] = {}
         """Batches that each data rank had left when it last answered."""
 
@@ -150,7 +155,8 @@ class DataClient:
         else:
             self.phase = Phase(number, batch.PARTS[part], epoch)
             self.exhausted = set()
-            self.next_share, self.shares = first, -(-count // self.config.train.batch)
+            self.next_share = self.first_share(epoch, first) if self.shared else 0
+            self.shares = -(-count // self.config.train.batch)
             self.left = dict.fromkeys(self.sources, -(-self.shares // len(self.sources)))
             self._allocate(itemsize)
             for report in self.unreported if self.phase.training else ():
@@ -200,7 +206,8 @@ class DataClient:
         return answered
 
     def _ask(self, slot: Slot) -> bool:
-        place, layout = self.world.place, self.world.layout
+        layout = self.world.layout
+        piece = self.world.place.replica or 0, layout.replicas
         if self.follows:
             # Whatever the first strip asks for next.
             slot.source, slot.expected = MPI.ANY_SOURCE, batch.ANSWER + self._next_number()
@@ -210,6 +217,7 @@ class DataClient:
                 return False
             source = layout.data[self.next_share % len(layout.data)]
             number, self.next_share = self.next_share, self.next_share + 1
+            piece = self.piece(number)
         else:
             if len(self.exhausted) == len(self.sources):
                 return False
@@ -218,7 +226,7 @@ class DataClient:
             number = 0
         kind, slot.batch = batch.SHARE if self.shared else batch.ANY, number
         columns = [edge for strip in self.strips or (self.columns,) for edge in strip]
-        words = [kind, self._next_number(), self.phase.number, number, place.replica or 0, layout.replicas, *columns]
+        words = [kind, self._next_number(), self.phase.number, number, *piece, *columns]
         self._send_ask(slot, source, words)
         return True
 

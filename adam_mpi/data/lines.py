@@ -1,8 +1,9 @@
 """Lines of batches: those that wait, those that threads are preparing ahead of need, and who may take them."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 
 from adam_mpi.data.preparation import Block
 
@@ -14,8 +15,13 @@ Start = Callable[[list[int]], Future[list[Block]]]
 class Line:
     """Batches in a fixed order, each for `takers` takers; prepared in groups until `ahead` of them are on their way."""
 
-    def __init__(self, numbers: Iterable[int], start: Start, ahead: int, group: int, takers: int = 1) -> None:
+    def __init__(
+        self, numbers: Iterable[int], start: Start, ahead: int, group: int, takers: int = 1,
+        begun: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """`begun`: batches that some have their shares of already -> how many takers are left."""
         self.upcoming, self.start, self.ahead, self.group, self.takers = deque(numbers), start, ahead, group, takers
+        self.begun = begun
         self.started: dict[int, tuple[Future[list[Block]], int]] = {}
         """Number -> the group it is prepared in, and its place there."""
         self.taken: dict[int, int] = {}
@@ -38,8 +44,8 @@ class Line:
             worked = True
         return worked
 
-    def take(self, number: int | None = None) -> tuple[int, bool, Block] | None:
-        """(number, whether this is its first taker, batch) of the next batch or of the named one, if it is ready."""
+    def take(self, number: int | None = None) -> tuple[int, Block] | None:
+        """(number, batch) of the next batch or of the named one, if it is ready."""
         while self.upcoming and (number not in self.started if number is not None else not self.started):
             self._begin()
         number = next(iter(self.started)) if number is None else number
@@ -47,10 +53,9 @@ class Line:
         if not future.done():
             return None
         self.taken[number] = self.taken.get(number, 0) + 1
-        first = self.taken[number] == 1
-        if self.taken[number] == self.takers:
+        if self.taken[number] == self.begun.get(number, self.takers):
             del self.started[number], self.taken[number]
-        return number, first, future.result()[place]
+        return number, future.result()[place]
 
     def close(self) -> list[int]:
         """Hand out no more; returns the batches that nobody has taken."""
@@ -61,8 +66,13 @@ class Line:
 
     def stop(self) -> None:
         """Hand out no more, but for the shares of those batches that somebody has a share of."""
-        self.upcoming.clear()
-        self.started = {number: place for number, place in self.started.items() if number in self.taken}
+        self.upcoming = deque(number for number in self.upcoming if number in self.begun)
+        wanted = self.taken.keys() | self.begun.keys()
+        self.started = {number: place for number, place in self.started.items() if number in wanted}
+
+    def is_begun(self, number: int) -> bool:
+        """Whether somebody has taken his share of a batch, and others have not."""
+        return number in self.started or number in self.upcoming and number in self.begun
 
     def _begin(self) -> None:
         numbers = [self.upcoming.popleft() for _ in range(min(self.size, len(self.upcoming)))]

@@ -44,7 +44,7 @@ class Order:
         """One replica's part of a batch that all replicas compute together."""
         images = self[number]
         if self.owners is not None:
-            return images[self.owners[images] == replica]
+            return images[self.owners[images] % replicas == replica]
         return images[replica * images.size // replicas : (replica + 1) * images.size // replicas]
 
     def _gather(self, owners: np.ndarray) -> None:

@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
 from adam_mpi.data import batch, skew
 from adam_mpi.data.course import Phase
+from adam_mpi.data.joint import Left, Piece
 from adam_mpi.data.lines import AHEAD, GROUP, Line
 from adam_mpi.data.order import Order
 from adam_mpi.data.preparation import Block, Preparation
@@ -46,13 +48,16 @@ class DataServer:
         self.enter(world, post, position or Position(0))
 
     def enter(
-        self, world: World, post: Post, position: Position, out: Collection[int] = (), mean: Sequence[float] = (0, 0)
-    ) -> None:
+        self, world: World, post: Post, position: Position, out: Collection[int] = (), mean: Sequence[float] = (0, 0),
+        left: Mapping[int, Left] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         """Begin a generation: nothing is handed out before the head names the phase.
 
         `position` has the batches that are not to be handed out; of those, workers have the ones that are `out` and
-        will report them. `mean`: loss and correctness per image, as far as this epoch has got.
+        will report them. `mean`: loss and correctness per image, as far as this epoch has got. `left`: batches that all
+        replicas compute together and that some have pushed their shares of -> what others have to do.
         """
+        self.left = left
         self.world, self.post, self.resumed, self.out, self.mean = world, post, position, frozenset(out), mean
         self.replicas = world.layout.replicas
         self.phase: Phase | None = Phase(-1, "", 0)
@@ -89,25 +94,40 @@ class DataServer:
         self.static = phase.training and self.config.asynchronous and self.config.static
         owners, count = self.owners if phase.training else None, self.count(phase.part)
         self.order = Order(phase, count, self.config.train.batch, self.config.run.seed, owners, self.joint)
-        if owners is not None:
-            # The batches stay as they were drawn; those of a replica that is lost go to another.
-            self.order.owners = owners % self.replicas
         own = range(self.world.layout.data.index(self.world.rank), len(self.order), len(self.world.layout.data))
         done = None if done is None else done[: len(self.order)]
-        out = self.out if phase.training and phase.epoch == self.resumed.epoch else frozenset()
+        resumes = phase.training and phase.epoch == self.resumed.epoch
+        out, left = (self.out, self.left) if resumes else (frozenset(), {})
         if done is not None:
             done = done.copy()
-            done[list(out)] = False
+            done[[*out, *(number for number, rest in left.items() if rest.pushed or rest.due)]] = False
+        owed = {number: rest.pushed + self._images(number, rest.due) for number, rest in left.items()}
         shares = self.replicas if self.static else 1
-        self.tally = Tally(self.order, own, self._owner, shares, done, self.world.layout.partitions)
+        self.tally = Tally(self.order, own, self._owner, shares, done, self.world.layout.partitions, owed)
         if self.world.generation and done is not None:
-            self.tally.go_on(sum(self.order[number].size for number in own if done[number]), self.mean)
+            self._go_on(own, done, owed)
         numbers = [number for number in own if not self.tally.done[number] and number not in out]
-        self._line_up(phase, numbers)
+        begun = {number: len(rest.due) for number, rest in left.items()}
+        self._line_up(phase, [number for number in numbers if begun.get(number, 1)], begun)
         self.news = self.tally.complete
         early, self.early = self.early, []
         for report in early:
             self._count(report)
+
+    def _images(self, number: int, pieces: Sequence[Piece]) -> int:
+        """In these shares of a batch."""
+        return sum(self.order.share(number, *piece).size for piece in pieces)
+
+    def _go_on(self, own: Iterable[int], done: np.ndarray, owed: Mapping[int, int]) -> None:
+        """Count what was done before this generation, and what is skipped."""
+        assert self.tally is not None
+        images = skipped = 0
+        for number in own:
+            if done[number] or number in owed:
+                lost = self._images(number, self.left[number].lost) if number in owed else 0
+                images += self.order[number].size - owed.get(number, 0) - lost
+                skipped += lost
+        self.tally.go_on(images, self.mean, skipped)
 
     def close(self) -> None:
         """Enough replicas are done: hand out nothing more, and wait only for what is handed out."""
@@ -203,8 +223,8 @@ class DataServer:
         """The place of a batch's replica in the tally."""
         return self.order.owner(number, self.replicas) % self.replicas if self.static else 0
 
-    def _line_up(self, phase: Phase, numbers: list[int]) -> None:
-        """One line for everybody, or one for each replica."""
+    def _line_up(self, phase: Phase, numbers: list[int], begun: Mapping[int, int]) -> None:
+        """One line for everybody, or one for each replica; `begun`: see Line."""
 
         def start(numbers: list[int]) -> Future[list[Block]]:
             return self.preparation.start(phase, [self.order[number] for number in numbers])
@@ -215,7 +235,7 @@ class DataServer:
         group = max(1, GROUP // self.config.train.batch)
         ahead = max(AHEAD * self.replicas // len(own), 2 * group)
         takers = self.replicas if self.joint else 1
-        self.lines = [Line(mine, start, ahead, group, takers) for mine in own]
+        self.lines = [Line(mine, start, ahead, group, takers, begun) for mine in own]
 
     def _receive(self) -> bool:
         worked, status, comm = False, MPI.Status(), self.world.traffic
@@ -263,7 +283,7 @@ class DataServer:
 
     def _begun(self, number: int) -> bool:
         """Whether somebody has taken his share of a joint batch, and others have not."""
-        return any(number in line.started for line in self.lines)
+        return any(line.is_begun(number) for line in self.lines)
 
     def _tell_phase(self, source: int, slot: int, phase: Phase) -> bool:
         assert self.tally is not None
@@ -279,8 +299,8 @@ class DataServer:
             taken = line.take()
             if taken is None:
                 return False
-            number, _, block = taken
-            self._leave_out_bad(number, block)
+            number, block = taken
+            self._leave_out(number, self.order[number].size - block.ids.size)
             if block.ids.size:
                 self._hand(source, slot, number, block, columns)
                 return True
@@ -292,17 +312,16 @@ class DataServer:
         taken = self.lines[0].take(number)
         if taken is None:
             return False
-        _, first, block = taken
-        if first:
-            self._leave_out_bad(number, block)
+        _, block = taken
         chosen = np.isin(block.ids, images)
+        self._leave_out(number, images.size - int(chosen.sum()))
         share = Block(block.ids[chosen], block.labels[chosen], block.pixels[chosen])
         self._hand(source, slot, number, share, columns)
         return True
 
-    def _leave_out_bad(self, number: int, block: Block) -> None:
+    def _leave_out(self, number: int, bad: int) -> None:
         assert self.tally is not None
-        self.news |= self.tally.leave_out(number, self.order[number].size - block.ids.size)
+        self.news |= self.tally.leave_out(number, bad)
 
     def _hand(self, source: int, slot: int, number: int, block: Block, columns: list[slice]) -> None:
         phase = self.phase

@@ -4,7 +4,8 @@ Every strip of a replica reports what it has done, so each image is counted `str
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,8 +17,9 @@ class Tally:
 
     def __init__(
         self, order: Order, numbers: Iterable[int], owner: Callable[[int], int], owners: int, done: np.ndarray | None,
-        strips: int = 1,
+        strips: int = 1, left: Mapping[int, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        """`left`: number of a batch -> how many of its images are to be reported, where that is not all of them."""
         self.owner, self.strips = owner, strips
         self.done = np.zeros(len(order), bool) if done is None else done.copy()
         self.left = np.zeros(len(order), np.int64)
@@ -30,16 +32,17 @@ class Tally:
         """Of `reported`, those whose loss is no number; it is not in the sum."""
         for number in numbers:
             if not self.done[number]:
-                self.left[number] = order[number].size * strips
-                self.owed[owner(number)] += order[number].size * strips
+                self.left[number] = left.get(number, order[number].size) * strips
+                self.owed[owner(number)] += self.left[number]
 
     @property
     def finished(self) -> int:
         """Images that are done."""
         return self.reported // self.strips
 
-    def go_on(self, images: int, mean: Sequence[float]) -> None:
-        """So many images were done before, with these means of loss and correctness."""
+    def go_on(self, images: int, mean: Sequence[float], skipped: int = 0) -> None:
+        """So many images were done before, with these means of loss and correctness, and so many left out."""
+        self.skipped = skipped
         self.reported, self.loss, self.correct = images * self.strips, images * mean[0], images * mean[1]
 
     @property

@@ -20,10 +20,28 @@ class Board:
         """The same -> what it did between the last two words that it told in its turn."""
         self.earlier: dict[int, list[int]] = {}
         """Pusher -> its pushes sent and acknowledged, as an earlier head heard them."""
+        self.earlier_carried: dict[str, float] = {}
+        """The same -> what its codec carried."""
 
-    def go_on(self, pushes: dict[str, list[int]]) -> None:
+    def go_on(self, pushes: dict[str, list[int]], carried: dict[str, float]) -> None:
         """What an earlier head knew of the pushers; most of them will tell more."""
         self.earlier |= {int(pusher): told for pusher, told in pushes.items()}
+        self.earlier_carried |= carried
+
+    def carried(self) -> dict[str, float]:
+        """Pusher -> what its codec carries, as it told last."""
+        told = {str(word["rank"]): word["carried"] for word in self.of("worker") if word["carried"] is not None}
+        return self.earlier_carried | told
+
+    def residual(self, workers: Collection[int]) -> dict[str, dict[str, float]]:
+        """What codecs have left out, by pusher: carried by those who push, and lost with those who do no more.
+
+        Of a rank that was lost it is what it told last; of one that has another strip now, what it left behind.
+        """
+        told = {pusher: round(length, 6) for pusher, length in self.carried().items()}
+        left = {str(word["rank"]): round(word["left_behind"], 6) for word in self.of("worker") if word["left_behind"]}
+        gone = {pusher: length for pusher, length in told.items() if int(pusher) not in workers}
+        return {"carried": {pusher: told[pusher] for pusher in told if pusher not in gone}, "lost": gone | left}
 
     def of_pushers(self) -> dict[str, list[int]]:
         """Pusher -> its pushes sent and acknowledged, as far as it has told."""

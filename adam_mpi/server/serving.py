@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -25,6 +26,7 @@ from adam_mpi.observe import trace
 from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.books import Books
+from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.fold import Fold
 from adam_mpi.server.holding import Holding
 from adam_mpi.server.inbox import Inbox
@@ -379,6 +381,9 @@ class Server:
         if self.books.synchronous:
             word.firm = frozenset(index for index, holding in whole.items() if holding.firm)
         word.served = frozenset(self.place)
+        word.progress = replace(word.progress, reached=dict(zip(self.inbox.members, self.books.clocks, strict=True)))
+        if self.shelves.strips > 1 and CODECS[self.config.push.codec].feedback:
+            word.tables = {index: dict(holding.table) for index, holding in self.holdings.items()}
         self.books.tell(word)
 
     def tables(self) -> list[tuple[str, int, int]]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from adam_mpi.config import Config
+from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.model.partition import Partition
@@ -22,8 +23,7 @@ from adam_mpi.server.shards import Shard, cut, place
 LINE = 64  # a cache line: what one pusher reads is not disturbed by what others do
 MOST_SLOTS = 8
 LEAST_SHARD = 64
-# Batches in one push at the most; a message has room for their numbers. A record has those of all that it folds.
-MOST_BATCHES = 64
+# A record has room for the batches of all pushes that it folds.
 RECORD_BATCHES = 16 * MOST_BATCHES
 WIDTHS = {"weights": 4, "average": 4, "short": 2}
 

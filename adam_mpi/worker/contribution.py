@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from numba import njit
 
+from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.data.batch import Batch
 from adam_mpi.server.factors import Matrix
 
@@ -37,6 +38,17 @@ def together(parts: Sequence[Done]) -> Done:
     return replace(parts[0], **totals)
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """The part of a push for one shard, as a codec with error feedback has encoded it."""
+
+    words: np.ndarray
+    finite: bool
+    """Whether it is to be applied; else the residual has nothing of it."""
+    before: np.ndarray | None
+    """The residual as it was before, where a push may be taken back."""
+
+
 @dataclass
 class Contribution:
     row: int
@@ -50,12 +62,19 @@ class Contribution:
     clock: int = 0
     pending: int = 0
     """Messages of this push that are not acknowledged yet."""
+    encoded: dict[int, Encoded] = field(default_factory=dict)
+    """Shard -> its part of the push as it was first sent. Kept until the whole push is acknowledged: what is sent again
+    must be the same, as the residual has what it left out."""
     counted: bool = True
     """Whether its batches are reported when it is acknowledged: not those of a clock that is computed again."""
 
     @property
     def images(self) -> int:
         return sum(done.images for done in self.done)
+
+    def full(self, images: int) -> bool:
+        """Whether it has so many images, or as many batches as a message has room for the numbers of."""
+        return self.images >= images or len(self.done) >= MOST_BATCHES
 
     def fits(self, images: int) -> bool:
         """Whether there is room for the activations and errors of so many more."""
@@ -111,6 +130,7 @@ class Pool:
     def give(self, contribution: Contribution) -> None:
         contribution.values[:] = 0
         contribution.done.clear()
+        contribution.encoded.clear()
         contribution.counted = True
         for factors in contribution.factors.values():
             factors.count = 0

@@ -21,6 +21,8 @@ def told(worker: "Worker") -> dict[str, Any]:
         "unacknowledged": len(pushes.unacknowledged),
         "pushes": {"sent": pushes.sent, "acknowledged": pushes.settled, "bytes": pushes.bytes}
         | {"last": pushes.last[0]},
+        "carried": worker.carried,
+        "left_behind": worker.left_behind,
         "pulls": {"count": pulled["count"], "bytes": pulled["bytes"]},
         "traffic": dict(pushes.traffic) | dict(worker.pull_traffic + pulls.traffic),
         "layers": worker.probe.layers if worker.probe else {},

@@ -16,13 +16,15 @@ from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.codecs import CODECS, NUMBERS
 from adam_mpi.server.factors import FactorPlan
+from adam_mpi.server.mail import MOST_PARTS
 from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
-from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.conservation import Conservation
+from adam_mpi.worker.contribution import Contribution, Encoded
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
-from adam_mpi.worker.residual import Residual
+from adam_mpi.worker.residual import Residual, takes_back
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,15 @@ class ShardLetter:
         client, contribution = self.client, self.contribution
         header = client.header(contribution, self.shard)
         values = contribution.values[self.part]
-        again = client.encoded.pop((contribution.sequence, self.shard.index), None)
-        if again is not None:
-            header["words"], header["finite"] = again.size, 1
-            body[: again.size] = again
+        if client.codec.feedback:
+            sent = client.encoded(contribution, self.shard)
+            header["words"], header["finite"] = sent.words.size, sent.finite
+            body[: sent.words.size] = sent.words
         elif client.codec is CODECS["none"]:
             header["words"], header["finite"] = values.size, self.copy(body, values.view(np.uint32))
         elif mailbox.finite(values.view(np.uint32)):
-            header["words"], header["finite"] = client.codec.encode(values, client.residual.values[self.part], body), 1
+            header["words"], header["finite"] = client.codec.encode(values, values[:0], body), 1
         else:
-            # It is refused: nothing of it may stay in the residual.
             header["words"] = client.codec.words(values.size)
             body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.world.config.push.codec]
@@ -131,9 +132,8 @@ class PushClient:
         self.unacknowledged: deque[Contribution] = deque()
         self.acknowledged: deque[Contribution] = deque()
         self.codec = CODECS[world.config.push.codec]
-        self.residual = Residual(self.holding, self.codec.feedback, carried)
-        self.encoded: dict[tuple[int, int], np.ndarray] = {}
-        """(push, shard) -> the body as it was sent in an earlier generation; what it left out is in the residual."""
+        self.residual = Residual(self.holding, self.codec, carried)
+        self.conservation: Conservation | None = None
         self.sent = self.settled = self.clock = self.resent = 0
         self.last = 0, 0
         """The number of the last push that was acknowledged as a whole, and the clock after it."""
@@ -149,8 +149,6 @@ class PushClient:
     ) -> None:
         """Begin a generation: what is not acknowledged is cut anew and sent again, with its old numbers."""
         self.bytes_before = self.bytes
-        if self.codec.feedback:
-            self._keep_encoded()
         self.choices = choices
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.holding = replace(self.holding, shelves=shelves)
@@ -165,33 +163,47 @@ class PushClient:
         for contribution in self.unacknowledged:
             self._send(contribution)
 
-    def _keep_encoded(self) -> None:
-        for lane in self.lanes:
-            for position, letter in enumerate(lane.sent, lane.applied):
-                if isinstance(letter, ShardLetter):
-                    message = lane.buffers[position % lane.slots]
-                    words = int(np.ndarray((), mailbox.HEADER, message)["words"])
-                    key = letter.contribution.sequence, letter.shard.index
-                    self.encoded[key] = mailbox.body(message)[:words].copy()
-
     def forget(self, clock: int) -> list[Contribution]:
         """Take back what is under way, but for what has reached all servers: that of earlier clocks."""
-        forgotten = self.give_up()
-        for contribution in forgotten:
-            self.settled += contribution.clock < clock
-            if contribution.clock < clock:
-                self.last = contribution.sequence, contribution.clock + 1
-            self.sent -= contribution.clock >= clock
+        forgotten = self._stop()
+        for contribution in reversed(forgotten):
+            if contribution.clock >= clock:
+                self.sent -= 1
+                self._take_back(contribution, contribution.encoded)
+            else:
+                self.settled += 1
+                self.last = max(self.last, (contribution.sequence, contribution.clock + 1))
+                if self.conservation is not None:
+                    self.conservation.acknowledged()
         self.clock = clock
         return forgotten
 
-    def give_up(self) -> list[Contribution]:
-        """Take back what is under way, a part of which may be applied."""
-        for lane in self.lanes:
-            # What was sent is not kept to be sent again.
-            lane.sent.clear()
-        given_up, self.unacknowledged = list(self.unacknowledged), deque()
+    def give_up(self, taken: Mapping[int, int]) -> list[Contribution]:
+        """Take back what is under way, but for the parts of it that shards have.
+
+        `taken`: shard -> the highest number of our messages that it has, where the codec has error feedback.
+        """
+        given_up = self._stop()
+        for contribution in reversed(given_up):
+            number = contribution.sequence * MOST_PARTS
+            missing = {shard: part for shard, part in contribution.encoded.items() if taken.get(shard, 0) < number}
+            self._take_back(contribution, missing)
         return given_up
+
+    def _stop(self) -> list[Contribution]:
+        """Send nothing again of what is under way; returns it."""
+        for lane in self.lanes:
+            lane.sent.clear()
+        stopped, self.unacknowledged = list(self.unacknowledged), deque()
+        return stopped
+
+    def _take_back(self, contribution: Contribution, encoded: Mapping[int, Encoded]) -> None:
+        """A push is taken back, with what its encoding did to the residual of these shards, which do not have it."""
+        self.residual.take_back(encoded)
+        if self.conservation is not None:
+            for shard in encoded:
+                self.conservation.decoded(contribution.sequence, self.shelves.shards[shard])
+            self.conservation.given_up()
 
     def push(self, contribution: Contribution) -> None:
         self.world.injector.at("push")
@@ -229,6 +241,20 @@ class PushClient:
             for part, images in enumerate(cuts)
         ]
 
+    def encoded(self, contribution: Contribution, shard: Shard) -> Encoded:
+        """Return the part of a push for one shard as it was first encoded, in whatever generation that was.
+
+        Encoded a second time it would be in the residual twice, and a server that has it drops it.
+        """
+        if shard.index not in contribution.encoded:
+            values = contribution.values[self.holding.part(shard)]
+            sent = self.residual.encode(shard.index, values, takes_back(self.world.config, self.shelves))
+            contribution.encoded[shard.index] = sent
+            if self.conservation is not None and sent.finite:
+                codec = NUMBERS[self.world.config.push.codec]
+                self.conservation.encoded(contribution.sequence, shard, codec, sent.words)
+        return contribution.encoded[shard.index]
+
     def header(self, contribution: Contribution, shard: Shard) -> np.ndarray:
         """What all messages of a push have in common."""
         header = np.zeros((), mailbox.HEADER)
@@ -245,7 +271,7 @@ class PushClient:
             return
         order = [tensor.layer for tensor in self.shelves.tensors]
         if self.trouble is None or order.index(layer) > order.index(self.trouble.layer):
-            epoch, batches = contribution.done[0].epoch, [done.number for done in contribution.done]
+            epoch, batches = contribution.done[0].epoch, sorted({done.number for done in contribution.done})
             self.trouble = Trouble(f"the gradient of {layer}", layer, contribution.sequence, epoch, batches, [])
 
     def step(self) -> bool:
@@ -269,6 +295,7 @@ class PushClient:
         if contribution.pending:
             return
         self.unacknowledged.remove(contribution)
+        contribution.encoded.clear()
         self.acknowledged.append(contribution)
         self.settled += 1
         self.last = contribution.sequence, contribution.clock + 1
@@ -283,4 +310,5 @@ class PushClient:
 
 
 def _batches(contribution: Contribution) -> np.ndarray:
-    return np.array([batch_id(done.epoch, done.number) for done in contribution.done], np.int64)
+    """Ids of the batches of a push; the parts that threads have computed of a joint one are one batch."""
+    return np.unique(np.array([batch_id(done.epoch, done.number) for done in contribution.done], np.int64))

@@ -4,23 +4,29 @@ Told to hold, a pusher says how many pushes it has begun, and packs nothing of l
 packs what is before it; the residual is then what belongs to the snapshot: it is copied, and pushes go on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numba import njit
 
+from adam_mpi.config import Config
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
+from adam_mpi.server.codecs import Codec
+from adam_mpi.server.shelves import Shelves
+from adam_mpi.worker.contribution import Encoded
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
 
 
 class Residual:
-    def __init__(self, holding: Holding, feedback: bool, carried: Spans | None = None) -> None:
-        self.values = np.zeros(holding.size if feedback else 0, np.float32)
+    def __init__(self, holding: Holding, codec: Codec, carried: Spans | None = None) -> None:
+        self.codec = codec
+        self.values = np.zeros(holding.size if codec.feedback else 0, np.float32)
         self._share_out(holding)
         if carried is not None:
             for shard in self.shards:
@@ -35,6 +41,27 @@ class Residual:
     def _share_out(self, holding: Holding) -> None:
         self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]
         self.parts = {shard.index: self.values[holding.part(shard)] for shard in self.shards}
+
+    def encode(self, shard: int, values: np.ndarray, keep: bool) -> Encoded:
+        """Encode values for a shard together with what earlier pushes left out; `keep` the residual as it was before.
+
+        Where that is not finite the message is one that servers refuse, and the residual has nothing of it.
+        """
+        residual, words = self.parts[shard], np.zeros(self.codec.words(values.size), np.uint32)
+        before = residual.copy() if keep else None
+        fine = finite_sum(values, residual)
+        used = self.codec.encode(values, residual, words) if fine else words.size
+        return Encoded(words[:used], fine, before)
+
+    def norm(self, unit: float) -> float | None:
+        """How much is carried, as the length of the vector times `unit`; None where the codec carries nothing."""
+        return float(np.linalg.norm(self.values)) * unit if self.codec.feedback else None
+
+    def take_back(self, encoded: Mapping[int, Encoded]) -> None:
+        """Make the residual what it was before these parts of a push were encoded: no server has them."""
+        for shard, sent in encoded.items():
+            assert sent.before is not None, "a step back was not provided for"
+            self.parts[shard][:] = sent.before
 
     def hold(self, begun: int) -> list[int]:
         """Returns how far we are, as a clock per pusher."""
@@ -61,3 +88,18 @@ class Residual:
         for lane in self.lanes:
             while lane.held and not self.holds(lane.held[0].contribution.clock):
                 lane.waiting.append(lane.held.popleft())
+
+
+def takes_back(config: Config, shelves: Shelves) -> bool:
+    """Whether pushes may have to be taken back: those of an incomplete clock, and those of strips."""
+    return config.consistency.staleness == 0 or shelves.strips > 1
+
+
+@njit(nogil=True, cache=True)
+def finite_sum(values: np.ndarray, residual: np.ndarray) -> bool:
+    """Whether no sum of a value and what is carried for it is a NaN or an infinity."""
+    beyond = 0
+    for i in range(values.size):
+        # A NaN is not below anything either.
+        beyond += not abs(values[i] + residual[i]) < np.inf
+    return beyond == 0

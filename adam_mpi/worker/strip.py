@@ -9,10 +9,12 @@ In a hybrid replica a part is a round: it has some images of each rank's share o
 layer before the dense ones go to all ranks while others are computed.
 """
 
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
 from adam_mpi.worker.worker import Worker
 
+log = logging.getLogger(__name__)
 REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 
 
@@ -52,6 +55,8 @@ class StripWorker(Worker):
         holding = Holding(shelves, cut, self.strip.number)
         super().__init__(world, network, shelves, choices, mail, published, post, threads, carried, holding)
         self._clear()
+        self.taken: Mapping[int, int] = {}
+        """Shard -> the highest number of our messages that it had when the last generation ended."""
         self.since = time.perf_counter()
         """When threads began to wait for other strips."""
 
@@ -78,25 +83,39 @@ class StripWorker(Worker):
         self.flow.halt(self.config.cluster.seconds)
         for contribution in (*self.complete, *self.sums.under_way):
             self.pool.give(contribution)
+        self._drop_share()
+        # The servers know which batches are applied; data ranks hear it from them.
         self._take_back()
-        for contribution in self.pushes.acknowledged:
-            # The servers know which batches are applied; data ranks hear it from them.
-            contribution.counted = False
         if self.config.consistency.staleness > 0:
-            for contribution in self.pushes.give_up():
+            for contribution in self.pushes.give_up(self.taken):
                 self.pool.give(contribution)
+            assert clock is not None, "strips of a replica go on alike"
+            self.pushes.clock = clock
         self._clear()
         self._connect(world)
         super().enter(world, shelves, choices, mail, published, post, clock)
 
-    def retire(self) -> None:
-        """This rank has another strip from now on, or none."""
+    def retire(self, clock: int | None) -> None:
+        """End, because this rank has another strip from now on, or none; `clock`: see Settlement.
+
+        What the codec has left out is left behind, and counted: other strips push other parameters.
+        """
         self.flow.halt(self.config.cluster.seconds)
         self._end_threads()
+        if self.config.consistency.staleness == 0:
+            assert clock is not None
+            self.pushes.forget(clock)
+        else:
+            self.pushes.give_up(self.taken)
+        self._leave_residual()
+        self.left_behind = float(np.hypot(self.left_behind, self.carried or 0.0))
+        if self.left_behind:
+            log.warning("what the codec has left out is left behind: %.3g", self.left_behind)
 
     def tell(self, word: Word) -> None:
         """Nothing that we have in hand goes on."""
         word.clock, word.acknowledged, word.strip = self.pushes.clock, self.pushes.last, self.pushes.holding.strip
+        word.progress = replace(word.progress, base=self.base)
 
     def transfers(self) -> list[Any]:
         return [*super().transfers(), self.link]
@@ -233,7 +252,7 @@ class StripWorker(Worker):
         assert self.share is not None, "there was room"
         self.share.done.append(done)
         self.since_pull += 0 if self.data.shared else done.images
-        self._complete(self.data.shared or self.share.images >= self.config.push.images)
+        self._complete(self.data.shared or self.share.full(self.config.push.images))
 
     def _complete(self, full: bool) -> None:
         if full and self.share is not None and self.share.done:

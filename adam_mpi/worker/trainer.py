@@ -9,11 +9,11 @@ from queue import SimpleQueue
 import numpy as np
 
 from adam_mpi.cluster.inject import Injector
+from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.data.batch import Batch
 from adam_mpi.model.network import Network
 from adam_mpi.observe import trace
 from adam_mpi.observe.hunter import Hunter
-from adam_mpi.server.shelves import MOST_BATCHES
 from adam_mpi.worker.contribution import MOST_PUSHES, Contribution, Done, Pool, done_with
 from adam_mpi.worker.copy import Copy
 
@@ -75,8 +75,8 @@ class Trainer(threading.Thread):
 def train(batch: Batch, token: object, factor: float, unit: float, images: int, largest: int) -> Task:
     """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images.
 
-    Or earlier, where the factors of a batch as large as the `largest` would not fit: the last of an epoch is smaller
-    than others, and need not be the last that a thread gets.
+    Or earlier, where the factors of a batch as large as the `largest` would not fit, or the number of one more: the
+    last of an epoch is smaller than others, and need not be the last that a thread gets, and so is one with bad images.
     """
 
     def task(trainer: Trainer) -> Result:
@@ -89,14 +89,14 @@ def train(batch: Batch, token: object, factor: float, unit: float, images: int, 
         trainer.contribution.done.append(done)
         trainer.capture(trainer.contribution)
         result = Result(trainer.index, done, token)
-        full = trainer.contribution.images >= images or not trainer.contribution.fits(largest)
+        full = trainer.contribution.full(images) or not trainer.contribution.fits(largest)
         copy.step(trainer.contribution.values, factor, unit, last=full)
         if full:
             # When every other contribution is still under way, go on adding to this one: a full ring stops no thread.
             # Not for long: what servers cannot take in comes too late to be of use, and adds up to steps that diverge.
             # Nor beyond the room for batch numbers, nor where factors are kept: those would have to be kept of all.
             wait = trainer.contribution.images >= MOST_PUSHES * images or bool(trainer.contribution.factors)
-            fresh = trainer.pool.take(wait or len(trainer.contribution.done) == MOST_BATCHES)
+            fresh = trainer.pool.take(wait or len(trainer.contribution.done) >= MOST_BATCHES)
             if fresh is not None:
                 result.contribution, trainer.contribution = trainer.contribution, fresh
         return result

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -14,6 +15,7 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.batch import cut_batch
 from adam_mpi.data.client import DataClient, Slot
+from adam_mpi.data.joint import Cuts, Piece
 from adam_mpi.durable.position import batch_id
 from adam_mpi.durable.spans import Spans
 from adam_mpi.model.engine.update import descend
@@ -63,6 +65,8 @@ class Worker:
         self.factor = 0.0
         """Learning rate per image: the step that a gradient is predicted to lead to."""
         self.ended = False
+        self.left_behind = 0.0
+        """What the codec carried when this rank had another strip, and nobody will push; see `carried`."""
         self.images = self.since_pull = 0
         self.waits = Waits()
         # One worker's look at the model is enough.
@@ -75,6 +79,10 @@ class Worker:
         self.pulled: Counter[str] = Counter()
         self.pull_traffic: Counter[str] = Counter()
         """In earlier generations."""
+        self.cuts: Cuts | None = None
+        """How batches are cut that all replicas compute together."""
+        self.base = 0, 0
+        """An epoch of such batches, and the clock of its first one."""
         self._begin(world, shelves, published, post)
 
     def enter(
@@ -83,14 +91,16 @@ class Worker:
     ) -> None:  # fmt: skip
         """Begin a generation with what the threads have in hand, and ask where the job stands.
 
-        With clocks all replicas go on from the same `clock`; in synchronous training what was begun is thrown away.
+        With clocks the share that they compute is handed out again. In synchronous training all replicas go on from
+        the same `clock`, and what was pushed of it is taken back too.
         """
         self.pulled, self.pull_traffic = self.all_pulled, self.pull_traffic + self.pulls.traffic
-        if clock is not None:
+        if not self.config.asynchronous:
+            self._drop_share()
+        if self.config.consistency.staleness == 0:
+            assert clock is not None
             self._take_back()
-            self.pushes.clock = clock
-            forgotten = self.pushes.forget(clock) if self.config.consistency.staleness == 0 else ()
-            for contribution in forgotten:
+            for contribution in self.pushes.forget(clock):
                 self.pool.give(contribution)
         self.pushes.enter(world, shelves, choices, mail, published)
         self._begin(world, shelves, published, post)
@@ -102,20 +112,45 @@ class Worker:
     def _begin(self, world: World, shelves: Shelves, published: Window, post: Post) -> None:
         self.world, self.post = world, post
         self.data, self.pulls = self._client(world), PullClient(world, shelves, published, self.pushes.holding)
+        self.data.first_share, self.data.piece = self._first_share, self._piece
         self.fresh = self.flushed = False
         self.clocked: deque[Result] = deque()
         self.slot: Slot | None = None
 
-    def _take_back(self) -> None:
-        """What the threads compute of a clock is not used; what they have pushed is counted by nobody."""
+    def cut_by(self, cuts: Cuts | None) -> None:
+        """Take note of how joint batches are cut in a generation, before any of them is asked for."""
+        if cuts is not None:
+            self.cuts, self.base = cuts, (cuts.epoch, cuts.base)
+
+    def _first_share(self, epoch: int, first: int) -> int:
+        """Return which batch of an epoch is our next; `first`: the first that anybody needs."""
+        if epoch != self.base[0]:
+            self.base = epoch, self.pushes.clock - first
+        return self.pushes.clock - self.base[1]
+
+    def _piece(self, number: int) -> Piece:
+        """Return our share of a batch of this epoch."""
+        assert self.cuts is not None
+        return self.cuts.piece(self.base[1] + number, self.world.place.member)
+
+    def _drop_share(self) -> None:
+        """What the threads compute of a clock is not used."""
         for thread in self.trainers:
             thread.unwanted = thread.waiting
         if self.share is not None:
             self.pool.give(self.share)
             self.share = None
-        for contribution in self.pushes.unacknowledged:
+        self.held &= {batch_id(done.epoch, done.number) for pushed in self._unreported() for done in pushed.done}
+
+    def _take_back(self) -> None:
+        """What is pushed and not reported is counted by nobody: servers know what is applied."""
+        for contribution in self._unreported():
             contribution.counted = False
         self.held.clear()
+
+    def _unreported(self) -> list[Contribution]:
+        """The pushes whose batches are not reported yet."""
+        return [*self.pushes.acknowledged, *self.pushes.unacknowledged]
 
     def _client(self, world: World) -> DataClient:
         return DataClient(world, self.shape)
@@ -354,7 +389,19 @@ class Worker:
         self._say_last()
 
     def _say_last(self) -> None:
+        self._leave_residual()
         self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
+
+    @property
+    def carried(self) -> float | None:
+        """How much the codec has left out so far: the length of it as a mean gradient of a batch, or as a step."""
+        return self.pushes.residual.norm(1 if self.config.optimiser.where == "worker" else 1 / self.config.train.batch)
+
+    def _leave_residual(self) -> None:
+        """In a conservation run: what the codec carries in the end."""
+        residual = self.pushes.residual
+        if self.conservation is not None and residual.values.size:
+            self.conservation.leave(residual.shards, residual.parts)
 
     def hear(self, message: dict[str, Any]) -> None:
         """An order of the head: the residual of our pushes belongs to a snapshot."""
@@ -381,6 +428,19 @@ class Worker:
         word.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
         word.batches, word.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
         word.acknowledged, word.strip = pushes.last, pushes.holding.strip
+        if self.config.consistency.staleness > 0:
+            word.resent = tuple((push.clock, push.images) for push in pushes.unacknowledged)
+        if not self.config.asynchronous:
+            self._tell_shares(word)
+
+    def _tell_shares(self, word: Word) -> None:
+        """With clocks: what is pushed is in hand, and what the threads compute is not."""
+        done = [done for pushed in self._unreported() for done in pushed.done if pushed.counted]
+        word.batches = frozenset(batch_id(part.epoch, part.number) for part in done)
+        pushed = Counter[int]()
+        for part in done:
+            pushed[part.number] += part.images
+        word.progress = replace(word.progress, next=self.pushes.clock, base=self.base, pushed=dict(pushed))
 
     def transfers(self) -> list[Any]:
         return [*self.pushes.lanes, self.data, self.pulls]

@@ -31,17 +31,17 @@ def _encode(values: np.ndarray, residual: np.ndarray, bits: np.ndarray, means: n
     for group in range(-(-values.size // GROUP)):
         first, place = group * GROUP, group * GROUP_WORDS
         last = min(first + GROUP, values.size)
-        above = below = np.float32(0)
-        positive = 0
+        # In float64: the sum of a group may be beyond what a float32 holds, its mean is not.
+        above_sum, below_sum, positive = 0.0, 0.0, 0
         for i in range(first, last):
             residual[i] += values[i]
             if residual[i] > 0:
-                above += residual[i]
+                above_sum += residual[i]
                 positive += 1
             else:
-                below += residual[i]
-        above = above / np.float32(max(positive, 1))
-        below = below / np.float32(max(last - first - positive, 1))
+                below_sum += residual[i]
+        above = np.float32(above_sum / max(positive, 1))
+        below = np.float32(below_sum / max(last - first - positive, 1))
         means[place], means[place + 1] = above, below
         bits[place + 2 : place + GROUP_WORDS] = 0
         for i in range(first, last):

@@ -1,0 +1,181 @@
+"""Joint batches whose replicas are lost: every image of an epoch is trained on once, or counted as skipped."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.data.course import Phase
+from adam_mpi.data.joint import Cuts, Left, Progress, begun, first_cuts, go_on
+from adam_mpi.data.order import Order
+from adam_mpi.durable.position import Position, batch_id
+from adam_mpi.server.shards import Shard
+from adam_mpi.settlement import Word, settle
+
+BATCHES, IMAGES, STALENESS = 12, 10, 3
+ORDER = Order(Phase(0, "train", 1), BATCHES * IMAGES, IMAGES, 0)
+
+
+class Job:
+    """Plays an epoch: workers push in any order within the bound, servers apply later, anybody may be lost."""
+
+    def __init__(self, seed, workers=3, epoch=1, clock=0):
+        self.chance, self.epoch = random.Random(seed), epoch
+        self.batches = np.zeros(BATCHES + 4, bool)
+        self.cuts = Cuts(epoch, clock, ((clock, {worker: worker for worker in range(workers)}),))
+        self.next = dict.fromkeys(range(workers), clock)
+        self.reached = [dict(self.next), dict(self.next)]
+        """What each of two servers has applied of each worker."""
+        self.pushes, self.born, self.left = {}, workers, {}
+        """(clock, worker) -> the share that was pushed; no clock of a worker may come twice."""
+
+    @property
+    def over(self):
+        return all(clock == self.cuts.base + BATCHES for clock in self.next.values())
+
+    def step(self):
+        """Somebody pushes, or a server applies the next push of somebody."""
+        worker, server = self.chance.choice(list(self.next)), self.chance.choice(self.reached)
+        least = min(min(reached[other] for other in self.next) for reached in self.reached)
+        clock = self.next[worker]
+        if self.chance.random() < 0.5 and clock < self.cuts.base + BATCHES and clock <= least + STALENESS:
+            assert (clock, worker) not in self.pushes, "a clock came twice"
+            self.pushes[clock, worker] = self.cuts.piece(clock, worker)
+            self.next[worker] += 1
+        elif server[worker] < clock:
+            self.batches[server[worker] - self.cuts.base] = True
+            server[worker] += 1
+
+    def lose(self, losses, joins):
+        """Of what the dead have pushed, what both servers have is in the weights; the rest is not."""
+        for worker in self.chance.sample(list(self.next), min(losses, len(self.next) - 1)):
+            end = min(reached[worker] for reached in self.reached)
+            self.pushes = {key: piece for key, piece in self.pushes.items() if key[1] != worker or key[0] < end}
+            del self.next[worker]
+        known = {worker: self._progress(worker) for worker in self.next}
+        known |= {100 + place: Progress(self.cuts, reached=dict(at)) for place, at in enumerate(self.reached)}
+        for _ in range(joins):
+            known[self.born] = Progress()
+            self.born += 1
+        workers = [*self.next, *range(self.born - joins, self.born)]
+        replicas = {worker: replica for replica, worker in enumerate(workers)}
+        self.cuts, self.left = go_on(known, replicas, self.batches, self.epoch, keep=True)
+        new = self.cuts.layouts[-1][0]
+        self.next = {worker: self.next.get(worker, new) for worker in workers}
+        # Servers know of the living only, and what they have pushed is sent again.
+        ends = {worker: min(at.get(worker, new) for at in self.reached) for worker in workers}
+        self.reached = [dict(ends), dict(ends)]
+
+    def _progress(self, worker):
+        end = min(reached[worker] for reached in self.reached)
+        numbers = range(end - self.cuts.base, self.next[worker] - self.cuts.base)
+        pushed = {n: self._size(n, self.cuts.piece(self.cuts.base + n, worker)) for n in numbers}
+        return Progress(self.cuts, self.next[worker], (self.epoch, self.cuts.base), pushed)
+
+    @staticmethod
+    def _size(number, piece):
+        return ORDER.share(number, *piece).size
+
+    def counted(self):
+        """How often each image of the epoch is in a share that was pushed, or is lost."""
+        times = np.zeros(BATCHES * IMAGES, int)
+        pieces = [(clock, piece) for (clock, _), piece in self.pushes.items()]
+        lost = {(clock, self.cuts.piece(clock, worker)) for clock, worker in self.cuts.lost}
+        for clock, piece in [*pieces, *lost]:
+            times[ORDER.share(clock - self.cuts.base, *piece)] += 1
+        return times
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_image_is_in_a_push_once_or_counted_as_lost(seed):
+    job = Job(seed, clock=7 * (seed % 3))
+    while not job.over:
+        job.step()
+        if job.chance.random() < 0.02:
+            job.lose(job.chance.randint(0, 2), job.chance.choice((0, 0, 1)))
+    assert np.array_equal(job.counted(), np.ones(BATCHES * IMAGES))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_is_left_of_a_batch_is_what_is_not_done_of_it(seed):
+    job = Job(seed)
+    for _ in range(60):
+        job.step()
+    done = {key for key in job.pushes if all(reached[key[1]] > key[0] for reached in job.reached)}
+    job.lose(1, 0)
+    for number in range(begun(job.batches)):
+        rest = job.left.get(number, Left(0, (), ()))
+        known = sum(job._size(number, job.pushes[key]) for key in done if key[0] == job.cuts.base + number)
+        left = rest.pushed + sum(job._size(number, piece) for piece in (*rest.due, *rest.lost))
+        assert left + known == IMAGES, (number, rest, known)
+
+
+def test_nothing_is_lost_with_a_data_rank():
+    job = Job(5)
+    while begun(job.batches) < 6:
+        job.step()
+    job.lose(0, 0)
+    assert not job.cuts.lost and all(not rest.lost for rest in job.left.values())
+    assert job.cuts.layouts[-1][0] == job.cuts.base + begun(job.batches)
+
+
+def test_an_epoch_that_only_the_dead_had_begun_begins_where_the_others_are():
+    cuts = first_cuts(np.zeros(BATCHES, bool), 1, {0: 0, 1: 1})
+    batches = np.zeros(BATCHES, bool)
+    batches[:2] = True
+    known = {1: Progress(cuts, 12, (1, 0)), 2: Progress(cuts, reached={0: 14, 1: 12})}
+    made, left = go_on(known, {1: 0}, batches, 2, keep=True)
+    assert (made.epoch, made.base, made.layouts[-1]) == (2, 12, (14, {1: 0}))
+    assert left == {0: Left(0, ((1, 2),), ()), 1: Left(0, ((1, 2),), ())}
+
+
+def test_strips_keep_nothing_that_servers_do_not_have():
+    cuts = first_cuts(np.zeros(BATCHES, bool), 1, {0: 0, 1: 0, 2: 1, 3: 1})
+    batches = np.zeros(BATCHES, bool)
+    batches[:3] = True
+    strips = {worker: Progress(cuts, None, (1, 0)) for worker in (0, 1, 2)}
+    known = strips | {9: Progress(cuts, reached={0: 3, 1: 3, 2: 2, 3: 2})}
+    made, left = go_on(known, {0: 0, 1: 0}, batches, 1, keep=False)
+    assert made.layouts[-1] == (3, {0: 0, 1: 0}) and left == {2: Left(0, (), ((1, 2),))}
+
+
+def test_the_clock_of_synchronous_training_leaves_nothing_half_done():
+    cuts, batches = first_cuts(np.zeros(BATCHES, bool), 1, {0: 0, 1: 1}), np.zeros(BATCHES, bool)
+    batches[:4] = True
+    known = {0: Progress(cuts, 5, (1, 0), {4: 5}), 2: Progress(cuts, reached={0: 4, 1: 4})}
+    made, left = go_on(known, {0: 0}, batches, 1, keep=True, clock=4)
+    assert made.layouts[-1][0] == 4 and left == {} and begun(batches) == 4
+
+
+def words(cuts):
+    """Two replicas: one with pushes under way, one behind; a server, and a replica that is lost."""
+    shards = [Shard(0, "dense1", 0, 10)]
+    position = Position(BATCHES, 1, 60)
+    position.batches[:6] = True
+    reached = {1: 4, 2: 5, 3: 5}
+    server = Word(0, 1.0, {0: 9}, positions={0: position}, progress=Progress(cuts, reached=reached))
+    fast = Word(1, 1.0, clock=3, resent=((3, 4), (4, 4), (5, 4)), batches=frozenset(batch_id(1, n) for n in (3, 4, 5)))
+    fast.progress = Progress(cuts, 6, (1, 0), {3: 4, 4: 4, 5: 4})
+    slow = Word(2, 1.0, clock=4, progress=Progress(cuts, 4, (1, 0)))
+    places = [Place(0, "h", ("server",)), Place(1, "h", ("worker",), 0, 0), Place(2, "h", ("worker",), 1, 0)]
+    return [server, fast, slow], Layout(tuple(places), 1), shards
+
+
+def test_with_a_bound_replicas_go_on_where_they_are_and_no_clock_comes_twice():
+    cuts = first_cuts(np.zeros(BATCHES, bool), 1, {1: 0, 2: 1, 3: 2})
+    told, layout, shards = words(cuts)
+    settled = settle(told, layout, shards, 1, 3.0)
+    assert settled.clock == 6 and settled.clocks == {1: 3, 2: 4} and settled.begun == {1: 6, 2: 4}
+    assert settled.position.count == 6 and settled.out == frozenset()
+    due, lost = (1, 3), (2, 3)
+    assert settled.left == {3: Left(4, (), ()), 4: Left(4, (due,), ()), 5: Left(4, (due,), (lost,))}
+    # The server has counted a push that comes again.
+    assert settled.position.images == 60 - 4
+
+
+def test_in_asynchronous_training_there_are_no_joint_batches():
+    told, layout, shards = words(None)
+    settled = settle(told, layout, shards, 1, math.inf)
+    assert settled.cuts is None and not settled.left and settled.out == {3, 4, 5} and settled.begun == {1: 6, 2: 4}

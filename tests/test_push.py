@@ -1,0 +1,214 @@
+"""The push client without MPI: what is sent again is what was sent, and the residual of what is taken back."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from adam_mpi.config import load
+from adam_mpi.config.checks import MOST_BATCHES
+from adam_mpi.errors import UserError
+from adam_mpi.model.parameters import Tensor
+from adam_mpi.server import mailbox, shelves
+from adam_mpi.server.mail import MOST_PARTS
+from adam_mpi.server.protocol import Choice
+from adam_mpi.worker.contribution import Contribution, Done, Pool
+from adam_mpi.worker.push import PushClient
+from adam_mpi.worker.residual import finite_sum
+
+TENSORS = (Tensor("dense1/weight", "dense1", (16, 64), 0, 1024),)
+SIZE, SHARD, PUSHER = 1024, 256, 4
+SERVERS = {0: "h", 1: "h"}
+FEEDBACK = pytest.mark.parametrize("codec", ["topk", "onebit"])
+
+
+class Memory:
+    """A window whose servers are all near: their memory is ours."""
+
+    def __init__(self):
+        self.held = defaultdict(lambda: np.zeros(1 << 20, np.uint8))
+
+    def direct(self, server, offset, size):
+        return self.held[server][offset : offset + size]
+
+    def sync(self):
+        pass
+
+    def get(self, into, server, offset):
+        into[:] = self.held[server][offset : offset + into.nbytes].view(into.dtype)
+        return SimpleNamespace(Test=lambda: True)
+
+
+class Client(PushClient):
+    """A pusher, and servers that acknowledge when they are told to."""
+
+    def __init__(self, *settings, holders=None):
+        self.config = load(None, [f"server.shard={SHARD}", "push.protocol=delta", *settings])
+        super().__init__(*self.ground(0, holders or [0, 0, 1, 1]))
+
+    def ground(self, generation, holders):
+        """Everything a generation has: windows are new, and shards may be on other servers."""
+        place = SimpleNamespace(member=PUSHER)
+        injector = SimpleNamespace(at=lambda point: None)
+        world = SimpleNamespace(config=self.config, rank=2, place=place, generation=generation, injector=injector)
+        plan = shelves.plan(TENSORS, SERVERS, [2], self.config, holders=[(server,) for server in holders])
+        self.mail, self.board = Memory(), Memory()
+        return world, plan, {"dense1": Choice("dense1", 0, None, None)}, self.mail, self.board
+
+    def next_generation(self, holders):
+        self.enter(*self.ground(self.world.generation + 1, holders))
+
+    def acknowledge(self, server, count):
+        self.board.held[server][self.shelves.line_offset(0) :][:8].view(np.int64)[0] = count
+        self.step()
+
+    def arrived(self):
+        """Shard -> the headers and bodies that lie in the mailboxes, by the number of the push."""
+        found = defaultdict(dict)
+        for server in SERVERS:
+            for slot in range(self.shelves.slots):
+                start = slot * self.shelves.slot_bytes
+                message = self.mail.held[server][start : start + self.shelves.slot_bytes].view(np.uint32)
+                header = np.ndarray((), mailbox.HEADER, message)
+                if header["position"]:
+                    body = mailbox.body(message)[: int(header["words"])].copy()
+                    found[int(header["shard"])][int(header["sequence"])] = int(header["finite"]), body
+        return found
+
+
+def contribution(seed, scale=1.0):
+    values = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32) * np.float32(scale)
+    return Contribution(0, values, [Done(0, seed, 32, 0.0, 0, 1)])
+
+
+def pushed(client, *contributions):
+    for part in contributions:
+        client.push(part)
+    client.step()
+    return client.arrived()
+
+
+@FEEDBACK
+def test_what_a_server_has_acknowledged_is_sent_again_as_it_was(codec):
+    """The push waits for another server; encoded anew its gradient would be carried twice, and dropped there."""
+    client = Client(f"push.codec={codec}")
+    before = pushed(client, contribution(1), contribution(2))
+    client.acknowledge(0, 2)
+    assert len(client.unacknowledged) == 2
+    carried = client.residual.values.copy()
+    client.next_generation([1, 0, 0, 1])
+    client.step()
+    assert np.array_equal(client.residual.values, carried)
+    after = client.arrived()
+    for shard, messages in before.items():
+        assert messages.keys() == after[shard].keys() == {1, 2}
+        assert all(np.array_equal(body, after[shard][number][1]) for number, (_, body) in messages.items())
+
+
+@FEEDBACK
+def test_encoded_bodies_are_kept_until_the_whole_push_is_acknowledged(codec):
+    client, part = Client(f"push.codec={codec}"), contribution(1)
+    pushed(client, part)
+    client.acknowledge(0, 2)
+    assert sorted(part.encoded) == [0, 1, 2, 3]
+    client.acknowledge(1, 2)
+    assert client.idle and not part.encoded
+
+
+@FEEDBACK
+def test_a_clock_that_is_taken_back_takes_its_encoding_out_of_the_residual(codec):
+    client = Client(f"push.codec={codec}", "consistency.staleness=0")
+    pushed(client, contribution(1))
+    client.acknowledge(0, 2)
+    client.acknowledge(1, 2)
+    carried = client.residual.values.copy()
+    pushed(client, contribution(2))
+    assert not np.array_equal(client.residual.values, carried)
+    assert len(client.forget(1)) == 1 and (client.sent, client.clock) == (1, 1)
+    assert np.array_equal(client.residual.values, carried)
+    # What has reached all servers, and was only not known to, stays.
+    client.next_generation([0, 0, 1, 1])
+    pushed(client, contribution(3))
+    kept = client.residual.values.copy()
+    client.forget(2)
+    assert np.array_equal(client.residual.values, kept) and client.settled == 2
+
+
+@FEEDBACK
+def test_of_a_push_that_is_given_up_the_residual_keeps_what_shards_have(codec):
+    client = Client(f"push.codec={codec}", "consistency.staleness=0")
+    pushed(client, contribution(1))
+    first = client.residual.values.copy()
+    pushed(client, contribution(2))
+    second = client.residual.values.copy()
+    client.give_up({0: 2 * MOST_PARTS, 1: 2 * MOST_PARTS, 2: MOST_PARTS})
+    half, parts = SIZE // 2, client.residual.values
+    assert np.array_equal(parts[:half], second[:half])
+    assert np.array_equal(parts[half : half + SHARD], first[half : half + SHARD])
+    assert not parts[half + SHARD :].any()
+
+
+@FEEDBACK
+def test_a_sum_that_is_not_finite_is_refused_and_stays_so(codec):
+    """Each value is finite, and so is what is carried; together they are not."""
+    client, huge = Client(f"push.codec={codec}"), contribution(1)
+    client.residual.values[:] = 3e38
+    huge.values[:] = 3e38
+    messages = pushed(client, huge)
+    assert all(finite == 0 and not body.any() for shard in messages.values() for finite, body in shard.values())
+    assert np.all(client.residual.values == np.float32(3e38))
+    assert client.trouble is not None
+    client.residual.values[:] = 0
+    client.next_generation([1, 1, 0, 0])
+    client.step()
+    assert all(finite == 0 for shard in client.arrived().values() for finite, _ in shard.values())
+    assert not client.residual.values.any()
+
+
+def test_sums_are_looked_at_as_they_will_be_encoded():
+    big, small = np.full(5, 3e38, np.float32), np.ones(5, np.float32)
+    nan = np.array([1, np.nan, 1, 1, 1], np.float32)
+    assert finite_sum(big, small) and finite_sum(big, -big)
+    assert not finite_sum(big, big) and not finite_sum(small, nan) and not finite_sum(nan, small)
+
+
+def test_large_values_do_not_overflow_in_the_mean_of_a_group():
+    client, part = Client("push.codec=onebit"), contribution(1)
+    part.values[:] = 3e38
+    pushed(client, part)
+    means = client.arrived()[0][1][1][:2].view(np.float32)
+    assert means[0] == np.float32(3e38) and np.isfinite(client.residual.values).all()
+
+
+def test_the_parts_of_a_joint_batch_are_one_batch():
+    client = Client()
+    part = contribution(7)
+    part.done = [Done(0, 7, 1, 0.0, 0, 1) for _ in range(MOST_BATCHES + 16)]
+    client.push(part)
+    client.step()
+    slot = client.mail.held[0][: client.shelves.slot_bytes].view(np.uint32)
+    assert np.ndarray((), mailbox.HEADER, slot)["batches"] == 1
+
+
+def test_a_contribution_is_full_when_there_is_no_room_for_one_more_batch():
+    part = contribution(1)
+    part.done = [Done(0, number, 1, 0.0, 0, 1) for number in range(MOST_BATCHES - 1)]
+    assert not part.full(128) and part.full(MOST_BATCHES - 1)
+    part.done.append(Done(0, MOST_BATCHES, 1, 0.0, 0, 1))
+    assert part.full(128)
+
+
+def test_a_contribution_that_comes_back_keeps_no_encoded_bodies():
+    pool = Pool(1, SIZE, {}, 1)
+    part = pool.take()
+    part.encoded[0] = None
+    pool.give(part)
+    assert not pool.take().encoded
+
+
+def test_more_batches_in_a_push_than_a_message_has_room_for_are_refused():
+    with pytest.raises(UserError, match=r"push.images = 128: at most 64, 64 batches of train.batch = 1; set it to 64"):
+        load(None, ["push.images=128", "train.batch=1"])
+    load(None, ["push.images=128", "train.batch=2"])
+    load(None, ["push.images=128", "train.batch=1", "consistency.staleness=0"])
