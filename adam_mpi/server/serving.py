@@ -95,6 +95,7 @@ class Server:
         self.cut.begun = known
         self.comparing: int | None = None
         """How many copies on other servers are to be compared, when somebody has asked for it."""
+        self.compared_before = 0, 0
 
     def go_back(self, position: Position, version: int | None, clock: int) -> None:
         """To where all servers stand when a generation begins, the fastest pusher at this clock.
@@ -174,12 +175,16 @@ class Server:
 
     def _tell_compared(self) -> None:
         """The copies of all that is served here have been compared."""
-        done, different = 0, 0
-        if self.replicator is not None:
-            done, different = self.replicator.compared, self.replicator.found_different
+        done, different = self._compared()
         if self.comparing is not None and done >= self.comparing:
-            self.post.send({"kind": "compared", "copies": done, "different": different}, self.world.layout.head)
+            earlier, known = self.compared_before
+            told = {"kind": "compared", "copies": done - earlier, "different": different - known}
+            self.post.send(told, self.world.layout.head)
             self.comparing = None
+
+    def _compared(self) -> tuple[int, int]:
+        """Copies that were compared in this generation, and those of them that were different."""
+        return (self.replicator.compared, self.replicator.found_different) if self.replicator else (0, 0)
 
     def _keep(self) -> None:
         """Go on with what is written: the store, and a snapshot that is under way."""
@@ -324,6 +329,7 @@ class Server:
             case "cut":
                 self.cut.at(message["clocks"], Path(message["folder"]))
             case "compare":
+                self.compared_before = self._compared()
                 self.comparing = self.replicator.compare() + self.replicator.compared if self.replicator else 0
             case "forget":
                 if self.store is not None:
