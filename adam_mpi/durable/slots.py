@@ -132,6 +132,7 @@ class Slots:
         put(self.descriptor, np.array([pushes, images], np.uint64), self.acknowledged)
 
     def close(self) -> None:
+        self.pair.close()
         os.close(self.descriptor)
 
 
