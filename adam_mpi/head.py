@@ -90,7 +90,6 @@ class Head:
             "snapshots": self.keeper.snapshots.taken,
             "recoveries": self.told_recoveries(),
             "pushes": self.board.of_pushers(),
-            "missing": self.missing,
         }
 
     def _go_on(self, settled: Settlement) -> None:
@@ -110,8 +109,6 @@ class Head:
             self.keeper.snapshots.number = 1000 * self.world.generation
             self.recoveries = _went_on(state["recoveries"], *settled.went_on)
             self.board.go_on(state["pushes"])
-            # Another rank may be lost before those of the last loss are replaced.
-            self.missing += state["missing"]
         gone = self.world.gone
         names = "; ".join(map(str, gone))
         told = self.board.of_pushers()
@@ -201,8 +198,6 @@ class Head:
         file, missing = self.directory / GROW, self.missing
         if missing and self.told_recoveries()[-1]["seconds"] is not None:
             self.missing = 0
-            # What was told to the others has them missing still.
-            self.number += 1
             return missing
         try:
             text = file.read_text()
