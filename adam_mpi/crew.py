@@ -92,8 +92,11 @@ class Crew:
     def abandon(self) -> list[Abandoned]:
         """What this generation and those before it leave behind."""
         self._forget_late()
+        for window in self.windows:
+            if not window.late:
+                window.forget()
         transfers = [self.post, *(left for role in self.roles.values() for left in role.transfers())]
-        return [*self.abandoned, Abandoned(self.windows, transfers)]
+        return [*self.abandoned, Abandoned([window for window in self.windows if window.late], transfers)]
 
     def _forget_late(self) -> None:
         """Let go of earlier generations from which nothing comes any more."""

@@ -30,6 +30,9 @@ kept: list["Window"] = []
 class Window:
     """One-sided: the target takes no part, but must keep calling into MPI."""
 
+    late = True
+    """Whether something may still arrive through MPI when the generation is over, so that the memory has to stay."""
+
     def __init__(self, win: MPI.Win, memory: np.ndarray) -> None:
         win.Set_errhandler(MPI.ERRORS_RETURN)
         win.Lock_all(MPI.MODE_NOCHECK)
@@ -208,6 +211,8 @@ class SurvivingWindow(SharedWindow):
         self.near = share(comm, node, size)
         self.memory = self.near[comm.rank]
         self.far = None if node.size == comm.size else SendWindow(comm, self.memory)
+        # What others of the node still write goes into pages that nobody looks at any more.
+        self.late = self.far is not None
 
     @classmethod
     def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "SurvivingWindow":

@@ -357,7 +357,7 @@ class Server:
         return [(str(pusher), strip, number // MOST_PARTS) for (pusher, strip), number in last.items()]
 
     def transfers(self) -> list[Any]:
-        return list(self.replicator.lanes.values()) if self.replicator else []
+        return [lane for lane in self.replicator.lanes.values() if not lane.near] if self.replicator else []
 
     def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
