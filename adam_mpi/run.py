@@ -126,8 +126,6 @@ def join() -> int:
     world = World(comm, job.config, born=place)
     world.agree()
     logs.start(job.directory, world.place.member, str(world.place))
-    # A signal that asks a rank where it is would otherwise end it.
-    answer_signals()
     world.catch_signals()
     wire = sentinel.Wire(None, str(world.place))
     try:

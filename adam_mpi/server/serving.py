@@ -90,12 +90,12 @@ class Server:
         known = [clocks.get(pusher, 0) for pusher in self.inbox.members]
         self.books.enter(shelves, world.rank, known, [self.inbox.pusher(ring) for ring in range(len(known))])
         published.rate[0], published.clock[0] = self.books.rate, self.books.clock
+        self.compared_before = 0, 0
         self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.cut = Cut(len(shelves.pushers))
         self.cut.begun = known
         self.comparing: int | None = None
         """How many copies on other servers are to be compared, when somebody has asked for it."""
-        self.compared_before = 0, 0
 
     def go_back(self, position: Position, version: int | None, clock: int) -> None:
         """To where all servers stand when a generation begins, the fastest pusher at this clock.
