@@ -185,9 +185,9 @@ class Runners:
 def _figures(process: psutil.Process) -> dict:
     """What a process has taken; of shared memory what is mapped, as what is touched of it is a matter of chance."""
     mappings = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-    shared = [re.match("([0-9a-f]+)-([0-9a-f]+)", line) for line in mappings if "/dev/shm/" in line or "/memfd:" in line]
+    shared = [line.split()[0].split("-") for line in mappings if "/dev/shm/" in line or "/memfd:" in line]
     return {
-        "rss": process.memory_info().rss, "shared": sum(int(ends[2], 16) - int(ends[1], 16) for ends in shared if ends),
+        "rss": process.memory_info().rss, "shared": sum(int(end, 16) - int(start, 16) for start, end in shared),
         "descriptors": process.num_fds(), "mappings": len(mappings), "threads": process.num_threads(),
     }  # fmt: skip
 
