@@ -43,12 +43,16 @@ class Abandoned:
     transfers: list[Any]
     since: float = field(default_factory=time.monotonic)
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing comes any more."""
+        return time.monotonic() - self.since > LATE_SECONDS
+
     def forget(self) -> None:
-        """By now nothing comes any more; a window cannot be freed without the dead, but its memory is given back."""
-        if time.monotonic() - self.since > LATE_SECONDS:
-            self.transfers.clear()
-            for window in self.windows:
-                window.forget()
+        """Give the memory back; a window of MPI cannot be freed without the dead, but its memory is given back."""
+        self.transfers.clear()
+        for window in self.windows:
+            window.forget()
 
 
 @dataclass
@@ -92,10 +96,19 @@ class Crew:
 
     def abandon(self) -> list[Abandoned]:
         """What this generation and those before it leave behind."""
-        for earlier in self.abandoned:
-            earlier.forget()
+        self._forget_late()
+        for window in self.windows:
+            if not window.late:
+                window.forget()
         transfers = [self.post, *(left for role in self.roles.values() for left in role.transfers())]
-        return [*self.abandoned, Abandoned(self.windows, transfers)]
+        return [*self.abandoned, Abandoned([window for window in self.windows if window.late], transfers)]
+
+    def _forget_late(self) -> None:
+        """Let go of earlier generations from which nothing comes any more."""
+        for earlier in self.abandoned:
+            if earlier.over:
+                earlier.forget()
+        self.abandoned = [earlier for earlier in self.abandoned if not earlier.over]
 
     def free(self) -> None:
         """Collective: give the windows back, at the end of a job that went well."""
@@ -103,7 +116,8 @@ class Crew:
             window.free()
 
     def tell(self, head: int) -> None:
-        """A sign of life, with the figures of each role."""
+        """A sign of life, with the figures of each role; and now and then something to let go of."""
+        self._forget_late()
         for role in self.roles.values():
             self.post.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
 

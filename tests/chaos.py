@@ -1,9 +1,10 @@
 """Chaos: whole jobs whose ranks are killed at seeded moments, and what must be true of them afterwards.
 
-Two kinds of runs. In a *training* run ranks are killed from outside at random moments; it must reach its accuracy, and
-a synchronous one the weights of an undisturbed run. In a *conservation* run every push adds exactly 1 to every
-parameter, and ranks are killed at named points of the program; in the end every weight is the number of acknowledged
-pushes.
+In a *training* run ranks are killed from outside at random moments; it must reach its accuracy, and a synchronous one
+the weights of an undisturbed run. In a *conservation* run every push adds exactly 1 to every parameter, and ranks are
+killed at named points of the program; in the end every weight, with what codecs still carry for it, is the number of
+acknowledged pushes. *Wide* runs are conservation runs over all combinations of codec, servers and staleness, with one
+to three kills each. The *marathon* (marathon.py) is one long run through many kills.
 
     scripts/chaos                 # all of it; see there
 """
@@ -13,25 +14,28 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import chaos_results as results
-import h5py
+import marathon
 import numpy as np
 import pytest
 from launch import Job, Mpi, available, given, start
+from oracle import conserved, weights
 from test_train import SMOOTH
 
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import load
-from adam_mpi.durable import slots
-from adam_mpi.worker.conservation import counted, left_copies
+from adam_mpi.server.codecs import CODECS
 
 SECONDS = 200
 # Ten ranks on two loaded cores have long delays: at the default rate such a run may diverge.
@@ -59,7 +63,28 @@ POINTS = {
     "rename": "data",
     "rebuild": "server",
     "recover": "worker",
+    "lagging": "server",
 }
+# The dimensions of wide runs: all of their 36 combinations are among the first 36 seeds.
+PACKED, SERVERS, STALENESS = ("none", "onebit", "topk", "float16"), (3, 4, 5), (0.0, 3.0, math.inf)
+# How their ranks die; steps are few enough to be reached whoever gets how much of the work.
+PATTERNS = ("one", "two at once", "one after another", "while recovering", "while rebuilding", "every server")
+MOMENTS = {"data": ("batch",), "server": ("apply", "applied", "prepare"), "worker": ("compute", "push", "pull")}
+STEPS = (8, 20, 32)
+# How a job ends whose shards have no whole copy left.
+NAMED_END = re.compile(r"no copy is left of|may lack acknowledged pushes")
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A rank that kills itself at the `step`-th visit of a named point."""
+
+    rank: int
+    at: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"kill rank={self.rank} at={self.at} step={self.step}"
 
 
 @dataclass(frozen=True)
@@ -74,12 +99,17 @@ class Run:
     kills: tuple[tuple[str, int, int], ...] = ()
     point: str = ""
     hosts: int = results.HOSTS
+    codec: str = "none"
+    staleness: float = math.inf
+    copies: int = 3
+    pattern: str = ""
 
     @property
-    def expected(self) -> str:
-        """Up to two of three servers and anybody else may die; a run that loses more begins again from its store."""
-        lost = sum(role == "server" for role, _, _ in self.kills)
-        return "survived" if lost < min(3, self.servers) else "restarted"
+    def expected(self) -> tuple[str, ...]:
+        """A run that loses every server ends by name; so may one whose only copy left lags behind."""
+        if self.pattern == "every server":
+            return ("named end",)
+        return ("survived", "named end") if self.point == "lagging" else ("survived",)
 
     @property
     def factors(self) -> bool:
@@ -96,26 +126,99 @@ class Run:
     @property
     def settings(self) -> list[str]:
         common = [f"layout.data={self.data}", f"layout.servers={self.servers}", f"run.seed={self.seed}"]
-        if self.point:
-            return [*CONSERVATION, *common, f"push.protocol={'factor' if self.factors else 'delta'}"]
-        return [*TRAINING, *common, *KINDS[self.kind]]
+        if self.kind != "conservation":
+            return [*TRAINING, *common, *KINDS[self.kind]]
+        # What is pushed as factors is not packed.
+        common.append(f"push.protocol={'factor' if self.factors and not self.carries else 'delta'}")
+        common += [f"push.codec={self.codec}", f"server.copies={self.copies}"]
+        return [*CONSERVATION, *common, f"consistency.staleness={self.staleness}"]
+
+    @property
+    def carries(self) -> bool:
+        """Whether pushers carry into later pushes what earlier ones left out."""
+        return CODECS[self.codec].feedback
 
     @property
     def keys(self) -> list[str]:
-        faults = [f"inject.faults=[{', '.join(self.faults)}]"] if self.point else []
-        return given(*self.settings, *faults)
+        slow = [f"delay rank={self.layout.servers[1]} at=apply seconds=0.04"] if self.point == "lagging" else []
+        faults = ", ".join(f'"{fault}"' for fault in [*slow, *self.strikes])
+        return given(*self.settings, *([f"inject.faults=[{faults}]"] if faults else []))
 
     @property
-    def faults(self) -> list[str]:
-        """Copies are only rebuilt, and ranks only recover, after somebody else has died, early on."""
+    def strikes(self) -> list[Strike]:
+        """Who is killed by a fault on purpose."""
+        if self.kind != "conservation":
+            return []
         chance = random.Random(self.seed)
+        return PLANS[self.pattern](self, chance) if self.pattern else self._at_point(chance)
+
+    def _at_point(self, chance: random.Random) -> list[Strike]:
+        """Copies are only rebuilt, and ranks only recover, after somebody else has died, early on."""
+        if self.point == "lagging":
+            return self._lagging(chance)
         visits = {"rename": (1, 1), "recover": (1, 1), "rebuild": (1, 3)}
         step = chance.randint(*visits.get(self.point, (5, 60)))
         victim, other, *_ = self.layout.having(POINTS[self.point])
-        faults = [f'"kill rank={victim} at={self.point} step={step}"']
+        strikes = [Strike(victim, self.point, step)]
         if self.point in ("rebuild", "recover"):
-            faults.append(f'"kill rank={other} at={"apply" if self.point == "rebuild" else "compute"} step=40"')
-        return faults
+            strikes.append(Strike(other, "apply" if self.point == "rebuild" else "compute", 40))
+        return strikes
+
+    def _lagging(self, chance: random.Random) -> list[Strike]:
+        """One server, then two more while they bring the fourth up to date, which is slow."""
+        first, _, *others = self.layout.servers
+        step = chance.randint(2, 5)
+        return [Strike(first, "applied", 20), *(Strike(rank, "rebuild", step) for rank in others)]
+
+
+def _victims(run: Run, chance: random.Random, count: int) -> list[int]:
+    """Ranks of any roles, as far as a whole copy, a data rank and a worker are left."""
+    layout = run.layout
+    servers = chance.sample(layout.servers, min(run.copies, run.servers) - 1)
+    able = [*servers[:2], *chance.sample(layout.data, 1), *chance.sample(layout.workers, 2)]
+    return chance.sample(able, count)
+
+
+def _strike(run: Run, chance: random.Random, rank: int, step: int) -> Strike:
+    """At a moment of one of its roles, about the `step`-th."""
+    return Strike(rank, chance.choice(MOMENTS[run.layout.places[rank].roles[0]]), step + chance.randrange(8))
+
+
+def _one(run: Run, chance: random.Random) -> list[Strike]:
+    return [_strike(run, chance, rank, chance.choice(STEPS)) for rank in _victims(run, chance, 1)]
+
+
+def _at_once(run: Run, chance: random.Random) -> list[Strike]:
+    """Two that are the same in role, at the same moment, and sometimes one more later."""
+    layout = run.layout
+    pair = chance.choice([chance.sample(layout.servers, 2), chance.sample(layout.workers, 2), list(layout.data)])
+    both = _strike(run, chance, pair[0], STEPS[0])
+    later = [rank for rank in _victims(run, chance, 3) if rank not in pair and rank not in layout.servers]
+    third = [_strike(run, chance, rank, STEPS[2]) for rank in later[: chance.randint(0, 1)]]
+    return [both, replace(both, rank=pair[1]), *third]
+
+
+def _recovering(run: Run, chance: random.Random) -> list[Strike]:
+    """One, another while the others find together, and one that is left without any windows yet when they have."""
+    first, *others = _victims(run, chance, chance.choice((2, 3)))
+    # Everybody recovers twice then.
+    return [_strike(run, chance, first, STEPS[0]), *(Strike(rank, "recover", n) for n, rank in enumerate(others, 1))]
+
+
+def _one_after_another(run: Run, chance: random.Random) -> list[Strike]:
+    victims = _victims(run, chance, chance.choice((2, 3)))
+    return [_strike(run, chance, rank, step) for rank, step in zip(victims, STEPS, strict=False)]
+
+
+def _rebuilding(run: Run, chance: random.Random) -> list[Strike]:
+    """A server, then one that sends copies of what was lost with it, then perhaps a worker."""
+    first, second = chance.sample(run.layout.servers, 2)
+    strikes = [_strike(run, chance, first, STEPS[0]), Strike(second, "rebuild", chance.randint(1, 3))]
+    return strikes + [_strike(run, chance, run.layout.workers[0], STEPS[2])] * chance.randint(0, 1)
+
+
+def _every_server(run: Run, chance: random.Random) -> list[Strike]:
+    return [_strike(run, chance, rank, chance.choice(STEPS)) for rank in run.layout.servers]
 
 
 def draw(seed: int, kind: str = "") -> Run:
@@ -133,8 +236,47 @@ def draw(seed: int, kind: str = "") -> Run:
 
 def point(name: str, seed: int, hosts: int = results.HOSTS) -> Run:
     """A conservation run with a kill at a named point; of four servers, one that is lost leaves copies to rebuild."""
-    servers = 4 if name == "rebuild" else 3
-    return Run(seed, "conservation", 5 + servers, 2, servers, point=name, hosts=hosts)
+    servers = 4 if name in ("rebuild", "lagging") else 3
+    copies = 4 if name == "lagging" else 3
+    return Run(seed, "conservation", 5 + servers, 2, servers, point=name, hosts=hosts, copies=copies)
+
+
+PLANS = dict(
+    zip(PATTERNS, (_one, _at_once, _one_after_another, _recovering, _rebuilding, _every_server), strict=True)
+)
+
+
+def wide(seed: int, pattern: str = "") -> Run:
+    """The conservation run of a seed: codec, servers and staleness in turn, and how ranks die as evenly as can be."""
+    block, place = divmod(seed, len(PACKED) * len(STALENESS))
+    servers = SERVERS[(place + block) % len(SERVERS)]
+    copies = servers if (place // 2 + block) % 2 else 3
+    fitting = [name for name in PATTERNS if _fits(name, servers, copies)]
+    pattern = pattern or fitting[(place + place // len(PACKED) + 2 * block) % len(fitting)]
+    return Run(
+        seed, "conservation", 5 + servers, 2, servers, point="wide", codec=PACKED[seed % len(PACKED)],
+        staleness=STALENESS[seed % len(STALENESS)], copies=copies, pattern=pattern,
+    )  # fmt: skip
+
+
+def _fits(pattern: str, servers: int, copies: int) -> bool:
+    """Copies are rebuilt where a server is left that has none; three kills take every server where there are three."""
+    return servers > copies if pattern == "while rebuilding" else servers == 3 if pattern == "every server" else True
+
+
+def design(runs: Sequence[Run]) -> str:
+    """How often each value of each dimension, and each combination, is among these runs."""
+    said = {
+        "codec": Counter(run.codec for run in runs),
+        "servers": Counter(run.servers for run in runs),
+        "copies": Counter(run.copies for run in runs),
+        "staleness": Counter(str(run.staleness) for run in runs),
+        "killed": Counter(run.pattern for run in runs),
+    }
+    combinations = Counter((run.codec, run.servers, run.staleness) for run in runs)
+    counts = f"{len(combinations)} of {len(PACKED) * len(SERVERS) * len(STALENESS)} combinations"
+    told = [f"{name}: {', '.join(f'{key} {count}' for key, count in of.items())}" for name, of in said.items()]
+    return "; ".join([f"wide runs: {counts}", *told])
 
 
 def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = None) -> tuple[Job, dict[int, float]]:
@@ -164,67 +306,48 @@ def _images(job: Job) -> int:
 
 def check(run: Run, job: Job, killed: dict[int, float]) -> dict:
     """Everything that must be true; returns the figures of the run."""
-    assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
+    assert job.left_over() == [], job.said()
+    outcome = _outcome(job)
+    assert outcome in run.expected, f"{outcome}, not {' or '.join(run.expected)}\n{job.said()}"
+    if outcome != "survived":
+        return _told(run) | {"outcome": outcome, "to_next_push": [], "to_all": [], "job_seconds": round(job.seconds, 1)}
     summary, pushes = job.summary, job.summary["pushes"]
     assert pushes["acknowledged"] <= pushes["applied"], pushes
-    if run.point:
+    if run.strikes:
         dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
-        assert len(dead) == len(run.faults), f"{run.faults}, and dead are {dead}"
+        wanted = {strike.rank for strike in run.strikes}
+        assert dead == wanted, f"{', '.join(map(str, run.strikes))}, and dead are {dead}"
         conserved(job.run, summary)
     elif run.kind.startswith("async"):
         assert summary["stopped_by"] == "target", summary["validation_accuracy"]
-    return {
-        "seed": run.seed, "kind": run.kind, "point": run.point, "ranks": run.ranks, "expected": run.expected,
-        "kills": run.kills, "recoveries": len(summary["recoveries"]), "accuracy": summary["test_accuracy"],
+    return _told(run) | {
+        "outcome": outcome, "recoveries": len(summary["recoveries"]), "accuracy": summary["test_accuracy"],
         "to_next_push": _since_kill(summary, killed, "seconds"), "to_all": _since_kill(summary, killed, "seconds_all"),
         "unacknowledged_of_dead": pushes["unacknowledged_of_dead"], "job_seconds": round(job.seconds, 1),
     }  # fmt: skip
+
+
+def _told(run: Run) -> dict:
+    """What a line of results says of a run before it is played."""
+    said = {"seed": run.seed, "kind": run.kind, "point": run.point, "ranks": run.ranks, "kills": run.kills}
+    if run.pattern:
+        said |= {key: getattr(run, key) for key in ("codec", "servers", "copies", "pattern")}
+        said |= {"staleness": str(run.staleness), "strikes": [str(strike) for strike in run.strikes]}
+    return said
+
+
+def _outcome(job: Job) -> str:
+    """How a job has ended."""
+    if (job.run / "DONE").exists():
+        return "survived"
+    failure = (job.summary or {}).get("failure", "")
+    return "named end" if NAMED_END.search(failure) and job.returncode not in (0, 2) else f"failed: {failure}"
 
 
 def _since_kill(summary: dict, killed: dict[int, float], key: str) -> list[float]:
     """Seconds from each loss, the first of several at once, until pushes were applied again."""
     losses = [loss for loss in summary["recoveries"] if loss[key] is not None and loss["members"]]
     return [round(loss["detected"] + loss[key] - min(killed[m] for m in loss["members"]), 3) for loss in losses]
-
-
-def conserved(directory: Path, summary: dict) -> None:
-    """The oracle: the weights of every copy, in the end and in the store, against acknowledgements counted outside.
-
-    Pushes that a dead pusher had under way may be in some shards and not in others.
-    """
-    dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
-    told = counted(directory)
-    least = sum(acknowledged for _, acknowledged in told.values())
-    most = least + sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
-    assert all(pushed == acknowledged for member, (pushed, acknowledged) in told.items() if member not in dead), told
-    copies = left_copies(directory)
-    held = {"weights": weights(directory / "weights.h5"), "store": stored(directory)}
-    held |= {f"shard {shard}": np.concatenate(same) for shard, same in copies.items()}
-    for name, values in held.items():
-        assert least <= values.min() and values.max() <= most, (name, values.min(), values.max(), least, most)
-        assert np.array_equal(values, np.round(values)), f"{name}: something else than whole pushes was added"
-    assert sum(same[0].size for same in copies.values()) == held["weights"].size
-    for shard, same in copies.items():
-        assert len(same) >= min(2, summary["ranks"]["server"]), f"shard {shard} has {len(same)} copies"
-        assert all(np.array_equal(other, same[0]) for other in same[1:]), f"shard {shard}: its copies differ"
-
-
-def weights(path: Path) -> np.ndarray:
-    with h5py.File(path) as file:
-        found: list[np.ndarray] = []
-        file.visititems(lambda _, item: found.append(item[()].ravel()) if _is_tensor(item) else None)
-    return np.concatenate(found)
-
-
-def _is_tensor(item: h5py.HLObject) -> bool:
-    return isinstance(item, h5py.Dataset) and item.dtype == np.float32
-
-
-def stored(directory: Path) -> np.ndarray:
-    """The weights in the newest store."""
-    folder = max((directory / "store").glob("[0-9]*"))
-    pieces = [piece for path in sorted(folder.glob("server-*.h5")) for piece in slots.read(path).written]
-    return np.concatenate([piece.values["weights"] for piece in pieces])
 
 
 def distance(job: Job, undisturbed: Job) -> float:
@@ -238,6 +361,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="seed of the first")
     parser.add_argument("--points", type=int, default=5, help="conservation runs per named point")
     parser.add_argument("--point", choices=POINTS, nargs="*", default=list(POINTS), help="only these points")
+    parser.add_argument("--wide", type=int, default=40, help="conservation runs over codecs, servers and staleness")
+    parser.add_argument("--marathon", action="store_true", help="only one long run, through many kills")
+    parser.add_argument("--kills", type=int, default=marathon.KILLS, help="of the marathon")
     parser.add_argument("--results", type=Path, help="file of results: runs that passed are not repeated")
     parser.add_argument("--page", action="store_true", help="play nothing; write the tables in docs/FAILURES.md")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
@@ -248,8 +374,15 @@ def main() -> int:
         return 0
     # Whoever ends us from outside wants the jobs and hosts to end too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if options.marathon:
+        line = marathon.run(_openmpi(), options.kills, options.first)
+        results.add(options.results, line)
+        return int("error" in line)
     runs = [draw(seed) for seed in range(options.first, options.first + options.runs)]
     runs += [point(name, seed) for name in options.point for seed in range(options.points)]
+    runs += [wide(seed) for seed in range(options.wide)]
+    if options.wide:
+        print(design(runs[-options.wide :]), flush=True)
     missing = [run for run in runs if not results.passed(lines, run.seed, run.kind, run.point)]
     for run in missing:
         if time.monotonic() < until:
@@ -257,6 +390,10 @@ def main() -> int:
             results.add(options.results, lines[-1])
     print(results.summary(lines), flush=True)
     return int(any(not results.passed(lines, run.seed, run.kind, run.point) for run in runs))
+
+
+def _openmpi() -> Mpi:
+    return next(mpi for mpi in available() if mpi.name == "openmpi")
 
 
 def _line(run: Run, mpi: Mpi) -> dict:
@@ -271,7 +408,7 @@ def _line(run: Run, mpi: Mpi) -> dict:
             assert line["distance"] < 1e-4, line
         shutil.rmtree(folder)
     except (AssertionError, pytest.fail.Exception, LookupError) as error:
-        line = {"seed": run.seed, "kind": run.kind, "point": run.point, "error": str(error)[:2000], "kept": str(folder)}
+        line = _told(run) | {"error": str(error)[:2000], "kept": str(folder)}
     line["hosts"] = results.HOSTS
     print(json.dumps(line), flush=True)
     return line

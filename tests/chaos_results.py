@@ -56,10 +56,36 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def table(lines: Sequence[dict]) -> str:
-    """Training runs one by one, then a line for all runs of a point."""
-    rows = [_row(line) for line in newest(lines) if not line["point"]]
+    """Training runs one by one, wide ones too, then a line for all runs of a point, and the marathon."""
+    lines = newest(lines)
+    marathons = [line for line in lines if line["kind"] == "marathon"]
+    runs = [line for line in lines if line not in marathons]
     header = ["run", "ranks", "killed, after images", "outcome", *(f"{text}, s" for text in TIMES.values())]
-    return _lines([header, ["---"] * len(header), *rows]) + "\n" + _lines(_groups(newest(lines)))
+    parts = [[header, ["---"] * len(header), *(_row(line) for line in runs if not line["point"])]]
+    parts += [_wide(runs), _groups(runs), *(_marathon(line) for line in marathons[-1:])]
+    return "\n".join(_lines(part) for part in parts if len(part) > 2)
+
+
+def _wide(lines: Sequence[dict]) -> list[list[str]]:
+    """Runs over codecs, servers and staleness, one by one."""
+    rows = [["seed", "codec", "servers, copies", "staleness", "killed", "outcome"], ["---"] * 6]
+    for line in lines:
+        if line["point"] == "wide":
+            killed = "; ".join(strike.removeprefix("kill ") for strike in line["strikes"])
+            sizes = f"{line['servers']}, {line['copies']}"
+            outcome = line.get("outcome", "failed")
+            rows.append([str(line["seed"]), line["codec"], sizes, line["staleness"], killed, outcome])
+    return rows
+
+
+def _marathon(line: dict) -> list[list[str]]:
+    """What ranks of each role had at the most after the tenth kill, and in the end."""
+    name = f"{line.get('kills', 0)} kills, {line.get('killed', 0)} ranks, {line.get('generations', 0)} generations"
+    rows = [[name if "error" not in line else "failed", "after kill 10", "in the end"], ["---"] * 3]
+    for what, told in line.get("figures", {}).items():
+        megabytes = what.endswith((" rss", " shared"))
+        rows.append([what, *(f"{told[key] >> 20} MB" if megabytes else str(told[key]) for key in ("first", "last"))])
+    return rows
 
 
 def _row(line: dict) -> list[str]:
@@ -78,6 +104,7 @@ def _groups(lines: Sequence[dict]) -> list[list[str]]:
     groups: dict[str, list[dict]] = {}
     for line in lines:
         what = f"killed at `{line['point']}`" if line["point"] else "training"
+        what = "codecs, servers, staleness" if line["point"] == "wide" else what
         groups.setdefault(f"{what}{', 3 hosts' if line['hosts'] > 1 else ''}", []).append(line)
     rows = [["runs", "passed", *(f"{text}, s: median, worst" for text in TIMES.values())], ["---"] * 4]
     for what, those in groups.items():

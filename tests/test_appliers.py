@@ -42,3 +42,15 @@ def test_after_an_error_nobody_is_still_at_work():
     with pytest.raises(ZeroDivisionError):
         appliers.run([(0, fail), (1, lambda: None)])
     assert appliers.done.empty()
+
+
+def test_threads_end_when_nothing_is_to_be_run_any_more():
+    before = set(threading.enumerate())
+    appliers = Appliers(3)
+    mine = set(threading.enumerate()) - before
+    appliers.run([(shard, lambda: None) for shard in range(9)])
+    assert len(mine) == 2
+    appliers.close()
+    for thread in mine:
+        thread.join(10)
+        assert not thread.is_alive()

@@ -79,6 +79,17 @@ def test_damage_is_seen_and_the_version_before_is_taken(tmp_path, damage):
     assert [piece.version for piece in slots.read(path).pieces] == [2, 1, 2]
 
 
+def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
+    """A server makes another one in every generation."""
+    before = set(threading.enumerate())
+    file = Slots(tmp_path / "store.h5", [Shard(0, "dense", 0, 10)], ["weights"], 64)
+    mine = set(threading.enumerate()) - before
+    file.close()
+    for thread in mine:
+        thread.join(10)
+    assert mine and not any(thread.is_alive() for thread in mine)
+
+
 def test_another_format_is_refused(tmp_path):
     Slots(tmp_path / "s.h5", SHARDS, PARTS, 16).close()
     with h5py.File(tmp_path / "s.h5", "r+") as plain:

@@ -6,18 +6,32 @@ a dead target, so callers poll their requests with `Test` and check the world fo
 
 import ctypes
 import mmap
+import os
+import weakref
 from collections import deque
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numba import njit, types
+
+from adam_mpi.cluster.world import gather
+from adam_mpi.errors import RankFailure
+from adam_mpi.model.engine.vector import define
 
 Request = MPI.Request
 REMOVE = getattr(mmap, "MADV_REMOVE", 9)
+LIBRARY = ctypes.CDLL(None, use_errno=True)
+LIBRARY.mmap.restype = ctypes.c_void_p
+kept: list["Window"] = []
+"""Windows that could not be freed: MPI still has the addresses of their memory."""
 
 
 class Window:
     """One-sided: the target takes no part, but must keep calling into MPI."""
+
+    late = True
+    """Whether something may still arrive through MPI when the generation is over, so that the memory has to stay."""
 
     def __init__(self, win: MPI.Win, memory: np.ndarray) -> None:
         win.Set_errhandler(MPI.ERRORS_RETURN)
@@ -60,6 +74,7 @@ class Window:
     def forget(self) -> None:
         """Give the memory back, of a window that cannot be freed; whatever still came would find empty pages there."""
         give_back(self.memory)
+        kept.append(self)
 
 
 def give_back(memory: np.ndarray) -> None:
@@ -67,7 +82,7 @@ def give_back(memory: np.ndarray) -> None:
     first = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (memory.ctypes.data + memory.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if size > 0:
-        advise = ctypes.CDLL(None).madvise
+        advise = LIBRARY.madvise
         address, length = ctypes.c_void_p(first), ctypes.c_size_t(size)
         # Of memory that is shared the first is right, of other memory the second.
         if advise(address, length, REMOVE):
@@ -171,6 +186,10 @@ class SendWindow(Window):
     def free(self) -> None:
         self.comm.Free()
 
+    def forget(self) -> None:
+        self.under_way.clear()
+        give_back(self.memory)
+
     def _next_tag(self) -> int:
         self.tags = self.tags % 30_000 + 1
         return self.tags + self.ORDER
@@ -181,14 +200,93 @@ class SendWindow(Window):
 
 
 class SurvivingWindow(SharedWindow):
-    """Shared inside a node, messages between nodes.
+    """Shared inside a node, messages between nodes, and no window of MPI.
 
     A one-sided transfer to a rank on another node that dies meanwhile may never come back out of Open MPI (`Rget` was
-    seen to wait in there for ever). A message to it fails as it should.
+    seen to wait in there for ever). A message to it fails as it should. And MPI's own shared memory cannot be freed
+    without the dead: a job that loses many ranks would fill its address space and /dev/shm.
     """
 
-    def _between_nodes(self, comm: MPI.Intracomm) -> Window:
-        return SendWindow(comm, self.memory)
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> None:
+        self.near = share(comm, node, size)
+        self.memory = self.near[comm.rank]
+        self.far = None if node.size == comm.size else SendWindow(comm, self.memory)
+        # What others of the node still write goes into pages that nobody looks at any more.
+        self.late = self.far is not None
+
+    @classmethod
+    def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "SurvivingWindow":
+        return cls(comm, node, size)
+
+    to_read = to_write
+
+    def sync(self) -> None:
+        fence()
+        if self.far is not None:
+            self.far.sync()
+
+    def free(self) -> None:
+        if self.far is not None:
+            self.far.free()
+            self.far = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the memory, ours and that of others; it is gone with the last array that shows a part of it."""
+        if self.far is not None:
+            self.far.forget()
+        self.near, self.memory, self.far = {}, np.empty(0, np.uint8), None
+
+
+def share(comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> dict[int, np.ndarray]:
+    """Collective over `comm`: return `size` zeros of ours and the memory of the others on our node, by rank of `comm`.
+
+    It is in files without a name: nothing is left of them when the last process that has them is gone, however it went.
+    Raises RankFailure when a rank is lost meanwhile.
+    """
+    file = os.memfd_create("adam_mpi", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, size)
+        told = gather(comm, (os.getpid(), file, size))
+        members = MPI.Group.Translate_ranks(node.Get_group(), None, comm.Get_group())
+        near = {rank: mapped(*told[rank]) for rank in members}
+        # Everybody has opened what is open here.
+        comm.Barrier()
+    finally:
+        os.close(file)
+    return near
+
+
+def mapped(pid: int, file: int, size: int) -> np.ndarray:
+    """Return the memory in a file that a process of this host has open; it is unmapped with the last view of it.
+
+    Python's own mmap would keep a descriptor open for each.
+    """
+    if not size:
+        return np.empty(0, np.uint8)
+    try:
+        descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise RankFailure(f"process {pid} is gone, and its memory with it") from None
+    try:
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        address = LIBRARY.mmap(None, ctypes.c_size_t(size), access, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
+        if address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), f"{size} bytes of shared memory: {os.strerror(ctypes.get_errno())}")
+    finally:
+        os.close(descriptor)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, LIBRARY.munmap, ctypes.c_void_p(address), ctypes.c_size_t(size)).atexit = False
+    return np.ctypeslib.as_array(memory)
+
+
+_fence = define(lambda builder: builder.fence("seq_cst"), types.void)
+
+
+@njit(nogil=True, cache=True)
+def fence() -> None:
+    """Keep the reads and writes before it before those after it."""
+    _fence()
 
 
 WINDOWS: dict[str, type[Window]] = {"shared": SharedWindow, "rma": Window, "send": SendWindow}

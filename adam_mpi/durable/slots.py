@@ -133,6 +133,7 @@ class Slots:
         put(self.descriptor, np.array([pushes, images, time.time_ns()], np.uint64), self.acknowledged)
 
     def close(self) -> None:
+        self.pair.close()
         os.close(self.descriptor)
 
 

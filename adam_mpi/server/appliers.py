@@ -13,7 +13,7 @@ class Appliers:
 
     def __init__(self, threads: int, cores: Sequence[Collection[int]] = ()) -> None:
         """`cores`: those that each thread keeps to, if any; the first is the caller's, who may have other work too."""
-        self.tasks: list[SimpleQueue[list[Callable[[], None]]]] = [SimpleQueue() for _ in range(threads - 1)]
+        self.tasks: list[SimpleQueue[list[Callable[[], None]] | None]] = [SimpleQueue() for _ in range(threads - 1)]
         self.done: SimpleQueue[BaseException | None] = SimpleQueue()
         for number, tasks in enumerate(self.tasks, 1):
             bound = cores[number] if cores else ()
@@ -36,11 +36,15 @@ class Appliers:
             if error is not None:
                 raise error
 
-    def _run(self, tasks: SimpleQueue[list[Callable[[], None]]], cores: Collection[int]) -> None:
+    def close(self) -> None:
+        """End the threads; nothing is run any more."""
+        for tasks in self.tasks:
+            tasks.put(None)
+
+    def _run(self, tasks: SimpleQueue[list[Callable[[], None]] | None], cores: Collection[int]) -> None:
         numa.bind(cores)
-        while True:
+        while (jobs := tasks.get()) is not None:
             try:
-                jobs = tasks.get()
                 with trace.span("apply"):
                     for job in jobs:
                         job()

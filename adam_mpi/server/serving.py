@@ -104,6 +104,7 @@ class Server:
         known = [clocks.get(pusher, 0) for pusher in self.inbox.members]
         self.books.enter(shelves, world.rank, known, [self.inbox.pusher(ring) for ring in range(len(known))])
         published.rate[0], published.clock[0] = self.books.rate, self.books.clock
+        self.compared_before = 0, 0
         self.staged: dict[int, list[Mail]] = defaultdict(list)
         self.cut = Cut(len(shelves.pushers))
         self.cut.begun = known
@@ -204,12 +205,16 @@ class Server:
 
     def _tell_compared(self) -> None:
         """The copies of all that is served here have been compared."""
-        done, different = 0, 0
-        if self.replicator is not None:
-            done, different = self.replicator.compared, self.replicator.found_different
+        done, different = self._compared()
         if self.comparing is not None and done >= self.comparing:
-            self.post.send({"kind": "compared", "copies": done, "different": different}, self.world.layout.head)
+            earlier, known = self.compared_before
+            told = {"kind": "compared", "copies": done - earlier, "different": different - known}
+            self.post.send(told, self.world.layout.head)
             self.comparing = None
+
+    def _compared(self) -> tuple[int, int]:
+        """Copies that were compared in this generation, and those of them that were different."""
+        return (self.replicator.compared, self.replicator.found_different) if self.replicator else (0, 0)
 
     def _keep(self) -> None:
         """Go on with what is written: the store, and a snapshot that is under way."""
@@ -360,6 +365,7 @@ class Server:
             case "cut":
                 self.cut.at(message["clocks"], Path(message["folder"]))
             case "compare":
+                self.compared_before = self._compared()
                 self.comparing = self.replicator.compare() + self.replicator.compared if self.replicator else 0
             case "forget":
                 if self.store is not None:
@@ -401,7 +407,7 @@ class Server:
         ]
 
     def transfers(self) -> list[Any]:
-        return list(self.replicator.lanes.values()) if self.replicator else []
+        return [lane for lane in self.replicator.lanes.values() if not lane.near] if self.replicator else []
 
     def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""

@@ -153,16 +153,18 @@ def unexplained(directory: Path, weights: np.ndarray, dead: Collection[int]) -> 
     """Return what is wrong with each weight of a run whose codec has error feedback; 0 where every push is in it once.
 
     Weights and what living pushers carry must be one for every push of theirs that was encoded, and what messages of
-    the dead have added: the first of them up to any, as nobody knows how far each shard has got with the dead.
+    the dead have added: those of acknowledged pushes, and some that follow, as nobody knows how far each shard has got.
     """
-    members = {member: encoded(directory, member) for member in counted(directory)}
+    told = counted(directory)
+    members = {member: encoded(directory, member) for member in told}
     left = np.array(weights, np.float32)
     for start, values in carried(directory, dead):
         left[start : start + values.size] += values
     sizes = {start: values[0].size for messages in members.values() for start, values in messages.items()}
     for start, size in sizes.items():
         alive = sum(len(messages.get(start, ())) for member, messages in members.items() if member not in dead)
-        gone = [_sums(members[member][start]) for member in members if member in dead and start in members[member]]
+        lost = [member for member in members if member in dead and start in members[member]]
+        gone = [_sums(members[member][start])[told[member][1] :] for member in lost]
         part = left[start : start + size]
         part[:] = min((part - alive - sum(chosen) for chosen in product(*gone)), key=lambda rest: np.abs(rest).max())
     return left

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from adam_mpi.cluster.windows import SharedWindow, Window
+from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World
 from adam_mpi.worker.channels import Channels
 
@@ -31,7 +31,8 @@ class Link:
         together = self.strip if world.config.cluster.transport != "shared" else 0
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         shared: Any = node.Split(together)
-        self.window: Window = SharedWindow(shared, shared, channels.bytes(self.strip))
+        kind = choose_kind("shared", world.survivable)
+        self.window: Window = kind.to_write(shared, shared, channels.bytes(self.strip))
         strips = MPI.Group.Translate_ranks(shared.Get_group(), None, self.comm.Get_group())
         # The window has a communicator of its own.
         for comm in (shared, node):

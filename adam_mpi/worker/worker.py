@@ -443,7 +443,8 @@ class Worker:
         word.progress = replace(word.progress, next=self.pushes.clock, base=self.base, pushed=dict(pushed))
 
     def transfers(self) -> list[Any]:
-        return [*self.pushes.lanes, self.data, self.pulls]
+        far = [lane for lane in self.pushes.lanes if not lane.near]
+        return [*far, self.data, *([self.pulls] if self.pulls.published.late else [])]
 
     def awaits(self) -> Iterator[Wait]:
         yield from self.data.awaits()

@@ -1,0 +1,58 @@
+"""What a rank leaves behind when a generation ends, and for how long."""
+
+import pytest
+
+from adam_mpi import crew
+from adam_mpi.crew import Crew
+
+
+class Window:
+    def __init__(self, late):
+        self.late, self.forgotten = late, 0
+
+    def forget(self):
+        self.forgotten += 1
+
+
+class Role:
+    def __init__(self, *transfers):
+        self.left = list(transfers)
+
+    def transfers(self):
+        return self.left
+
+    def stats(self):
+        return {}
+
+
+class Post:
+    def send(self, message, to):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that have passed, to be moved on."""
+    now = [1000.0]
+    monkeypatch.setattr(crew.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_only_memory_that_late_messages_may_touch_is_kept(clock):
+    near, far = Window(late=False), Window(late=True)
+    post, role = Post(), Role("a lane")
+    [left] = Crew(post, {"worker": role}, None, [near, far]).abandon()
+    assert near.forgotten == 1 and far.forgotten == 0
+    assert left.windows == [far] and left.transfers == [post, "a lane"]
+
+
+def test_it_is_let_go_of_after_a_while_without_another_loss(clock):
+    far = Window(late=True)
+    later = Crew(Post(), {"data": Role()}, None, [])
+    later.abandoned = Crew(Post(), {}, None, [far]).abandon()
+    later.tell(0)
+    assert far.forgotten == 0 and len(later.abandoned) == 1
+    clock[0] += crew.LATE_SECONDS + 1
+    later.tell(0)
+    later.tell(0)
+    assert far.forgotten == 1 and later.abandoned == []
