@@ -166,7 +166,7 @@ def check(run: Run, job: Job, killed: dict[int, float]) -> dict:
     """Everything that must be true; returns the figures of the run."""
     assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
     summary, pushes = job.summary, job.summary["pushes"]
-    assert pushes["acknowledged"] <= pushes["applied"], pushes
+    assert pushes["acknowledged"] <= pushes["applied"] and pushes["short"] == 0, pushes
     if run.point:
         dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
         assert len(dead) == len(run.faults), f"{run.faults}, and dead are {dead}"
