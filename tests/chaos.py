@@ -312,7 +312,7 @@ def check(run: Run, job: Job, killed: dict[int, float]) -> dict:
     if outcome != "survived":
         return _told(run) | {"outcome": outcome, "to_next_push": [], "to_all": [], "job_seconds": round(job.seconds, 1)}
     summary, pushes = job.summary, job.summary["pushes"]
-    assert pushes["acknowledged"] <= pushes["applied"], pushes
+    assert pushes["acknowledged"] <= pushes["applied"] and pushes["short"] == 0, pushes
     if run.strikes:
         dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
         wanted = {strike.rank for strike in run.strikes}

@@ -1,10 +1,8 @@
 """Copies that are behind when the others are lost: real jobs, with an MPI that can go on without the dead."""
 
 import chaos
-import numpy as np
 import pytest
 from launch import available, given, start
-from test_survival import weights
 from test_train import SMOOTH
 
 from adam_mpi.worker.conservation import counted
@@ -29,7 +27,7 @@ def acknowledged(job):
     return sum(known for _, known in counted(job.run).values())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(430)
 @pytest.mark.parametrize("pushes", [1, MORE])
 def test_a_copy_that_lacks_acknowledged_pushes_does_not_serve(pushes, mpi, tmp_path):
     """One server dies, then all that were waited for since: the one that is left has old copies only."""
@@ -59,26 +57,25 @@ def test_a_copy_that_lacks_acknowledged_pushes_does_not_serve(pushes, mpi, tmp_p
 
 # Ranks 0 and 1 serve data, 2 to 6 parameters, 7 to 9 train.
 IN_STEP = given(
-    "consistency.staleness=0", "layout.servers=5", "layout.data=2", "server.shard=2000", "data.images=1000",
+    "consistency.staleness=0", "layout.servers=5", "layout.data=2", "server.shard=200", "data.images=1000",
     "train.epochs=2", "observe.interval=0.2", SMOOTH,
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The weights that any layout comes to, of a job that nobody disturbs."""
+    """A job that nobody disturbs: any layout comes to its weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
     clocks = [*IN_STEP, *given("layout.servers=1", "layout.data=1")]
     openmpi = next(mpi for mpi in available() if mpi.name == "openmpi")
     return start(openmpi, 1, "train", *clocks, folder=folder).wait(200)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(430)
 @pytest.mark.parametrize("step", [5, 8, 10, 12, 14, 16, 18, 20, 30])
 def test_a_second_loss_while_copies_are_rebuilt_in_step(step, mpi, tmp_path, undisturbed):
     faults = f'inject.faults=["kill rank=2 at=apply step=40", "kill rank=3 at=rebuild step={step}"]'
     job = start(mpi, 10, "train", *IN_STEP, *given(faults), folder=tmp_path).wait(200)
     assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
-    for layer in ("conv1", "dense1", "dense2"):
-        np.testing.assert_allclose(weights(job, layer), weights(undisturbed, layer), rtol=1e-4, atol=1e-5)
+    assert chaos.distance(job, undisturbed) < 1e-4
     assert job.summary["pushes"]["short"] == 0 and len(job.summary["recoveries"]) >= 1

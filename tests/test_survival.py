@@ -28,7 +28,7 @@ def survive(launch, *faults, ranks=8, more=()):
     assert job.left_over() == [] and "Traceback" not in job.stderr
     summary = job.summary
     pushes, recoveries = summary["pushes"], summary["recoveries"]
-    assert pushes["sent"] >= pushes["acknowledged"] > 0
+    assert pushes["sent"] >= pushes["acknowledged"] > 0 == pushes["short"]
     assert 0 <= pushes["applied"] - pushes["acknowledged"] - pushes["unacknowledged_of_dead"] <= pushes["given_up"]
     assert summary["generation"] == recoveries[-1]["generation"] > 0
     return summary
