@@ -138,9 +138,8 @@ survival() {
     local information=${1%/*}/ompi_info
     [ "${ADAM_MPI_SURVIVE:-yes}" = yes ] && [ -x "$information" ] || return 0
     "$information" 2>/dev/null | grep -q "FT MPI support: yes" || return 0
-    # Open MPI warns of windows after a failure, in each start; what we do with them is in the tests. Ranks that join later
-    # are a job of their own to mpirun, which would end all that were started together when one of them dies.
-    echo "--with-ft ulfm --prtemca state_base_recoverable 1"
+    # Open MPI warns of windows after a failure, in each start; what we do with them is in the tests.
+    echo "--with-ft ulfm"
 }
 
 # How Open MPI binds ranks. By default each gets one core, which all its threads would share; where a Slurm job has given

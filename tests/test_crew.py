@@ -1,5 +1,7 @@
 """What a rank leaves behind when a generation ends, and for how long."""
 
+import time
+
 import pytest
 
 from adam_mpi import crew
@@ -33,7 +35,7 @@ class Post:
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that have passed, to be moved on."""
-    now = [1000.0]
+    now = [time.monotonic()]
     monkeypatch.setattr(crew.time, "monotonic", lambda: now[0])
     return now
 

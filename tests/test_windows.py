@@ -6,8 +6,9 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.windows import WINDOWS, SendWindow, SharedWindow, SurvivingWindow, Window, choose_kind
+from adam_mpi.cluster.windows import WINDOWS, SendWindow, SharedWindow, SurvivingWindow, Window, choose_kind, mapped
 from adam_mpi.cluster.world import World
+from adam_mpi.errors import RankFailure, UserError
 
 pytestmark = pytest.mark.mpi
 SECONDS = 30
@@ -161,3 +162,15 @@ def test_a_window_that_survives_leaves_neither_mappings_nor_descriptors():
         assert taken()[0] == 0
         first = first or taken()
         assert taken() == first
+
+
+def test_memory_that_cannot_be_reached_is_named(monkeypatch):
+    with pytest.raises(RankFailure, match="process 99999999 is gone"):
+        mapped(99999999, 3, 8)
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("adam_mpi.cluster.windows.os.open", refuse)
+    with pytest.raises(UserError, match=r'process 12 .*: Operation not permitted; set cluster.transport = "send"'):
+        mapped(12, 3, 8)

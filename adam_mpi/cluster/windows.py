@@ -16,7 +16,7 @@ from mpi4py import MPI
 from numba import njit, types
 
 from adam_mpi.cluster.world import gather
-from adam_mpi.errors import RankFailure
+from adam_mpi.errors import RankFailure, UserError
 from adam_mpi.model.engine.vector import define
 
 Request = MPI.Request
@@ -260,7 +260,8 @@ def share(comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> dict[int, np.n
 def mapped(pid: int, file: int, size: int) -> np.ndarray:
     """Return the memory in a file that a process of this host has open; it is unmapped with the last view of it.
 
-    Python's own mmap would keep a descriptor open for each.
+    Python's own mmap would keep a descriptor open for each. Raises RankFailure if the process is gone, and UserError if
+    it may not be looked at.
     """
     if not size:
         return np.empty(0, np.uint8)
@@ -268,6 +269,10 @@ def mapped(pid: int, file: int, size: int) -> np.ndarray:
         descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         raise RankFailure(f"process {pid} is gone, and its memory with it") from None
+    except PermissionError as error:
+        # Ranks in containers of their own may not look at each other.
+        why = f"the memory of process {pid} on this host cannot be shared: {error.strerror}"
+        raise UserError(f'{why}; set cluster.transport = "send"') from None
     try:
         access = mmap.PROT_READ | mmap.PROT_WRITE
         address = LIBRARY.mmap(None, ctypes.c_size_t(size), access, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
