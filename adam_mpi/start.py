@@ -22,7 +22,7 @@ from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.joint import Cuts, first_cuts
 from adam_mpi.data.serving import DataServer
-from adam_mpi.data.sets import describe, open_set
+from adam_mpi.data.sets import Description, describe, open_set
 from adam_mpi.durable import identity, newest, snapshot, stores
 from adam_mpi.durable import model as model_file
 from adam_mpi.durable import owner as ownership
@@ -72,6 +72,8 @@ class Entry:
     directory: Path
     identity: Identity
     owner: Owner
+    description: Description
+    shapes: tuple[LayerShape, ...]
 
 
 def enter(
@@ -94,10 +96,12 @@ def enter(
             print(f"adam_mpi: run directory {path}: {note}", file=sys.stderr, flush=True)
             # Who had it so far may live; it is to find out before anything changes.
             time.sleep(ownership.NOTICE_SECONDS if take_over else 0.0)
-        return Entry(path, identity.of(path), owner)
-    except BaseException:
+        return Entry(path, identity.of(path), owner, description, shapes)
+    except BaseException as error:
         owner.release()
-        raise
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(f"run directory {path}: {error.strerror}; make room, or give another with --run DIR") from None
 
 
 def prepare(config: Config, entry: Entry, resume: bool, world: World, minutes: float, seen: Seen) -> Job:
@@ -105,18 +109,16 @@ def prepare(config: Config, entry: Entry, resume: bool, world: World, minutes: f
 
     `minutes`: how long the job may take; `seen`: the stores of the run.
     """
-    until = time.time() + 60 * minutes
-    description = describe(config.data)
-    shapes = model(config, description)
+    until, description, shapes = time.time() + 60 * minutes, entry.description, entry.shapes
     path, replicas = entry.directory, world.layout.replicas
-    found = _find(config, entry, replicas, shapes, seen) if resume else None
+    found = _find(config, entry, replicas, seen) if resume else None
     fence.clear(path / "log")
     marks = (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP")
     for stale in (*marks, *path.glob("log/watched-*.txt")):
         stale.unlink(missing_ok=True)
     rundir.write_text(path / "config.toml", to_toml(config))
     kernels = _kernels(config, shapes, path / "kernels.json")
-    life = _new_life(config, entry, replicas, parameters.total(shapes), seen)
+    life = _new_life(config, entry, replicas, seen)
     return Job(config, path, description, shapes, found, kernels, life, replicas, until, entry.identity, entry.owner)
 
 
@@ -127,7 +129,7 @@ def _check_numbers(config: Config) -> None:
         held.check(part, lambda text: print(f"adam_mpi: {text}", file=sys.stderr, flush=True))
 
 
-def _find(config: Config, entry: Entry, replicas: int, shapes: tuple[LayerShape, ...], seen: Seen) -> Resume | None:
+def _find(config: Config, entry: Entry, replicas: int, seen: Seen) -> Resume | None:
     """What to go on from; what is not whole is named."""
     path = entry.directory
     snapshot.restore(path / "snapshots")
@@ -136,18 +138,18 @@ def _find(config: Config, entry: Entry, replicas: int, shapes: tuple[LayerShape,
         print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
     if found is None:
         return None
-    if note := newest.check(found, config, replicas, parameters.total(shapes)):
+    if note := newest.check(found, config, replicas, parameters.total(entry.shapes)):
         print(f"adam_mpi: {note}", file=sys.stderr, flush=True)
     # A store knows by itself what was acknowledged and is not in it.
     return found if found.kind == "store" else replace(found, note=found.note + newest.cost(found, path, config))
 
 
-def _new_life(config: Config, entry: Entry, replicas: int, size: int, seen: Seen) -> Path:
+def _new_life(config: Config, entry: Entry, replicas: int, seen: Seen) -> Path:
     """The folder of this job's stores, with what is to be known about them."""
     life = newest.next_life(stores.folder(config, entry.directory, entry.identity), seen)
     if keeps_store(config):
         with suppress(OSError):
-            newest.describe_store(life, config, replicas, size, entry.identity)
+            newest.describe_store(life, config, replicas, parameters.total(entry.shapes), entry.identity)
     return life
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adam_mpi.cli import main
 from adam_mpi.config import load
-from adam_mpi.durable import model, newest, snapshot
+from adam_mpi.durable import model, newest, owner, snapshot
 from adam_mpi.durable.conductor import Conductor
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.slots import Piece, Stored
@@ -205,10 +205,12 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
     def killed(*_):
         raise Killed
 
-    if at == "last":
+    if at == "before":
+        monkeypatch.setattr(servers.conductor, "_rename", killed)
+    elif at == "last":
         monkeypatch.setattr(servers.conductor, "_clear", killed)
     else:
-        setattr(servers.conductor, "check" if at == "before" else "renaming", killed)
+        servers.conductor.renaming = killed
     with pytest.raises(Killed):
         servers.take(3, 7, 2)
     if at == "whole":
@@ -229,10 +231,9 @@ def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
     servers = Servers(tmp_path, keep=1)
     servers.take(1, 5, 0)
 
-    def lost():
-        raise LostRun("taken")
-
-    servers.conductor.check = lost
+    servers.conductor.owner, _ = owner.take(tmp_path / "run", [owner.process()])
+    servers.take(1, 5, 0)
+    owner.take(tmp_path / "run", [owner.process()], by_force=True)
     with pytest.raises(LostRun):
         servers.take(1, 6, 0)
     assert [path.name for path in snapshot.own(tmp_path)] == ["epoch-0000-batch-000005"]

@@ -1,6 +1,6 @@
 """The head's part of a snapshot: ask all to hold, make the cut, and name the folder when all have written.
 
-hold ->  <- held (how far)   cut ->  <- stored (what is in it)   model file, manifest, rename, remove old ones
+    hold ->  <- held (how far)   cut ->  <- stored (what is in it)   model file, manifest, rename, remove old ones
 """
 
 import logging
@@ -13,6 +13,7 @@ from typing import Any
 from adam_mpi.cluster.post import Post
 from adam_mpi.durable import model, snapshot
 from adam_mpi.durable.files import FORMAT, sync
+from adam_mpi.durable.owner import Owner
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.observe.rundir import write_json
 
@@ -24,13 +25,12 @@ class Conductor:
     def __init__(
         self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
         describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
-        renaming: Callable[[], None] = lambda: None, check: Callable[[], None] = lambda: None,
+        renaming: Callable[[], None] = lambda: None, owner: Owner | None = None,
     ) -> None:  # fmt: skip
-        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `check` raises where the
-        directory is not ours any more."""
+        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `owner`: our claim on the run."""
         self.members = [("server", rank) for rank in servers] + [("worker", rank) for rank in pushers]
         self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
-        self.tensors, self.strips, self.renaming, self.check = tensors, strips, renaming, check
+        self.tensors, self.strips, self.renaming, self.owner = tensors, strips, renaming, owner
         self.describe = describe
         """What the manifest says besides the position, as it is when the snapshot is ordered."""
         self.number = 0
@@ -51,7 +51,8 @@ class Conductor:
 
     @property
     def part(self) -> Path:
-        return self.folder / f"{snapshot.PART}{self.number}"
+        """Where the snapshot under way is made; a job that has lost the run may still write into another one."""
+        return self.folder / f"{snapshot.PART}{self.owner.number if self.owner else 0}-{self.number}"
 
     def order(self) -> None:
         """Take a snapshot now, or another one after the one under way."""
@@ -131,7 +132,8 @@ class Conductor:
 
     def _rename(self, path: Path) -> None:
         """Give the snapshot its name; a kill at any moment leaves it, or the one before of that name, to `restore`."""
-        self.check()
+        if self.owner:
+            self.owner.check()
         if path.exists():
             # Of a run that went another way after it, or the same again.
             path.rename(self.folder / f"{snapshot.OLD}{self.number}")

@@ -38,18 +38,9 @@ class Keeper:
         folder = directory / "snapshots"
         renaming = partial(world.injector.at, "rename")
         self.snapshots = Conductor(
-            post,
-            servers,
-            folder,
-            keep,
-            joint,
-            shelves.tensors,
-            self._describe,
-            shelves.strips,
-            pushers,
-            renaming,
-            owner.check,
-        )
+            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers, renaming,
+            owner,
+        )  # fmt: skip
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False

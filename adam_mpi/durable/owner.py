@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -245,7 +246,11 @@ def reason(before: Claim | None, mine: Record, by_force: bool) -> str | None:
 
 def running(run: Path) -> Claim | None:
     """The claim of the job that has the run now, as far as can be told."""
-    claim = find(run)
+    try:
+        with tempfile.NamedTemporaryFile(dir=run / FOLDER, prefix=".") as file:
+            claim = find(run, Path(file.name))
+    except OSError:
+        claim = find(run)
     if claim is None or claim.record.released or claim.age > STALE_SECONDS:
         return None
     dead = claim.record.processes and not any(map(_alive, claim.record.processes))
