@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import to_toml
 from adam_mpi.durable import model, snapshot
 from adam_mpi.durable.conductor import Conductor
+from adam_mpi.durable.errand import disk_seconds
 from adam_mpi.durable.newest import Resume, order_settings
 from adam_mpi.errors import UserError
 from adam_mpi.observe.board import Board
@@ -36,8 +38,9 @@ class Keeper:
         folder = directory / "snapshots"
         renaming = partial(world.injector.at, "rename")
         self.snapshots = Conductor(
-            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers, renaming
-        )
+            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers, renaming,
+            disk_seconds(self.config),
+        )  # fmt: skip
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False
@@ -57,8 +60,9 @@ class Keeper:
         if now - self.looked < LOOK_SECONDS:
             return ""
         self.looked = now
-        if (self.directory / "STOP").exists():
-            return "the file STOP"
+        with suppress(OSError):
+            if (self.directory / "STOP").exists():
+                return "the file STOP"
         return "--max-minutes" if time.time() > self.until else ""
 
     def epoch_ended(self) -> None:

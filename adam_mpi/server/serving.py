@@ -18,9 +18,11 @@ from adam_mpi.cluster.world import World
 from adam_mpi.durable import snapshot, stores
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
+from adam_mpi.durable.errand import disk_seconds
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
 from adam_mpi.observe import trace
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.books import Books
@@ -91,10 +93,13 @@ class Server:
         self.books.enter(shelves, world.rank, known, [self.inbox.pusher(ring) for ring in range(len(known))])
         published.rate[0], published.clock[0] = self.books.rate, self.books.clock
         self.staged: dict[int, list[Mail]] = defaultdict(list)
-        self.cut = Cut(len(shelves.pushers))
+        writing = partial(world.injector.at, "snapshot")
+        self.cut = Cut(len(shelves.pushers), disk_seconds(self.config), writing)
         self.cut.begun = known
         self.comparing: int | None = None
         """How many copies on other servers are to be compared, when somebody has asked for it."""
+        self.finishing: dict[str, Any] | None = None
+        """The order to end, while the last is written."""
 
     def go_back(self, position: Position, version: int | None, clock: int) -> None:
         """To where all servers stand when a generation begins, the fastest pusher at this clock.
@@ -126,7 +131,7 @@ class Server:
     def write_behind(self, path: Path) -> None:
         """Keep a store there from now on; one of an earlier generation gets no more."""
         if self.store is not None:
-            self.store.orders.put(None)
+            self.store.end()
         room = Position.packed_bytes(self.books.position.batches.size)
         touched = partial(self.world.injector.at, "write")
         parts = list(self.stepper.state())
@@ -189,8 +194,18 @@ class Server:
             name = snapshot.file_name(self.world.rank)
             with trace.span("snapshot"):
                 self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.books.position)
-        while not self.cut.written.empty():
-            self.post.send({"kind": "stored", "role": "server", **self.cut.written.get()}, self.world.layout.head)
+        while (word := self.cut.written()) is not None:
+            self.post.send({"kind": "stored", "role": "server", **word}, self.world.layout.head)
+        if self.finishing is not None and (self.store is None or self.store.close()):
+            self._finish(self.finishing)
+
+    def _finish(self, order: dict[str, Any]) -> None:
+        """All that this server has to write is written: tell the last figures."""
+        self.finishing = None
+        if order["copies"]:
+            whole = {index: held.weights for index, held in self.holdings.items() if held.whole}
+            leave_copies(Path(order["copies"]), self.world.place.member, whole)
+        self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
 
     def _stage(self, mail: Mail) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
@@ -329,12 +344,7 @@ class Server:
                 if self.store is not None:
                     stores.forget(self.store.path.parent)
             case "finish":
-                if self.store is not None:
-                    self.store.close()
-                if message["copies"]:
-                    whole = {index: held.weights for index, held in self.holdings.items() if held.whole}
-                    leave_copies(Path(message["copies"]), self.world.place.member, whole)
-                self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
+                self.finishing = message
 
     def tell(self, word: Word) -> None:
         word.copies = {index: holding.version for index, holding in self.holdings.items() if holding.whole}
@@ -353,9 +363,11 @@ class Server:
     def transfers(self) -> list[Any]:
         return list(self.replicator.lanes.values()) if self.replicator else []
 
-    def awaits(self) -> tuple[()]:
-        """A server waits for nobody in particular."""
-        return ()
+    def awaits(self) -> list[Wait]:
+        """What other servers have not taken of what their copies were sent; all of it they should take at once."""
+        lanes = self.replicator.lanes.items() if self.replicator else ()
+        what = "word that its copies are up to date"
+        return [Wait(what, server, lane.applied) for server, lane in lanes if lane.sent]
 
     def stats(self) -> dict[str, Any]:
         counts = self.counts + self.inbox.counts
