@@ -198,9 +198,7 @@ class Head:
         if time.monotonic() - self.looked < LOOK_SECONDS:
             return
         self.looked = time.monotonic()
-        with suppress(OSError):
-            # Missing but for a moment, as a rule.
-            (self.directory / COMPARE).unlink()
+        if self._asked_to_compare():
             self.compared = {}
             for rank in self.world.layout.servers:
                 self.post.send({"kind": "store", "order": "compare"}, rank)
@@ -208,6 +206,16 @@ class Head:
         if wanted:
             log.info("%d ranks more are wanted", wanted)
             self._tell_all({"kind": "grow", "ranks": wanted})
+
+    def _asked_to_compare(self) -> bool:
+        try:
+            if (self.directory / COMPARE).exists():
+                (self.directory / COMPARE).unlink()
+                return True
+        except OSError:
+            # It is still there the next time.
+            log.warning("%s cannot be removed", self.directory / COMPARE)
+        return False
 
     def _wanted_ranks(self) -> int:
         """As many as somebody wants by the file GROW, or as were lost, once the others have gone on."""

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -116,6 +116,42 @@ class Freezer:
             with suppress(OSError):
                 self.group.rmdir()
             time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system of 64 MB, in memory, that can be filled. Needs root."""
+
+    folder: Path
+
+    @classmethod
+    @contextmanager
+    def make(cls, folder: Path) -> "Iterator[Disk]":
+        """Raises OSError where it cannot be made."""
+        folder.mkdir(parents=True)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
+        done = subprocess.run(mount, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode:
+            raise OSError(done.stderr.strip())
+        try:
+            yield cls(folder)
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True, timeout=60)
+
+    @property
+    def filling(self) -> Path:
+        return self.folder / "filling"
+
+    def fill(self) -> None:
+        """Leaves no room for another byte."""
+        with self.filling.open("wb", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    def empty(self) -> None:
+        self.filling.unlink()
 
 
 @dataclass

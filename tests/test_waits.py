@@ -1,15 +1,12 @@
 """Nothing waits for ever: cut networks, silent and frozen ranks, disks that are full or hang, in real jobs."""
 
-import os
 import re
 import shutil
-import subprocess
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-from launch import Freezer, available, given
+from launch import Disk, Freezer, available, given
 
 from adam_mpi.observe.rundir import grow
 
@@ -111,39 +108,25 @@ def test_a_rank_that_joined_later_is_watched_too(start_job):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 8 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], check=False).returncode:
-        pytest.skip("a file system of our own needs root")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Leave no room at all."""
-    path = folder / "filling"
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 16, 4096, 512, 1):
-            while True:
-                try:
-                    file.write(bytes(size))
-                except OSError:
-                    break
-    return path
+def disk(tmp_path):
+    """A file system that can be filled."""
+    try:
+        with Disk.make(tmp_path / "disk") as made:
+            yield made
+    except OSError as error:
+        pytest.skip(f"no file system of our own: {error}")
 
 
 @full
 @pytest.mark.timeout(200)
-def test_a_full_run_directory_stops_nobody_until_the_results_are_due(small_disk, start_job, tmp_path):
+def test_a_full_run_directory_stops_nobody_until_the_results_are_due(disk, start_job, tmp_path):
     # With a small network, so that snapshots fit.
     keys = given(*SMALL, f"store.dir={tmp_path / 'store'}", "observe.tensorboard=true")
-    job = training(start_job(4, "train", "--run", small_disk / "run", *ENDLESS, *keys))
-    filling = fill(small_disk)
+    job = training(start_job(4, "train", "--run", disk.folder / "run", *ENDLESS, *keys))
+    disk.fill()
     job.until(lambda: "No space left on device; it is tried again" in job.stderr, "the warning")
     lines = len(job.metrics())
-    filling.unlink()
+    disk.empty()
     job.until(lambda: "has caught up" in job.stderr, "its last word on that")
     job.until(lambda: len(job.metrics()) > lines + 10, "more figures")
     seconds = [line["seconds"] for line in job.metrics()]
@@ -155,12 +138,12 @@ def test_a_full_run_directory_stops_nobody_until_the_results_are_due(small_disk,
 
 @full
 @pytest.mark.timeout(200)
-def test_without_room_for_its_results_a_job_fails_by_name(small_disk, start_job, tmp_path):
+def test_without_room_for_its_results_a_job_fails_by_name(disk, start_job, tmp_path):
     keys = given(*SMALL, f"store.dir={tmp_path / 'store'}")
-    job = training(start_job(4, "train", "--run", small_disk / "run", *ENDLESS, *keys))
-    fill(small_disk)
+    job = training(start_job(4, "train", "--run", disk.folder / "run", *ENDLESS, *keys))
+    disk.fill()
     job.until(lambda: "No space left on device; it is tried again" in job.stderr, "the warning")
-    (small_disk / "filling").rename(small_disk / "run" / "STOP")
+    (job.run / "STOP").touch()
     job.wait(60)
     cause = "^adam_mpi: rank 0, data on .*the (last snapshot|results) could not be written: .*No space"
     assert re.search(cause, job.stderr, re.M), job.said()

@@ -24,6 +24,7 @@ from adam_mpi.observe.rundir import write_json
 from adam_mpi.observe.watchdog import Wait
 
 PART, POSITION = ".part-", ("epoch", "batches", "images", "clock")
+WARN_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +51,7 @@ class Conductor:
         self.taken: list[str] = []
         """Snapshots of this job."""
         self.error = ""
+        self.quiet = 0.0
         self.began = self.ended = time.monotonic()
         self._clear(lambda path: path.name.startswith("."))
 
@@ -99,10 +101,17 @@ class Conductor:
             log.warning("no snapshot", exc_info=error)
             self.error = f"{self.part}: {reason(error)}"
         if self.error:
-            say(f"warning: no snapshot: {self.error}")
+            self._warn()
         self.stage, self.ended = "", time.monotonic()
         if self.again:
             self.order()
+
+    def _warn(self) -> None:
+        """Loudly, but not for each of many short epochs."""
+        tell = say if time.monotonic() > self.quiet else log.warning
+        tell(f"warning: no snapshot: {self.error}")
+        if tell is say:
+            self.quiet = time.monotonic() + WARN_SECONDS
 
     def awaits(self) -> list[Wait]:
         """Who has not answered: to the order to hold, at once, or that its part is written, once it has all of it."""

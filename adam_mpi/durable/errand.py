@@ -1,6 +1,7 @@
 """An errand: work on a disk, done by a thread of its own. Whoever ordered it looks now and then, and never waits."""
 
 import errno
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -66,4 +67,7 @@ class Errand(Generic[T]):
 
 def reason(error: BaseException) -> str:
     """What went wrong, in a few words; of errors that say nothing, their kind."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    # HDF5 tells of all that it was about to do.
+    systems = re.search(r"error message = '([^']+)'", text)
+    return systems[1] if systems else text.partition("\n")[0]
