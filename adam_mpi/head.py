@@ -14,16 +14,17 @@ from adam_mpi.data.course import Course, Phase
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.serving import DataServer
 from adam_mpi.durable.errand import Errand, disk_seconds, reason
-from adam_mpi.durable.keeper import LOOK_SECONDS, Keeper
+from adam_mpi.durable.keeper import Keeper
 from adam_mpi.errors import RankFailure, Stall, UserError
 from adam_mpi.job import Job
 from adam_mpi.observe import status
 from adam_mpi.observe.board import Board
 from adam_mpi.observe.hunter import describe
+from adam_mpi.observe.lookout import Lookout
 from adam_mpi.observe.metrics import Metrics
 from adam_mpi.observe.progress import Progress
 from adam_mpi.observe.provenance import provenance
-from adam_mpi.observe.rundir import COMPARE, GROW, write_json
+from adam_mpi.observe.rundir import write_json
 from adam_mpi.observe.scribe import Scribe
 from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.shelves import Shelves
@@ -46,6 +47,7 @@ class Head:
         self.course = Course(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
         self.scribe: Scribe = before.scribe if before else Scribe(job.directory)
+        self.lookout: Lookout = before.lookout if before else Lookout(job.directory)
         tensorboard = self.config.observe.tensorboard
         self.metrics: Metrics = before.metrics if before else Metrics(job.directory, tensorboard)
         if before:
@@ -58,7 +60,7 @@ class Head:
         self.stepped = now
         self.evicted: dict[int, float] = {}
         """Ranks whose sentinel was told to end them, since when."""
-        self.looked, self.compared = 0.0, dict[int, dict[str, Any]]()
+        self.compared = dict[int, dict[str, Any]]()
         self.missing = len(world.gone) if self.config.recover.respawn else 0
         """Ranks that are to be started in place of those that were lost."""
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
@@ -158,7 +160,7 @@ class Head:
         if phase is None:
             return self._finish()
         self._look_for_requests()
-        if why := self.keeper.look(phase.training):
+        if why := self.keeper.look(phase.training, self.lookout.stop):
             self._stop(why)
             return True
         if self._phase_done(phase):
@@ -195,10 +197,7 @@ class Head:
 
     def _look_for_requests(self) -> None:
         """Whoever makes the file COMPARE wants to know whether all copies are the same."""
-        if time.monotonic() - self.looked < LOOK_SECONDS:
-            return
-        self.looked = time.monotonic()
-        if self._asked_to_compare():
+        if self.lookout.take_compare():
             self.compared = {}
             for rank in self.world.layout.servers:
                 self.post.send({"kind": "store", "order": "compare"}, rank)
@@ -207,30 +206,15 @@ class Head:
             log.info("%d ranks more are wanted", wanted)
             self._tell_all({"kind": "grow", "ranks": wanted})
 
-    def _asked_to_compare(self) -> bool:
-        try:
-            if (self.directory / COMPARE).exists():
-                (self.directory / COMPARE).unlink()
-                return True
-        except OSError:
-            # It is still there the next time.
-            log.warning("%s cannot be removed", self.directory / COMPARE)
-        return False
-
     def _wanted_ranks(self) -> int:
         """As many as somebody wants by the file GROW, or as were lost, once the others have gone on."""
         if not self.world.survivable:
             return 0
-        file, missing = self.directory / GROW, self.missing
+        missing = self.missing
         if missing and self.told_recoveries()[-1]["seconds"] is not None:
             self.missing = 0
             return missing
-        try:
-            text = file.read_text()
-            file.unlink()
-            return int(text)
-        except (OSError, ValueError):
-            return 0
+        return self.lookout.take_ranks()
 
     def _compared(self, source: int, message: dict[str, Any]) -> None:
         self.compared[source] = message

@@ -3,12 +3,15 @@
 import re
 import shutil
 import time
+import types
 
 import psutil
 import pytest
+from house import House, additive
 from launch import Disk, Freezer, available, given
 
 from adam_mpi.observe.rundir import grow
+from adam_mpi.server.serving import Server
 
 full = pytest.mark.full
 survivable = [
@@ -180,3 +183,70 @@ def test_a_temporary_folder_may_have_a_long_name(launch, tmp_path):
     job = launch(2, "train", *given("data.images=1000", "train.epochs=1"), environment={"TMPDIR": str(folder)} | kept)
     assert job.returncode == 0 and (job.run / "DONE").exists(), job.said()
     shutil.rmtree(folder)
+
+
+def far_house(staleness):
+    """A server and a pusher between whom messages travel, as between two hosts."""
+    config = additive(transport="send")
+    config.consistency.staleness = staleness
+    return House(config, 1000)
+
+
+def kinds(waits):
+    return {(wait.what.split()[1], wait.patient) for wait in waits}
+
+
+def test_with_clocks_the_arrival_of_a_push_is_owed_at_once_and_only_its_application_may_take_long():
+    house = far_house(0)
+    house.server.cut.hold()
+    house.pushes.push(house.contribution(1.0))
+    house.pushes.step()
+    assert kinds(house.pushes.awaits()) == {("arrival", False), ("acknowledgement", True)}
+
+    def arrived():
+        house.server.step()
+        house.pushes.step()
+        return kinds(house.pushes.awaits()) == {("acknowledgement", True)}
+
+    house.world.wait(arrived, "the server to say what has arrived", 20)
+    house.server.cut.release()
+    house.settle()
+    assert list(house.pushes.awaits()) == []
+    house.free()
+
+
+def test_without_clocks_the_acknowledgement_of_a_push_is_owed_at_once():
+    house = far_house(float("inf"))
+    house.pushes.push(house.contribution(1.0))
+    house.pushes.step()
+    assert kinds(house.pushes.awaits()) == {("acknowledgement", False)}
+    house.settle()
+    house.free()
+
+
+def test_a_pull_waits_patiently_for_a_clock_but_not_for_an_answer():
+    house = far_house(0)
+    house.pulls.start(least=1)
+    house.pulls.step()
+    assert kinds(house.pulls.awaits()) == {("heads", False), ("1,", True)}
+    [turn] = [wait.turn for wait in house.pulls.awaits() if not wait.patient]
+
+    def answered():
+        house.server.step()
+        house.pulls.step()
+        return house.pulls.reads > turn + 2
+
+    house.world.wait(answered, "answers", 20)
+    house.push(1.0)
+    house.world.wait(lambda: house.server.step() or house.pulls.step(), "the pull", 20)
+    assert list(house.pulls.awaits()) == []
+    house.free()
+
+
+def test_a_server_waits_for_word_of_its_copies():
+    server = Server.__new__(Server)
+    server.replicator = None
+    assert server.awaits() == []
+    lanes = {3: types.SimpleNamespace(sent=["record"], applied=7), 4: types.SimpleNamespace(sent=[], applied=9)}
+    server.replicator = types.SimpleNamespace(lanes=lanes)
+    assert [(wait.rank, wait.turn, wait.patient) for wait in server.awaits()] == [(3, 7, False)]

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from adam_mpi.observe.board import Board
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.shelves import Shelves
 
-LOOK_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
@@ -44,12 +42,15 @@ class Keeper:
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False
-        self.asked, self.looked = world.asked, 0.0
+        self.asked = world.asked
         self.old_stores = True
         """Whether there may be some of earlier lives."""
 
-    def look(self, training: bool) -> str:
-        """Take a snapshot if it is time for one, or somebody asks for it; returns why the job is to stop, if it is."""
+    def look(self, training: bool, stop: bool) -> str:
+        """Take a snapshot if it is time for one, or somebody asks for it; returns why the job is to stop, if it is.
+
+        `stop`: whether there is a file STOP.
+        """
         minutes, now = self.config.snapshot.minutes, time.monotonic()
         due = bool(minutes) and now - self.snapshots.ended > 60 * minutes and not self.snapshots.busy
         if due or self.world.asked > self.asked:
@@ -57,12 +58,8 @@ class Keeper:
             # Outside of training, that of the last epoch's end is still good.
             if training:
                 self.snapshots.order()
-        if now - self.looked < LOOK_SECONDS:
-            return ""
-        self.looked = now
-        with suppress(OSError):
-            if (self.directory / "STOP").exists():
-                return "the file STOP"
+        if stop:
+            return "the file STOP"
         return "--max-minutes" if time.time() > self.until else ""
 
     def epoch_ended(self) -> None:

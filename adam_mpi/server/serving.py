@@ -1,5 +1,6 @@
 """The server role: takes pushes out of its mailbox, applies them shard by shard, and publishes the weights."""
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -342,7 +343,9 @@ class Server:
                 self.comparing = self.replicator.compare() + self.replicator.compared if self.replicator else 0
             case "forget":
                 if self.store is not None:
-                    stores.forget(self.store.path.parent)
+                    # Large files take long to remove, on some disks for ever.
+                    forget = partial(stores.forget, self.store.path.parent)
+                    threading.Thread(target=forget, name="forget", daemon=True).start()
             case "finish":
                 self.finishing = message
 
