@@ -68,8 +68,8 @@ class Head:
         self.troubled = False
         self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
-        self.ending: Errand[None] | None = None
-        """Writing the results."""
+        self.ending: Errand[None] | None = before.ending if before else None
+        """Writing the results; a loss meanwhile changes nothing about them."""
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
         self.keeper: Keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe)
