@@ -4,6 +4,7 @@
 """
 
 import argparse
+import re
 import signal
 import socket
 import sys
@@ -82,7 +83,9 @@ def cut_row(mpi: Mpi, staleness: str, folder: Path) -> list[str]:
         job = training(start(mpi, 8, "train", *keys, folder=folder, environment=hosts.environment))
         hosts.call("cut", "h1", "h2")
         since = time.time()
-        return [mpi.name, "any", f"cut between two hosts, staleness {staleness}", *outcome(job.wait(150), since)]
+        happens, seconds, lost = outcome(job.wait(150), since)
+        lost = lost if staleness == "inf" else "what was trained since the last snapshot"
+        return [mpi.name, "any", f"cut between two hosts, staleness {staleness}", happens, seconds, lost]
     finally:
         hosts.call("down")
 
@@ -93,13 +96,13 @@ def full_row(mpi: Mpi, lasting: bool, folder: Path) -> list[str]:
         keys = [*SETTINGS, *ENDLESS, *given(f"store.dir={folder / 'store'}")]
         job = training(start(mpi, 8, "train", "--run", disk.folder / "run", *keys, folder=folder))
         disk.fill()
-        since = time.time()
         job.until(lambda: "it is tried again, and training goes on" in job.stderr, "its warning")
         if not lasting:
             disk.empty()
             job.until(lambda: "has caught up" in job.stderr, "word that it has caught up")
         # A file of no bytes has room.
         (job.run / "STOP").touch()
+        since = time.time()
         kind = "run directory full to the end" if lasting else "run directory full for a while"
         return [mpi.name, "any", kind, *outcome(job.wait(150), since)]
 
@@ -109,7 +112,8 @@ def hang_row(mpi: Mpi, folder: Path) -> list[str]:
     fault = given('inject.faults=["delay rank=3 at=snapshot seconds=1000"]', "train.epochs=2")
     job = training(start(mpi, 8, "train", *SETTINGS, *fault, folder=folder))
     job.until(lambda: any(line["part"] == "test" for line in job.metrics()), "the end of training")
-    return [mpi.name, "server", "disk hangs at the end", *outcome(job.wait(150), time.time())]
+    since = time.time()
+    return [mpi.name, "server", "disk hangs at the end", *outcome(job.wait(150), since)]
 
 
 def outcome(job: Job, struck: float | None) -> list[str]:
@@ -117,8 +121,9 @@ def outcome(job: Job, struck: float | None) -> list[str]:
     summary = job.summary
     ended = f"{time.time() - struck:.1f}" if struck else ""
     if not ((job.run / "DONE").exists() or (job.run / "STOPPED").exists()):
-        cause = (summary.get("failure") or "no word").partition("\n")[0].removesuffix("; the job ends")
-        cause = cause.replace(f" on {socket.gethostname()}", "")
+        cause = (summary or {}).get("failure") or told(job)
+        cause = cause.partition("\n")[0].removesuffix("; the job ends")
+        cause = re.sub(r"/\S+/run/", "", cause.replace(f" on {socket.gethostname()}", ""))
         return [f"the job ends: {cause}", ended, "what is not in the store (1 s)"]
     recoveries = summary["recoveries"]
     if not recoveries:
@@ -127,6 +132,11 @@ def outcome(job: Job, struck: float | None) -> list[str]:
     lost = f"at most {missing} pushes of the dead, not acknowledged" if missing else "nothing"
     seconds = ", ".join(f"{recovery['seconds']:.2f}" for recovery in recoveries if recovery["seconds"] is not None)
     return ["the others go on without it", seconds, lost]
+
+
+def told(job: Job) -> str:
+    """The reason on the terminal, of a job that could not write it down."""
+    return next(iter(re.findall(r"^adam_mpi: (?!warning|.* has caught up)(.*)", job.stderr, re.M)), "no word")
 
 
 def makers(mpi: Mpi, kind: str) -> list[Callable[[Path], list[str]]]:
