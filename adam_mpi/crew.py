@@ -11,7 +11,7 @@ from adam_mpi.data.joint import Cuts, Progress
 from adam_mpi.errors import Regroup
 from adam_mpi.head import Head
 from adam_mpi.observe import watchdog
-from adam_mpi.observe.watchdog import Wait
+from adam_mpi.observe.watchdog import Wait, Watchdog
 from adam_mpi.settlement import Word
 
 # How long after its generation a transfer may still arrive.
@@ -123,9 +123,10 @@ class Crew:
 
     def awaits(self) -> list[Wait]:
         """What this rank waits for now."""
-        return [wait for role in self.roles.values() for wait in role.awaits()]
+        heads = self.head.awaits() if self.head is not None else ()
+        return [*heads, *(wait for role in self.roles.values() for wait in role.awaits())]
 
-    def hear(self) -> bool:
+    def hear(self, dog: Watchdog) -> bool:
         """Hand messages to the role they are for; True when the job is over."""
         for source, message in self.post.receive():
             match message["kind"]:
@@ -141,6 +142,8 @@ class Crew:
                     raise Regroup(message["ranks"])
                 case "stacks":
                     watchdog.answer(message["asked"])
+                case "sign":
+                    dog.hear(source, message)
                 case "over":
                     return True
                 case _:

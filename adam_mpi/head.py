@@ -1,29 +1,36 @@
 """The head: the first data rank moves the job from phase to phase, hears from everybody, and writes what people see."""
 
 import logging
+import threading
 import time
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from adam_mpi.cluster import fence
+from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.world import World
 from adam_mpi.data.course import Course, Phase
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.serving import DataServer
-from adam_mpi.durable.keeper import LOOK_SECONDS, Keeper
-from adam_mpi.errors import LostState, RankFailure, UserError
+from adam_mpi.durable.errand import Errand, disk_seconds, reason
+from adam_mpi.durable.keeper import Keeper
+from adam_mpi.errors import LostState, RankFailure, Stall, UserError
 from adam_mpi.job import Job
 from adam_mpi.observe import status, verdict
 from adam_mpi.observe.board import Board
 from adam_mpi.observe.hunter import describe
+from adam_mpi.observe.lookout import Lookout
 from adam_mpi.observe.metrics import Metrics
 from adam_mpi.observe.progress import Progress
 from adam_mpi.observe.provenance import provenance
-from adam_mpi.observe.rundir import COMPARE, GROW, write_json
+from adam_mpi.observe.rundir import write_json
+from adam_mpi.observe.scribe import Scribe
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.settlement import Settlement, earliest
 
-FENCE_SECONDS = 1.0
+FENCE_SECONDS, EVICTED_SECONDS, SETTLE_SECONDS = 1.0, 10.0, 5.0
 log = logging.getLogger(__name__)
 
 
@@ -39,14 +46,21 @@ class Head:
         epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
         self.course = Course(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
-        self.metrics = Metrics(job.directory, self.config.observe.tensorboard)
+        self.scribe: Scribe = before.scribe if before else Scribe(job.directory)
+        self.lookout: Lookout = before.lookout if before else Lookout(job.directory)
+        tensorboard = self.config.observe.tensorboard
+        self.metrics: Metrics = before.metrics if before else Metrics(job.directory, tensorboard)
+        if before:
+            before.keeper.snapshots.abandon()
         self.began = self.shown = self.phase_began = now = time.monotonic()
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
         self.members = [place.member for place in world.layout.places]
         self.began_at, self.number = time.time(), 0
         self.recoveries: list[dict[str, Any]] = []
         self.stepped = now
-        self.looked, self.compared = 0.0, dict[int, dict[str, Any]]()
+        self.evicted: dict[int, float] = {}
+        """Ranks whose sentinel was told to end them, since when."""
+        self.compared = dict[int, dict[str, Any]]()
         self.missing = len(world.gone) if self.config.recover.respawn else 0
         """Ranks that are to be started in place of those that were lost."""
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
@@ -54,9 +68,11 @@ class Head:
         self.troubled = False
         self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
+        self.ending: Errand[None] | None = before.ending if before else None
+        """Writing the results; a loss meanwhile changes nothing about them."""
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
-        self.keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe, job.owner)
+        self.keeper: Keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe, job.owner)
         if settled is not None:
             self._go_on(settled)
         elif resume is not None:
@@ -140,11 +156,13 @@ class Head:
     def step(self) -> bool:
         self._notice_stop()
         self._check_silence()
+        self.scribe.look()
+        self.keeper.snapshots.step()
         phase = self.course.phase
         if phase is None:
             return self._finish()
         self._look_for_requests()
-        if why := self.keeper.look(phase.training):
+        if why := self.keeper.look(phase.training, self.lookout.stop):
             self._stop(why)
             return True
         if self._phase_done(phase):
@@ -165,7 +183,8 @@ class Head:
         now = time.monotonic()
         stopped, self.stepped = now - self.stepped, now
         if stopped > FENCE_SECONDS:
-            fence.check(self.directory / "log", self.world.generation, self.world.place.member)
+            with suppress(OSError):
+                fence.check(self.directory / "log", self.world.generation, self.world.place.member)
             self.keeper.owner.check()
             self.heard = {rank: heard + stopped for rank, heard in self.heard.items()}
 
@@ -181,11 +200,7 @@ class Head:
 
     def _look_for_requests(self) -> None:
         """Whoever makes the file COMPARE wants to know whether all copies are the same."""
-        if time.monotonic() - self.looked < LOOK_SECONDS:
-            return
-        self.looked = time.monotonic()
-        if (self.directory / COMPARE).exists():
-            (self.directory / COMPARE).unlink()
+        if self.lookout.take_compare():
             self.compared = {}
             for rank in self.world.layout.servers:
                 self.post.send({"kind": "store", "order": "compare"}, rank)
@@ -198,22 +213,18 @@ class Head:
         """As many as somebody wants by the file GROW, or as were lost, once the others have gone on."""
         if not self.world.survivable:
             return 0
-        file, missing = self.directory / GROW, self.missing
+        missing = self.missing
         if missing and self.told_recoveries()[-1]["seconds"] is not None:
             self.missing = 0
             return missing
-        try:
-            text = file.read_text()
-            file.unlink()
-            return int(text)
-        except (OSError, ValueError):
-            return 0
+        return self.lookout.take_ranks()
 
     def _compared(self, source: int, message: dict[str, Any]) -> None:
         self.compared[source] = message
         if len(self.compared) == len(self.world.layout.servers):
             totals = {key: sum(word[key] for word in self.compared.values()) for key in ("copies", "different")}
-            write_json(self.directory / "copies.json", totals | {"generation": self.world.generation})
+            path, content = self.directory / "copies.json", totals | {"generation": self.world.generation}
+            self.scribe.want(path.name, partial(write_json, path, content))
 
     def _begin(self, phase: Phase | None) -> None:
         self.number += 1
@@ -251,7 +262,7 @@ class Head:
             self.keeper.epoch_ended()
         else:
             self.results |= {f"{phase.part}_accuracy": figures["accuracy"], f"{phase.part}_loss": figures["loss"]}
-        self._write_summary("running")
+        self.scribe.want("summary.json", partial(self._write_summary, self._summary("running")))
         self._begin(self.course.advance(figures["accuracy"]))
 
     def _finish(self) -> bool:
@@ -268,7 +279,15 @@ class Head:
             return True
         if self.board.finals("server", self.members) < len(layout.servers):
             return False
-        self._end()
+        if self.ending is None:
+            self._check_short()
+            if not self.stopped_by:
+                self.results["warnings"] = self._warnings()
+            summary = self._summary("stopped" if self.stopped_by else "done")
+            self.ending = Errand("results", partial(self._write_results, summary), disk_seconds(self.config))
+        if not self.ending.over:
+            return False
+        self._end(self.ending)
         for place in layout.places:
             self.post.send({"kind": "over"}, place.rank)
         self.finished = True
@@ -281,22 +300,29 @@ class Head:
         self.course.phase = None
         self._tell_all({"kind": "phase", "stop": True})
 
-    def _end(self) -> None:
-        """The marker comes last: all that it stands for is there."""
+    def _write_results(self, summary: dict[str, Any]) -> None:
+        """What a job must leave behind; the marker comes last: all that it stands for is there."""
         self.keeper.owner.check()
-        self._check_short()
-        self.metrics.close()
+        self.scribe.forget("summary.json")
+        self.scribe.settle(SETTLE_SECONDS)
+        if not self.stopped_by:
+            self.keeper.write_weights()
+        self._write_summary(summary)
+        marker, text = ("STOPPED", f"{self.stopped_by}\n") if self.stopped_by else ("DONE", "")
+        (self.directory / marker).write_text(text)
+
+    def _end(self, ending: Errand[None]) -> None:
+        """The results are written, or the job has none."""
         self.progress.close()
+        try:
+            ending.result()
+        except (OSError, RuntimeError) as error:
+            # HDF5 has errors of its own.
+            raise UserError(f"the results could not be written: {reason(error)}; make room and --resume") from None
         if self.stopped_by:
-            self._write_summary("stopped")
-            (self.directory / "STOPPED").write_text(f"{self.stopped_by}\n")
             self.progress.say(f"stopped by {self.stopped_by}; go on with --run {self.directory} --resume")
-            return
-        self.keeper.write_weights()
-        self.results["warnings"] = self._warnings()
-        self._write_summary("done")
-        (self.directory / "DONE").touch()
-        self._say_result()
+        else:
+            self._say_result()
 
     def _check_short(self) -> None:
         """Raise LostState if a shard lacks a push that its pusher counts as acknowledged: the weights are not whole."""
@@ -322,10 +348,28 @@ class Head:
             self.progress.say(f"warning: {warning}")
 
     def _check_silence(self) -> None:
-        limit = self.config.cluster.seconds
-        for rank, heard in self.heard.items():
-            if time.monotonic() - heard > limit:
-                raise RankFailure(f"{self.world.layout.places[rank]} has not been heard of for {limit:g} s")
+        """A rank that is not heard of ends the job, or is ended itself where the others can go on without it."""
+        now, limit = time.monotonic(), self.config.cluster.seconds
+        for rank in [rank for rank, heard in self.heard.items() if now - heard > limit]:
+            silent = f"{self.world.layout.places[rank]} has not been heard of for {limit:g} s"
+            if not self.world.survivable:
+                raise RankFailure(silent)
+            if rank not in self.evicted:
+                self.evicted[rank] = now
+                log.warning("%s; its sentinel is told to end it", silent)
+                self._order_end(rank, limit)
+            elif now - self.evicted[rank] > EVICTED_SECONDS:
+                raise Stall(f"{silent}, and could not be ended in {EVICTED_SECONDS:g} s; the job ends")
+
+    def _order_end(self, rank: int, limit: float) -> None:
+        """Leave an order in the run directory; on a thread of its own, as the directory may be what it hangs in."""
+        where = self.directory / "log" / "failure.txt", self.world.hosts[rank], self.world.pids[rank]
+        arguments = *where, f"was not heard of for {limit:g} s"
+        threading.Thread(target=sentinel.order_end, args=arguments, name="evict", daemon=True).start()
+
+    def awaits(self) -> list[Wait]:
+        """What the ranks owe that take part in a snapshot."""
+        return self.keeper.snapshots.awaits()
 
     def _show(self, phase: Phase) -> None:
         self.shown = time.monotonic()
@@ -337,13 +381,15 @@ class Head:
         seconds = round(time.monotonic() - self.began, 3)
         line = {"seconds": seconds, "phase": phase.number, "part": phase.part, "epoch": phase.epoch, "done": done}
         trained = self.trained_before + self.results["images"] + (figures["images"] if phase.training else 0)
-        self.metrics.write(line | {"images_trained": trained} | figures | self.board.gauges(), trained)
+        self.metrics.add(line | {"images_trained": trained} | figures | self.board.gauges(), trained)
+        self.scribe.want("metrics.jsonl", self.metrics.write)
         share = figures["images"] / max(self.data.count(phase.part), 1)
         run = figures | {"name": self.progress.name(phase), "share": share, "eta": self._left(phase, figures)}
         rows = self.board.ranks(self.world.layout)
         state = {"time": time.time(), "seconds": seconds, "interval": self.config.observe.interval, "run": run}
         state |= {"groups": status.groups(rows), "ranks": rows}
-        write_json(self.directory / "status.json", state)
+        path = self.directory / "status.json"
+        self.scribe.want(path.name, partial(write_json, path, state))
         self._tell_trouble()
         self._check_losses(phase, figures, done)
         return state
@@ -359,7 +405,8 @@ class Head:
         """End a job that computes nothing any more but NaN."""
         if self.config.inject.conserve or not verdict.diverged(figures, self.config.train.batch, done):
             return
-        self._write_summary("running")
+        with suppress(OSError):
+            self._write_summary(self._summary("running"))
         count, rate = figures["images_not_finite"], self.config.optimiser.rate
         raise UserError(
             f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "
@@ -381,10 +428,10 @@ class Head:
             return None
         return (images + self.data.count("train") - figures["images"]) / figures["images_per_second"]
 
-    def _write_summary(self, status: str) -> None:
+    def _summary(self, status: str) -> dict[str, Any]:
         layout = self.world.layout
         ranks = {"data": len(layout.data), "worker": len(layout.workers), "server": len(layout.servers)}
-        summary = {
+        return {
             "status": status,
             "stopped_by": self.course.reason,
             "resumed": self.resumed,
@@ -410,6 +457,8 @@ class Head:
             "recoveries": self.told_recoveries(),
             "provenance": self.provenance,
         }
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
         # Once a failure is told, the summary says why the job ends.
         if not (self.directory / "log" / "failure.txt").exists():
             write_json(self.directory / "summary.json", summary)

@@ -30,6 +30,8 @@ from adam_mpi.observe import log as logs
 from adam_mpi.observe.timeline import Timeline
 from adam_mpi.observe.watchdog import Watchdog, answer_signals
 
+TELL_SECONDS, CLOSE_SECONDS = 10.0, 2.0
+"""What the last words may take, and the files of the log, in a run directory that may hang."""
 log = logging.getLogger(__name__)
 
 
@@ -152,15 +154,18 @@ def join() -> int:
     world.agree()
     logs.start(job.directory, world.place.member, str(world.place))
     os.environ[sentinel.OWNER_FILE] = str(job.owner.path)
+    # Others on this host may ask where we are: without an answer their signal would end us.
+    answer_signals()
     world.catch_signals()
-    wire = sentinel.Wire(None, str(world.place))
+    failure_file = job.directory / "log" / "failure.txt"
+    wire = start.join_sentinel(world, failure_file)
     try:
         world, crew = _work(world, job, wire, Crew(Post(world.control), {}, None, []))
         _finish(world, crew, job)
     except BaseException as error:
-        failure_file = job.directory / "log" / "failure.txt"
         _tell(world, wire, failure_file, error)
         _end(world, failure_file, error)
+    wire.bye()
     log.info("finished")
     _leave(world)
 
@@ -274,7 +279,7 @@ def _serve(world: World, crew: Crew) -> None:
     while not (over and crew.post.idle):
         try:
             worked = crew.step()
-            over |= crew.hear()
+            over |= crew.hear(watchdog)
         except MPI.Exception as error:
             raise RankFailure(world.describe(error)) from error
         world.check()
@@ -301,7 +306,13 @@ def _agree(comm: MPI.Comm, make: Callable[[], Any]) -> Any:
 
 
 def _tell(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseException) -> None:
-    """Name the error that ends the job."""
+    """Name the error that ends the job; where the run directory does not answer, on the terminal at least."""
+    if not sentinel.within(TELL_SECONDS, lambda: _tell_all(world, wire, failure_file, error)):
+        print(f"adam_mpi: {_cause(world, error)}", file=sys.stderr, flush=True)
+    wire.bye()
+
+
+def _tell_all(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseException) -> None:
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
         wire.bye(f"interrupted by {error}")
@@ -309,13 +320,14 @@ def _tell(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseExce
         # Another rank may have died first: the sentinel says more about that than a signal or MPI.
         sentinel.told(failure_file, sentinel.TELL_SECONDS)
     sentinel.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
-    wire.bye()
 
 
 def _end(world: World, failure_file: Path, error: BaseException) -> NoReturn:
     """Take the other ranks along; the first error says with which code."""
-    logging.shutdown()
-    code = sentinel.exit_code(failure_file)
+    sentinel.within(CLOSE_SECONDS, logging.shutdown)
+    codes = [1]
+    sentinel.within(CLOSE_SECONDS, lambda: codes.append(sentinel.exit_code(failure_file)))
+    code = codes[-1]
     if not world.survivable:
         MPI.COMM_WORLD.Abort(code)
     elif world.comm.size > 1 and not isinstance(error, RankFailure | LostState | MPI.Exception):

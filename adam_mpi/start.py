@@ -41,6 +41,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import partition
 from adam_mpi.observe import metrics, rundir
+from adam_mpi.observe.log import say
 from adam_mpi.plan import check_memory, model, network, partitions, plan_shelves
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.protocol import Choice, captured_layers, choose, largest_push
@@ -114,7 +115,7 @@ def prepare(config: Config, entry: Entry, resume: bool, world: World, minutes: f
     found = _find(config, entry, replicas, seen) if resume else None
     fence.clear(path / "log")
     marks = (path / "log" / "failure.txt", path / "DONE", path / "STOPPED", path / "STOP")
-    for stale in (*marks, *path.glob("log/watched-*.txt")):
+    for stale in (*marks, path / "log" / sentinel.ORDERS, *path.glob("log/watched-*.txt")):
         stale.unlink(missing_ok=True)
     rundir.write_text(path / "config.toml", to_toml(config))
     kernels = _kernels(config, shapes, path / "kernels.json")
@@ -204,13 +205,26 @@ def _kept_kernels(path: Path, shapes: tuple[LayerShape, ...]) -> dict:
 
 
 def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
-    path, patience = None, world.config.cluster.stopped
+    """Collective over a node at the start of a job: its ranks connect to a new sentinel."""
+    path = _start_sentinel(world, failure_file, world.node.size) if world.node.rank == 0 else None
+    world.sentinel = world.node.bcast(path)
+    return sentinel.Wire(world.sentinel, str(world.place))
+
+
+def join_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
+    """Of a rank that joins a running job: connect to the sentinel of its host, or to a new one where there is none."""
+    if world.sentinel is not None:
+        with suppress(OSError):
+            return sentinel.Wire(world.sentinel, str(world.place))
+    world.sentinel = _start_sentinel(world, failure_file, 1)
+    return sentinel.Wire(world.sentinel, str(world.place))
+
+
+def _start_sentinel(world: World, failure_file: Path, ranks: int) -> str:
     # The ranks themselves give up after `recover.seconds`, if they can.
-    grace = world.config.recover.seconds + GRACE_SECONDS
-    if world.node.rank == 0:
-        elsewhere = world.comm.size > world.node.size
-        path = sentinel.start(failure_file, world.node.size, world.survivable, patience, grace, elsewhere)
-    return sentinel.Wire(world.node.bcast(path), str(world.place))
+    limits = world.config.cluster.stopped, world.config.recover.seconds + GRACE_SECONDS
+    elsewhere = world.comm.size > ranks
+    return sentinel.start(failure_file, ranks, world.survivable, *limits, elsewhere, world.place.host)
 
 
 @dataclass(frozen=True)
@@ -254,7 +268,11 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     ground, net = _ground(world, job, settled, kept)
     roles, head = world.place.roles, None
     if settled is not None and world.rank == world.layout.head:
-        fence.claim(job.directory / "log", world.generation, [place.member for place in world.layout.places])
+        members = [place.member for place in world.layout.places]
+        try:
+            fence.claim(job.directory / "log", world.generation, members)
+        except OSError as error:
+            say(f"warning: {job.directory}: {error.strerror}; generation {world.generation} goes on without its file")
         if keeps_store(job.config):
             with suppress(OSError):
                 total = parameters.total(job.shapes)

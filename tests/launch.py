@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -77,6 +78,80 @@ class Hosts:
     def call(self, order: str, *arguments: object) -> str:
         done = subprocess.run(self.command(order, *arguments), check=True, capture_output=True, text=True, timeout=60)
         return done.stdout
+
+
+@dataclass(frozen=True)
+class Freezer:
+    """A control group of its own, whose freezer holds what is put into it."""
+
+    group: Path
+    file: str
+    words: tuple[str, str]
+
+    @classmethod
+    def make(cls, version: int = 2) -> "Freezer | None":
+        """None where there are no such groups, or none that we may make."""
+        root = Path("/sys/fs/cgroup")
+        places = (root / "unified", root) if version == 2 else (root / "freezer",)
+        file, words = ("cgroup.freeze", ("0", "1")) if version == 2 else ("freezer.state", ("THAWED", "FROZEN"))
+        for place in places:
+            with suppress(OSError):
+                group = Path(tempfile.mkdtemp(prefix="adam-", dir=place))
+                if (group / file).exists():
+                    return cls(group, file, words)
+                group.rmdir()
+        return None
+
+    def freeze(self, pid: int) -> None:
+        (self.group / "cgroup.procs").write_text(str(pid))
+        (self.group / self.file).write_text(self.words[1])
+
+    def close(self) -> None:
+        """Lets go what it holds, and waits for its end, which somebody has ordered."""
+        (self.group / self.file).write_text(self.words[0])
+        limit = time.monotonic() + 20
+        while self.group.exists():
+            if time.monotonic() > limit:
+                pytest.fail(f"{(self.group / 'cgroup.procs').read_text()} did not end in 20 s")
+            with suppress(OSError):
+                self.group.rmdir()
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system of 64 MB, in memory, that can be filled. Needs root."""
+
+    folder: Path
+
+    @classmethod
+    @contextmanager
+    def make(cls, folder: Path) -> "Iterator[Disk]":
+        """Raises OSError where it cannot be made."""
+        folder.mkdir(parents=True)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
+        done = subprocess.run(mount, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode:
+            raise OSError(done.stderr.strip())
+        try:
+            yield cls(folder)
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True, timeout=60)
+
+    @property
+    def filling(self) -> Path:
+        return self.folder / "filling"
+
+    def fill(self) -> None:
+        """Leaves no room for another byte."""
+        with self.filling.open("wb", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    def empty(self) -> None:
+        self.filling.unlink()
 
 
 @dataclass

@@ -1,12 +1,15 @@
 """The head, without a job around it."""
 
+import json
+import time
 import types
 
 import pytest
 
 from adam_mpi import head as heads
+from adam_mpi.cluster import sentinel
 from adam_mpi.config import load
-from adam_mpi.errors import LostState, RankFailure
+from adam_mpi.errors import LostState, RankFailure, Stall
 from adam_mpi.head import Head
 
 
@@ -27,6 +30,8 @@ def head(clock, tmp_path):
     head.config, head.directory = load(None), tmp_path
     head.world = types.SimpleNamespace(generation=0, place=place, layout=types.SimpleNamespace(places=places))
     head.keeper = types.SimpleNamespace(owner=types.SimpleNamespace(check=lambda: None))
+    head.world.survivable, head.world.hosts, head.world.pids, head.evicted = False, ["a", "a"], [70, 71], {}
+    (tmp_path / "log").mkdir()
     head.stepped, head.heard = clock.seconds, dict.fromkeys(range(2), clock.seconds)
     return head
 
@@ -43,6 +48,31 @@ def test_who_is_silent_for_too_long_is_named(head, clock):
             head.heard[0] = clock.seconds
             look(head)
     assert 160 < clock.seconds < 162
+
+
+def be_silent(head, clock, seconds):
+    """Only rank 0 is heard of for so long."""
+    for _ in range(2 * seconds):
+        clock.seconds += 0.5
+        head.heard[0] = clock.seconds
+        look(head)
+
+
+def test_where_others_can_go_on_the_sentinel_of_a_silent_rank_is_told_to_end_it(head, clock, tmp_path):
+    head.world.survivable = True
+    be_silent(head, clock, 61)
+    orders, limit = tmp_path / "log" / sentinel.ORDERS, time.time() + 20
+    while not (orders.exists() and orders.read_text()):
+        assert time.time() < limit, "no order in 20 s"
+        time.sleep(0.002)
+    assert json.loads(orders.read_text()) == ["a", 71, "was not heard of for 60 s"]
+
+
+def test_a_silent_rank_that_cannot_be_ended_ends_the_job(head, clock):
+    head.world.survivable = True
+    with pytest.raises(Stall, match="rank 1, server on a has not been heard of for 60 s, and could not be ended in"):
+        be_silent(head, clock, 80)
+    assert 170 < clock.seconds < 172
 
 
 def test_a_head_that_stood_still_itself_accuses_nobody(head, clock):

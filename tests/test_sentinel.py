@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
+from launch import Freezer
 
 from adam_mpi.cluster import sentinel
 
@@ -27,7 +29,13 @@ class Watched:
     def __init__(self, failure_file, ranks, **options):
         self.path = sentinel.start(failure_file, ranks, **options)
         [self.process] = [child for child in psutil.Process().children() if self.path in child.cmdline()]
-        self.wires = [sentinel.Wire(self.path, f"rank {rank}, worker on h") for rank in range(ranks)]
+        # Whoever is to be ended must not be us.
+        self.stand_in = subprocess.Popen(["sleep", "1000"])
+        self.wires = [self.connect(f"rank {rank}, worker on h") for rank in range(ranks)]
+
+    def connect(self, name):
+        with mock.patch.object(sentinel.os, "getpid", lambda: self.stand_in.pid):
+            return sentinel.Wire(self.path, name)
 
     def settle(self, seconds=10, ranks=None):
         """Until it has taken every connection, or has these left, and waits for what happens on them."""
@@ -60,6 +68,8 @@ def watch(failure_file):
         for rank in range(len(watched.wires)):
             watched.die(rank)
         assert watched.ended(), "the sentinel goes on without ranks"
+        watched.stand_in.kill()
+        watched.stand_in.wait(10)
 
 
 def test_it_names_the_first_of_several_deaths(watch, failure_file, capfd):
@@ -186,7 +196,7 @@ def test_who_neither_goes_on_nor_ends_is_ended(watch, failure_file):
 def test_a_rank_that_joins_later_is_watched_too(watch, failure_file):
     watched = watch(1)
     watched.settle()
-    watched.wires.append(sentinel.Wire(watched.path, "rank 1, spawned on h"))
+    watched.wires.append(watched.connect("rank 1, spawned on h"))
     watched.settle()
     watched.leave(0)
     watched.die(1)
@@ -238,6 +248,77 @@ def test_a_rank_that_only_computes_is_let_be(watch, failure_file):
     assert busy.poll() is None
     busy.kill()
     busy.wait(10)
+
+
+@pytest.fixture(params=[2, 1], ids=["v2", "v1"])
+def freezer(request):
+    """Freezes a process by a control group of its own, like a container that is paused."""
+    made = Freezer.make(request.param)
+    if made is None:
+        pytest.skip(f"no control groups of version {request.param} that we may make")
+    yield made.freeze
+    made.close()
+
+
+def test_a_frozen_rank_is_ended_and_named(watch, failure_file, freezer):
+    watched = watch(1, patience=0.5)
+    rank = separate_rank(watched.path, "compute")
+    watched.settle(ranks=2)
+    freezer(rank.pid)
+    # What is frozen by version 1 dies only when it is let go.
+    limit = time.monotonic() + 20
+    while not failure_file.exists() or not failure_file.read_text():
+        assert time.monotonic() < limit, "the sentinel said nothing in 20 s"
+        time.sleep(0.01)
+    assert failure_file.read_text() == "rank 1, worker on h was frozen for 0.5 s and is ended; the job ends\n"
+
+
+def test_a_rank_that_the_head_hears_no_more_of_is_ended_and_named(watch, failure_file, capfd):
+    watched = watch(1, survivable=True, host="h")
+    rank, other = (separate_rank(watched.path, "compute") for _ in range(2))
+    watched.settle(ranks=3)
+    # Of another host, and of nobody.
+    sentinel.order_end(failure_file, "g", other.pid, "was not heard of for 9 s")
+    sentinel.order_end(failure_file, "h", 1, "was not heard of for 9 s")
+    sentinel.order_end(failure_file, "h", rank.pid, "was not heard of for 9 s")
+    assert rank.wait(20) == -signal.SIGKILL
+    assert other.poll() is None and not failure_file.exists()
+    assert "rank 1, worker on h was not heard of for 9 s and is ended\n" in capfd.readouterr().err
+    other.kill()
+    other.wait(10)
+
+
+def test_who_does_not_end_when_the_failure_is_told_is_ended(watch, failure_file):
+    watched = watch(1)
+    rank = separate_rank(watched.path, "compute")
+    watched.settle(ranks=2)
+    failure_file.write_text("the cause\n")
+    assert rank.wait(30) == -signal.SIGKILL
+
+
+def test_a_temporary_folder_may_have_a_long_name(watch, failure_file, tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(sentinel.tempfile, "tempdir", str(folder))
+    watched = watch(1)
+    assert len(watched.path) <= sentinel.SOCKET_PATH
+    watched.die(0)
+    assert watched.ended() and failure_file.read_text().startswith("rank 0,")
+
+
+def test_a_run_directory_that_hangs_silences_nobody(failure_file, capsys, monkeypatch):
+    monkeypatch.setattr(sentinel, "REPORT_SECONDS", 0.1)
+    go = threading.Event()
+
+    def hang(*arguments):
+        go.wait()
+        raise OSError
+
+    monkeypatch.setattr(sentinel.Path, "open", hang)
+    sentinel.report(failure_file, "the cause")
+    assert capsys.readouterr().err == "adam_mpi: the cause\n"
+    monkeypatch.undo()
+    go.set()
 
 
 def test_it_leaves_no_file_behind(watch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import h5py
@@ -78,6 +79,15 @@ class Servers:
             word = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
             answer = {"error": "no room"} if fail and to == 5 else {"file": path.name, "size": path.stat().st_size}
             self.conductor.hear(to, {"kind": "stored", "role": "server", **word, **answer})
+        self.settle()
+
+    def settle(self):
+        """Until the snapshot has its name, or cannot have it."""
+        limit = time.monotonic() + 20
+        while self.conductor.busy:
+            assert time.monotonic() < limit, "the snapshot was not sealed in 20 s"
+            self.conductor.step()
+            time.sleep(1e-3)
 
     def orders(self):
         orders, self.sent = self.sent, []

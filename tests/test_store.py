@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from pathlib import Path
 
 import h5py
@@ -16,7 +17,7 @@ import pytest
 from launch import ROOT
 
 from adam_mpi.config import Store
-from adam_mpi.durable import slots
+from adam_mpi.durable import behind, slots
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.position import Position, batch_id
 from adam_mpi.durable.slots import Record, Slots
@@ -122,6 +123,11 @@ class Desk:
             assert time.monotonic() < limit, f"{what} did not come in 20 s"
             time.sleep(1e-3)
 
+    def close(self):
+        self.until(self.store.close, "the end")
+        self.store.thread.join(20)
+        assert not self.store.thread.is_alive(), "the writing thread did not end in 20 s"
+
     def on_disk(self, path):
         return {piece.version for piece in slots.read(path).pieces}
 
@@ -136,7 +142,7 @@ def test_many_updates_are_folded_into_one_write(tmp_path):
     desk.until(lambda: desk.store.behind == 0, "the write")
     assert desk.store.written == 2 * before and desk.on_disk(tmp_path / "s.h5") == {100}
     desk.apply()
-    desk.store.close()
+    desk.close()
     assert desk.on_disk(tmp_path / "s.h5") == {101}
 
 
@@ -147,8 +153,68 @@ def test_at_the_end_nothing_gathers_any_more(tmp_path):
     desk.until(lambda: len(desk.store.flying) == 4, "four copies on their way")
     desk.apply()
     gate.set()
-    desk.store.close()
+    desk.close()
     assert desk.on_disk(tmp_path / "s.h5") == {1}
+
+
+def test_a_disk_that_takes_nothing_at_the_end_is_given_up_with_a_warning(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(behind, "CLOSE_SECONDS", 0.2)
+    gate = threading.Event()
+    desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gate.wait)
+    desk.until(lambda: desk.store.flying, "a copy on its way")
+    desk.until(desk.store.close, "the end")
+    assert "the disk has taken nothing for 0.2 s; it ends" in capsys.readouterr().err
+    gate.set()
+
+
+def test_the_last_flush_goes_on_while_the_disk_takes_something(tmp_path, monkeypatch):
+    """However slow it is: what counts is when it took something for the last time."""
+    monkeypatch.setattr(behind, "CLOSE_SECONDS", 5.0)
+    monkeypatch.setattr(behind, "BUFFERS", 1)
+    now = types.SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(behind.time, "monotonic", lambda: now.seconds)
+    gates = threading.Semaphore(0)
+    desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gates.acquire)
+    for _ in range(4):
+        while len(desk.store.flying) == 0:
+            desk.store.step()
+        now.seconds += 4.0
+        assert not desk.store.close()
+        gates.release()
+        while desk.store.done.empty():
+            time.sleep(1e-3)
+        desk.store.step()
+    assert now.seconds == 16.0 and desk.store.close()
+
+
+def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_path, monkeypatch):
+    go, noted = threading.Event(), []
+
+    def slow(self, *figures):
+        go.wait()
+        noted.append(figures)
+
+    monkeypatch.setattr(Slots, "acknowledge", slow)
+    desk = Desk(tmp_path / "s.h5")
+    desk.until(lambda: desk.store.whole, "the first write")
+    for pushes in range(1, 100):
+        desk.store.acknowledge(pushes, 10 * pushes)
+        desk.store.step()
+    assert noted == []
+    go.set()
+    desk.until(lambda: noted[-1:] == [(99, 990)], "the note")
+    desk.close()
+
+
+def test_what_is_acknowledged_is_noted_whatever_else_is_written(tmp_path):
+    desk = Desk(tmp_path / "s.h5")
+    desk.until(lambda: desk.store.whole, "the first write")
+    desk.store.acknowledge(7, 70)
+    desk.until(lambda: slots.read(tmp_path / "s.h5").images == 70, "the note")
+    desk.store.acknowledge(8, 80)
+    desk.close()
+    stored = slots.read(tmp_path / "s.h5")
+    assert (stored.pushes, stored.images) == (8, 80)
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_caught_up_with(tmp_path, capsys):

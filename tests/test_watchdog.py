@@ -25,10 +25,13 @@ def clock(monkeypatch):
 
 class Post:
     def __init__(self):
-        self.sent = []
+        self.sent, self.signs = [], []
 
     def send(self, message, to):
-        self.sent.append((to, message["asked"]))
+        if message["kind"] == "sign":
+            self.signs.append((to, message))
+        else:
+            self.sent.append((to, message["asked"]))
 
 
 @pytest.fixture
@@ -37,6 +40,7 @@ def dog(clock):
     places = [Place(0, "a", ("worker",), 0, 0), Place(1, "b", ("server",))]
     layout = types.SimpleNamespace(places=places)
     world = types.SimpleNamespace(config=load(None), hosts=["a", "b"], place=places[0], rank=0, layout=layout)
+    world.survivable = False
     world.config.watchdog.seconds = 10.0
     return Watchdog(world, Post())
 
@@ -46,6 +50,7 @@ def test_a_wait_is_told_once_and_again_only_when_it_began_anew(dog, clock, caplo
         for _ in range(12):
             clock.seconds += 1
             dog.look(lambda turn=turn: [Wait("clock 7", 1, turn, patient=True)])
+            answer_signs(dog)
     assert len(dog.post.sent) == 2
     to, asked = dog.post.sent[0]
     assert to == 1
@@ -66,12 +71,58 @@ def test_what_is_owed_for_too_long_ends_the_job(dog, clock):
         for _ in range(40):
             clock.seconds += 1
             dog.look(lambda: [Wait("a batch", 1, 0), Wait("clock 7", 1, 0, patient=True)])
-    assert 130 < clock.seconds < 140
+            answer_signs(dog)
+    assert 130 < clock.seconds < 134
+
+
+def answer_signs(dog):
+    """As the other side does, whose main thread goes on."""
+    for to, message in dog.post.signs:
+        dog.hear(to, {**message, "asks": False})
+    dog.post.signs = []
+
+
+def test_a_patient_wait_lasts_while_the_other_side_gives_signs_of_life(dog, clock):
+    for _ in range(1000):
+        clock.seconds += 1
+        dog.look(lambda: [Wait("clock 7", 1, 0, patient=True)])
+        answer_signs(dog)
+
+
+def test_a_patient_wait_ends_when_the_other_side_gives_no_sign_of_life(dog, clock):
+    dog.limit = 30.0
+    with pytest.raises(Stall, match=r"rank 0, worker .* has waited for a sign of life from rank 1, server on b .*ends"):
+        for _ in range(100):
+            clock.seconds += 1
+            dog.look(lambda: [Wait("clock 7", 1, 0, patient=True)])
+    assert 130 < clock.seconds < 135
+    assert len(dog.post.signs) == 1
+
+
+def test_nobody_is_asked_for_signs_of_life_while_waits_are_short(dog, clock):
+    for turn in range(100):
+        clock.seconds += 1
+        dog.look(lambda turn=turn: [Wait("clock", 1, turn, patient=True)])
+    assert dog.post.signs == []
+
+
+def test_who_is_asked_for_a_sign_of_life_gives_it(dog):
+    dog.hear(1, {"kind": "sign", "asks": True, "number": 7})
+    assert dog.post.signs == [(1, {"kind": "sign", "asks": False, "number": 7})]
+
+
+def test_where_others_can_go_on_the_head_acts_before_those_who_wait(dog, clock):
+    dog.limit, dog.world.survivable = 30.0, True
+    with pytest.raises(Stall):
+        for _ in range(400):
+            clock.seconds += 0.1
+            dog.look(lambda: [Wait("a batch", 1, 0)])
+    assert 132 < clock.seconds < 134
 
 
 def test_the_time_in_which_this_rank_stood_still_counts_for_nobody(dog, clock):
     dog.limit = 30.0
-    for seconds in (1, 5, 60, 2, 3, 90, 3):
+    for seconds in (1, 5, 60, 2, 1, 90, 1):
         clock.seconds += seconds
         dog.look(lambda: [Wait("a batch", 1, 0)])
     assert dog.post.sent == []

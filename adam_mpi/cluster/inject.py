@@ -19,7 +19,7 @@ from adam_mpi.errors import UserError
 
 POINTS = (
     "start", "batch", "compute", "push", "pull", "apply", "applied", "prepare", "rebuild", "evaluate", "store", "write",
-    "rename", "recover", "exchange",
+    "snapshot", "rename", "recover", "exchange",
 )  # fmt: skip
 KEYS: dict[str, dict[str, type]] = {
     "slow": {"factor": float},

@@ -7,15 +7,17 @@ way: launchers also interrupt the others when a rank has died, and kill them a m
 Where the job may go on without a rank, a death is told only if the others end too before they have gone on; if they
 neither go on nor end in a given time, it ends them: they may hang inside MPI, where no check of theirs reaches.
 
-It also finds ranks that hang because they are stopped (SIGSTOP): after a while it ends them, and they are dead like
-others. It asks the kernel, so that neither load nor a long compilation is ever taken for a hang, and no rank that was
-given up wakes up again.
+It also finds ranks that hang because they are stopped (SIGSTOP) or frozen (a cgroup's freezer: a paused container):
+after a while it ends them, and they are dead like others. It asks the kernel, so that neither load nor a long
+compilation is ever taken for a hang, and no rank that was given up wakes up again. Ranks that hang in other ways are
+found by the head, which hears no more of them: it leaves an order in `log/silent.jsonl`, and their sentinel ends them.
+Once the reason of a failure is written, ranks that do not end by themselves within a few seconds are ended too.
 
 While it watches, `log/watched-HOST-PID.txt` has the names of its ranks: one that is left over when the job has ended is
 of a host that was lost as a whole.
 
 Run as a plain file with the standard library only, so that it starts in milliseconds:
-    sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE GRACE ELSEWHERE
+    sentinel.py SOCKET FAILURE_FILE RANKS SURVIVABLE PATIENCE GRACE ELSEWHERE HOST
 """
 
 import fcntl
@@ -29,7 +31,9 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,20 +45,27 @@ BYE, WENT_ON = b"bye", b"went on\n"
 CONNECT_SECONDS = 60.0
 LOOK_SECONDS = 0.25
 TELL_SECONDS = 1.0
+REPORT_SECONDS = 6.0
+READ_SECONDS, END_SECONDS = 0.5, 5.0
+"""Between two looks at the files of the run directory; for ranks to end once the failure of their job is written."""
+SOCKET_PATH = 100
+"""Bytes that the path of a socket may have: 107 on Linux, 103 elsewhere."""
+ORDERS = "silent.jsonl"
 
 
 def start(
     failure_file: Path, ranks: int, survivable: bool = False, patience: float = 0.0, grace: float = 60.0,
-    elsewhere: bool = False,
+    elsewhere: bool = False, host: str = "",
 ) -> str:  # fmt: skip
     """Start the sentinel of this host for so many ranks, and those that join later; returns what they connect to.
 
     `survivable`: the others may go on after a death, within `grace` seconds. `patience`: seconds that a rank may be
     stopped; 0 lets it be. `elsewhere`: there are ranks on other hosts, which may go on when all of these are dead.
+    `host`: how the ranks call this host, in orders to end one of them.
     """
-    path = tempfile.mkdtemp(prefix="adam_mpi-") + "/sentinel"
+    path = _folder() + "/sentinel"
     words = [path, str(failure_file), str(ranks), str(int(survivable)), str(patience), str(grace), str(int(elsewhere))]
-    command = [sys.executable, "-I", "-S", __file__, *words]
+    command = [sys.executable, "-I", "-S", __file__, *words, host]
     # A session of its own: launchers end the process groups of the ranks they started.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
@@ -62,11 +73,45 @@ def start(
     return path
 
 
+def _folder() -> str:
+    """Make a folder for the socket, in TMPDIR unless that makes the socket's path too long for the system."""
+    places = [place for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if len(place) < SOCKET_PATH]
+    for place in places:
+        folder = ""
+        with suppress(OSError):
+            folder = tempfile.mkdtemp(prefix="adam_mpi-", dir=place)
+        if folder and len(os.fsencode(folder + "/sentinel")) <= SOCKET_PATH:
+            return folder
+        if folder:
+            os.rmdir(folder)
+    raise OSError(f"no folder for a socket in {', '.join(places)}: each path is too long or cannot be written")
+
+
+def order_end(failure_file: Path, host: str, pid: int, text: str) -> None:
+    """Have the sentinel of a host end one of its ranks and tell that it "TEXT and is ended"; raises OSError."""
+    with failure_file.with_name(ORDERS).open("a") as file:
+        file.write(json.dumps([host, pid, text]) + "\n")
+
+
 def report(failure_file: Path, text: str, status: str = "failed", exit_code: int = 1) -> None:
     """Tell why the job ends, and note it in the summary, unless somebody has told already.
 
-    Where another job has the run directory by now, it is only told.
+    A run directory that does not answer keeps nobody from telling; where another job has it by now, it is only told.
     """
+    said = threading.Event()
+    if not within(REPORT_SECONDS, lambda: _report(failure_file, text, status, exit_code, said)) and not said.is_set():
+        _tell(text)
+
+
+def within(seconds: float, work: Callable[[], object]) -> bool:
+    """Do something that may hang, on a thread of its own; whether it was done within so many seconds."""
+    thread = threading.Thread(target=work, name="within", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def _report(failure_file: Path, text: str, status: str, exit_code: int, said: threading.Event) -> None:
     if OWNER_FILE in os.environ and not Path(os.environ[OWNER_FILE]).exists():
         return _tell(text)
     try:
@@ -77,10 +122,12 @@ def report(failure_file: Path, text: str, status: str = "failed", exit_code: int
             return
         file = failure_file.open("w")
     except OSError:
+        said.set()
         return _tell(text)
     # Noted and told before it is written: who finds it written may end the job, and us with it.
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         _note(failure_file.parent.parent / "summary.json", text, status, exit_code)
+    said.set()
     _tell(text)
     with suppress(OSError), file:
         file.write(text + "\n")
@@ -132,11 +179,8 @@ def _note(path: Path, text: str, status: str, exit_code: int = 1) -> None:
 class Wire:
     """A rank's connection to its sentinel."""
 
-    def __init__(self, path: str | None, name: str) -> None:
-        """Nobody watches over a rank without a path: one that came later."""
+    def __init__(self, path: str, name: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        if path is None:
-            return
         self.socket.connect(path)
         self.socket.sendall(json.dumps([name, os.getpid()]).encode() + b"\n")
 
@@ -155,7 +199,7 @@ class Rank:
     name: str
     pid: int
     stopped: float | None = None
-    """Since when it was seen to be stopped, without a break."""
+    """Since when it was seen to be stopped or frozen, without a break."""
     given_up: bool = False
 
 
@@ -164,9 +208,9 @@ class Watch:
 
     def __init__(
         self, path: str, failure_file: Path, ranks: int, survivable: bool, patience: float, grace: float,
-        elsewhere: bool,
+        elsewhere: bool, host: str,
     ) -> None:  # fmt: skip
-        self.failure_file, self.expected, self.survivable = failure_file, ranks, survivable
+        self.failure_file, self.expected, self.survivable, self.host = failure_file, ranks, survivable, host
         self.patience, self.grace, self.elsewhere = patience, grace, elsewhere
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
@@ -180,6 +224,12 @@ class Watch:
         """Those after which nobody has gone on yet."""
         self.died = 0.0
         """When the first of them was seen."""
+        self.orders: list[tuple[str, int, str]] = []
+        """Ranks of any host that are to be ended: (host, process, why)."""
+        self.failed: float | None = None
+        """Since when the run directory says why the job ends."""
+        # On a thread of its own: a file system that hangs must not keep us from ranks that die.
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
 
     def run(self) -> None:
         """Until the last rank has gone, or too few have come."""
@@ -192,8 +242,11 @@ class Watch:
                     self._hear(cast(socket.socket, key.fileobj), key.data)
             if self.patience:
                 self._look(time.monotonic())
+            self._carry_out()
             if self.deaths and time.monotonic() - self.died > self.grace:
                 self._end_others()
+            if self.failed and time.monotonic() - self.failed > END_SECONDS:
+                self._kill_all()
         with suppress(OSError):
             self.watched.unlink()
 
@@ -233,14 +286,42 @@ class Watch:
     def _look(self, now: float) -> None:
         """End ranks that have been stopped for too long: launchers would wait for them for ever."""
         for rank in self.ranks:
-            rank.stopped = (rank.stopped or now) if _is_stopped(rank.pid) else None
-            if rank.stopped and now - rank.stopped > self.patience and not rank.given_up:
-                rank.given_up, death = True, f"{rank.name} was stopped for {self.patience:g} s and is ended"
-                self._note_death(f"{death}; the job ends")
-                self._tell_death()
-                if self.survivable:
-                    _tell(death)
-                os.kill(rank.pid, signal.SIGKILL)
+            state = _halted(rank.pid)
+            rank.stopped = (rank.stopped or now) if state else None
+            if rank.stopped and now - rank.stopped > self.patience:
+                self._give_up(rank, f"was {state} for {self.patience:g} s")
+
+    def _carry_out(self) -> None:
+        """End the ranks that the head has ordered to be ended."""
+        for host, pid, why in self.orders:
+            for rank in self.ranks:
+                if (host, pid) == (self.host, rank.pid):
+                    self._give_up(rank, why)
+
+    def _give_up(self, rank: Rank, why: str) -> None:
+        if rank.given_up:
+            return
+        rank.given_up, death = True, f"{rank.name} {why} and is ended"
+        self._note_death(f"{death}; the job ends")
+        self._tell_death()
+        if self.survivable:
+            _tell(death)
+        with suppress(OSError):
+            os.kill(rank.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        """Look into the run directory now and then, for orders and for the reason why the job ends."""
+        orders = self.failure_file.with_name(ORDERS)
+        # Who opens a file that is there sees what it has now; that there is one, NFS may not tell for a minute.
+        with suppress(OSError):
+            orders.touch()
+        while True:
+            time.sleep(READ_SECONDS)
+            with suppress(OSError, ValueError):
+                self.orders = [tuple(json.loads(line)) for line in orders.read_text().splitlines()]
+            with suppress(OSError):
+                if not self.failed and self.failure_file.stat().st_size:
+                    self.failed = time.monotonic()
 
     def _note_death(self, text: str) -> None:
         self.died = self.died if self.deaths else time.monotonic()
@@ -250,10 +331,13 @@ class Watch:
         """They have neither gone on nor ended."""
         if self.survivable:
             report(self.failure_file, f"{self.deaths[0]}: the others have not gone on for {self.grace:g} s")
-            for rank in self.ranks:
-                with suppress(OSError):
-                    os.kill(rank.pid, signal.SIGKILL)
+            self._kill_all()
         self.deaths.clear()
+
+    def _kill_all(self) -> None:
+        for rank in self.ranks:
+            with suppress(OSError):
+                os.kill(rank.pid, signal.SIGKILL)
 
     def _tell_death(self) -> None:
         """The first one, unless somebody is left who may go on."""
@@ -261,13 +345,50 @@ class Watch:
             report(self.failure_file, self.deaths[0])
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether the kernel says so; where it does not say (no /proc), nobody is."""
+def _halted(pid: int) -> str:
+    """Whether a process is "stopped" or "frozen", by the kernel's word; where it does not say (no /proc), neither."""
     try:
         # The name, in parentheses, may have anything in it.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return "stopped"
     except OSError:
-        return False
+        return ""
+    return "frozen" if _is_frozen(pid) else ""
+
+
+def _is_frozen(pid: int) -> bool:
+    """Whether the freezer of its control group, of version 1 or 2, holds a process: its state then looks like sleep."""
+    with suppress(OSError):
+        places = _freezers()
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" and "frozen 1" in _inside(places.get("cgroup2"), path, "cgroup.events"):
+                return True
+            first = "freezer" in controllers.split(",")
+            if first and "FROZEN" in _inside(places.get("freezer"), path, "freezer.state"):
+                return True
+    return False
+
+
+def _freezers() -> dict[str, tuple[str, str]]:
+    """Where the control groups with a freezer are mounted, each with the group that is seen there."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, mount, (kind, _, options) = *before.split()[3:5], after.split()[:3]
+        if kind == "cgroup2":
+            found["cgroup2"] = root, mount
+        elif kind == "cgroup" and "freezer" in options.split(","):
+            found["freezer"] = root, mount
+    return found
+
+
+def _inside(place: tuple[str, str] | None, path: str, name: str) -> str:
+    """What a file of a control group says; nothing where it is not to be seen, as that of the outermost one."""
+    root, mount = place or ("", "")
+    with suppress(OSError):
+        return Path(mount, path.removeprefix(root.rstrip("/")).lstrip("/"), name).read_text() if place else ""
+    return ""
 
 
 def _note_again(failure_file: Path) -> None:
@@ -280,10 +401,10 @@ def _note_again(failure_file: Path) -> None:
 
 
 def main() -> None:
-    path, failure_file, ranks, survivable, patience, grace, elsewhere = sys.argv[1:]
+    path, failure_file, ranks, survivable, patience, grace, elsewhere, host = sys.argv[1:]
     try:
         limits = float(patience), float(grace)
-        watch = Watch(path, Path(failure_file), int(ranks), survivable == "1", *limits, elsewhere == "1")
+        watch = Watch(path, Path(failure_file), int(ranks), survivable == "1", *limits, elsewhere == "1", host)
         print("listening", flush=True)
         watch.run()
         _note_again(watch.failure_file)

@@ -52,6 +52,8 @@ class World:
         self.config = config
         known = before.place if before else born
         self.generation: int = before.generation if before else -1
+        self.sentinel: str | None = before.sentinel if before else None
+        """Where the sentinel of this host listens, once there is one."""
         self.comm = self._quiet(comm if known else comm.Dup())
         self.node = self._quiet(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         # One communicator per purpose, so that control, data and parameters never meet in a queue.
@@ -97,11 +99,14 @@ class World:
         Hosts have a name each, different for every shared-memory node even where two nodes give the same name.
         """
         nodes = MPI.Group.Translate_ranks(self.node.Get_group(), None, self.comm.Get_group())
-        told = gather(self.comm, (MPI.Get_processor_name(), min(nodes), self.generation, os.getpid(), known))
+        word = MPI.Get_processor_name(), min(nodes), self.generation, os.getpid(), self.sentinel, known
+        told = gather(self.comm, word)
         self.generation = 1 + max(word[2] for word in told)
         self.pids = [word[3] for word in told]
         leaders = {name: sorted({lead for other, lead, *_ in told if other == name}) for name, *_ in told}
         hosts = [name if len(leaders[name]) == 1 else f"{name}-{leaders[name].index(lead)}" for name, lead, *_ in told]
+        here = [path for _, lead, _, _, path, _ in told if lead == min(nodes) and path]
+        self.sentinel = self.sentinel or next(iter(here), None)
         return hosts, [place for *_, place in told if place is not None]
 
     def catch_signals(self) -> None:

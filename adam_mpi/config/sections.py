@@ -240,9 +240,9 @@ class Cluster:
     transport: str = limited("shared", choices=("shared", "rma", "send"))
     """How pushes and pulls travel: shared memory and, between nodes, one-sided (messages under ULFM); `rma`; `send`."""
     seconds: float = limited(60.0, low=1.0)
-    """How long a rank waits for an answer before it names who did not give it and ends the job."""
+    """How long a rank waits for an answer before it names who owes it and ends the job, or may be silent itself."""
     stopped: float = limited(5.0, low=0.0)
-    """Seconds a rank may be stopped (SIGSTOP) before the sentinel of its host gives it up and ends it; 0: no limit."""
+    """Seconds a rank may be stopped (SIGSTOP) or frozen before the sentinel of its host ends it; 0: no limit."""
 
 
 @dataclass

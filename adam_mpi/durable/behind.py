@@ -2,11 +2,10 @@
 
 The main thread copies a shard when it has been dirty for a while; the writing thread takes what has been copied, a
 group at a time. A disk that is full, read-only or slow stops nobody: what was not written stays dirty and is tried
-again, and a loud warning says how far behind the store is.
+again, and a loud warning says how far behind the store is. A second thread notes how many pushes are acknowledged:
+nothing of this is ever written by the main thread.
 """
 
-import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,15 +16,17 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from adam_mpi.config import Store
+from adam_mpi.durable.errand import reason
 from adam_mpi.durable.slots import Record, Slots
 from adam_mpi.errors import UserError
 from adam_mpi.observe import trace
+from adam_mpi.observe.log import say
 from adam_mpi.server.shards import Shard
 
 BUFFERS = 32
 """Copies on their way at the most; also the most that are written between two waits for the disk."""
-WARN_SECONDS, CLOSE_SECONDS = 30.0, 120.0
-log = logging.getLogger(__name__)
+WARN_SECONDS, CLOSE_SECONDS, NOTE_SECONDS = 30.0, 120.0, 0.002
+"""Between two warnings; after which a disk that takes nothing more is given up at the end; between two notes."""
 
 Copy = Callable[[int, np.ndarray], tuple[int, int]]
 """(place, buffer) -> (version, images): copy a shard's state, and say what is in it."""
@@ -46,7 +47,8 @@ class WriteBehind:
         self.flying: dict[int, float] = {}
         """The same for those that are copied and not on disk."""
         self.pause = self.patience = 0.0
-        self.closing = False
+        self.closing: float | None = None
+        """At the end: when the disk took something for the last time."""
         self.missing: set[int] | None = None
         """Records that have never been written; all of them at the first step."""
         self.error: Exception | None = None
@@ -54,11 +56,14 @@ class WriteBehind:
         self.written = 0
         self.acknowledged = 0, 0
         """Pushes, and their images."""
+        self.news, self.ended = threading.Event(), False
         self.file: Slots | None = None
         self.free = [np.empty(max(self.bytes), np.uint8) for _ in range(BUFFERS)]
         self.orders: SimpleQueue[tuple[Record, np.ndarray] | None] = SimpleQueue()
         self.done: SimpleQueue[tuple[list[tuple[Record, np.ndarray]], Exception | None]] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self.notes = threading.Thread(target=self._note, name="store notes", daemon=True)
+        self.notes.start()
         self.thread.start()
 
     @property
@@ -77,11 +82,9 @@ class WriteBehind:
         self.dirty.setdefault(place, time.monotonic())
 
     def acknowledge(self, pushes: int, images: int) -> None:
-        """So many have been acknowledged; the file knows it at once, so that a kill hides nothing."""
+        """So many have been acknowledged; the file knows it in a few milliseconds, or when a slow disk has taken it."""
         self.acknowledged = pushes, images
-        if self.file is not None:
-            with suppress(OSError):
-                self.file.acknowledge(pushes, images)
+        self.news.set()
 
     def step(self) -> None:
         """Take note of what has been written; copy what it is time for; tell when the disk is slow."""
@@ -97,18 +100,27 @@ class WriteBehind:
         if now - self.looked > self.config.interval / 8:
             self.looked = now
             if self.behind > self.config.interval:
-                self._warn("slow disk" if self.error is None else _reason(self.error))
+                self._warn("slow disk" if self.error is None else reason(self.error))
 
-    def close(self) -> None:
-        """Write all that is dirty, once, and end the thread."""
-        self.closing, self.pause = True, 0.0
-        limit = time.monotonic() + CLOSE_SECONDS
-        while (self.dirty or self.flying) and self.error is None and time.monotonic() < limit:
-            self.step()
-            time.sleep(1e-4)
-        if self.thread.is_alive():
-            self.orders.put(None)
-            self.thread.join(self.config.interval)
+    def close(self) -> bool:
+        """Go on with writing all that is dirty, once more; True when that is done, or the disk does not take it.
+
+        Called again and again, between steps: however long it takes, nobody stands still.
+        """
+        if self.closing is None:
+            self.closing, self.pause, self.error = time.monotonic(), 0.0, None
+        hangs = time.monotonic() - self.closing > CLOSE_SECONDS
+        if (self.dirty or self.flying) and self.error is None and not hangs:
+            return False
+        if self.dirty or self.flying:
+            trouble = reason(self.error) if self.error else f"the disk has taken nothing for {CLOSE_SECONDS:g} s"
+            say(f"warning: store {self.path}: {trouble}; it ends {self.behind:.1f} s behind")
+        self.end()
+        return True
+
+    def end(self) -> None:
+        """Nothing more is to be written; what is under way is, if the disk takes it."""
+        self.orders.put(None)
 
     def _copy_due(self, now: float, missing: set[int]) -> None:
         """One record, so that nobody waits for long; more where rounds are so long that all would take too long."""
@@ -116,7 +128,7 @@ class WriteBehind:
         while count and self.dirty and self.free:
             place, since = next(iter(self.dirty.items()))
             # Its updates gather for a while, and what is under way is written before it is copied again.
-            gathers = now - since < self.patience and place not in missing and not self.closing
+            gathers = now - since < self.patience and place not in missing and self.closing is None
             if place in self.flying or gathers:
                 return
             self._send(place)
@@ -130,6 +142,8 @@ class WriteBehind:
         self.orders.put((record, buffer))
 
     def _collect(self) -> None:
+        if self.closing is not None:
+            self.closing = time.monotonic()
         while not self.done.empty():
             group, error = self.done.get()
             for record, buffer in group:
@@ -151,14 +165,14 @@ class WriteBehind:
         self.error = None
         if self.warned and self.behind < self.config.interval:
             self.warned = 0.0
-            _say(f"store {self.path}: has caught up")
+            say(f"store {self.path}: has caught up")
 
     def _failed(self, error: Exception) -> None:
         # HDF5 has errors of its own when a file cannot be made.
         if not isinstance(error, OSError | RuntimeError):
             raise error
         self.error, self.pause = error, time.monotonic() + self.config.interval / 4
-        self._warn(_reason(error))
+        self._warn(reason(error))
 
     def _warn(self, trouble: str) -> None:
         if self.config.required:
@@ -166,7 +180,7 @@ class WriteBehind:
             raise UserError(f"store {self.path}: {trouble}; {cure}")
         if not self.warned or time.monotonic() - self.warned > WARN_SECONDS:
             self.warned = time.monotonic()
-            _say(f"warning: store {self.path}: {trouble}; {self.behind:.1f} s behind; training goes on")
+            say(f"warning: store {self.path}: {trouble}; {self.behind:.1f} s behind; training goes on")
 
     def _run(self) -> None:
         """The writing thread: whatever has been copied, in one go."""
@@ -176,12 +190,32 @@ class WriteBehind:
                 self.file = self.file or self.make()
                 with trace.span("flush"):
                     self.file.write([record for record, _ in group])
+                self.news.set()
                 self.done.put((group, None))
             except Exception as error:  # told to the main thread
                 self.done.put((group, error))
+        self.ended = True
+        self.news.set()
+        self.notes.join()
         if self.file is not None:
             file, self.file = self.file, None
             file.close()
+
+    def _note(self) -> None:
+        """The second thread: note in the file how many pushes are acknowledged, whenever that has changed."""
+        noted = self.acknowledged
+        while True:
+            self.news.wait()
+            self.news.clear()
+            acknowledged, file, ended = self.acknowledged, self.file, self.ended
+            if file is not None and acknowledged != noted:
+                with suppress(OSError):
+                    file.acknowledge(*acknowledged)
+                    noted = acknowledged
+            if ended:
+                return
+            # Many notes a second would take the interpreter from the main thread.
+            time.sleep(NOTE_SECONDS)
 
     def _gather(self) -> list[tuple[Record, np.ndarray]]:
         """Wait for a copy, and take those that are there besides; nothing at the end."""
@@ -196,14 +230,3 @@ class WriteBehind:
         if group:
             self.orders.put(None)
         return group
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-def _say(text: str) -> None:
-    """In the log, and where people see it."""
-    log.warning(text)
-    sys.stderr.write(f"adam_mpi: {text}\n")
-    sys.stderr.flush()

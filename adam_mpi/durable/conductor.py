@@ -3,21 +3,30 @@
     hold ->  <- held (how far)   cut ->  <- stored (what is in it)   model file, manifest, rename, remove old ones
 """
 
+import copy
+import errno
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from adam_mpi.cluster.post import Post
 from adam_mpi.durable import model, snapshot
+from adam_mpi.durable.errand import Errand, abandoned, reason
 from adam_mpi.durable.files import FORMAT, sync
 from adam_mpi.durable.owner import Owner
+from adam_mpi.errors import LostRun
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.observe.log import say
 from adam_mpi.observe.rundir import write_json
+from adam_mpi.observe.watchdog import Wait
 
 POSITION = "epoch", "batches", "images", "clock"
+WARN_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
 
@@ -25,21 +34,27 @@ class Conductor:
     def __init__(
         self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
         describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
-        renaming: Callable[[], None] = lambda: None, owner: Owner | None = None,
+        renaming: Callable[[], None] = lambda: None, owner: Owner | None = None, seconds: float = 120.0,
     ) -> None:  # fmt: skip
-        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `owner`: our claim on the run."""
+        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `owner`: our claim on the run.
+
+        `seconds`: after which a disk that takes nothing is given up.
+        """
         self.members = [("server", rank) for rank in servers] + [("worker", rank) for rank in pushers]
         self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
         self.tensors, self.strips, self.renaming, self.owner = tensors, strips, renaming, owner
         self.describe = describe
         """What the manifest says besides the position, as it is when the snapshot is ordered."""
-        self.number = 0
+        self.number, self.seconds = 0, seconds
+        self.sealing: Errand[list[str]] | None = None
+        """Naming a snapshot that all have written; a slow disk keeps nobody waiting."""
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.stage, self.again = "", False
         self.told: dict[str, Any] = {}
         self.taken: list[str] = []
         """Snapshots of this job."""
         self.error = ""
+        self.quiet = 0.0
         self.began = self.ended = time.monotonic()
         # A head that was lost may have been between two renames.
         snapshot.restore(folder)
@@ -76,10 +91,49 @@ class Conductor:
             self.stage = "stored"
             self._tell({"order": "cut", "clocks": self._clocks(answers), "folder": str(self.part)})
         else:
-            self._seal(answers)
-            self.stage, self.ended = "", time.monotonic()
-            if self.again:
-                self.order()
+            self._check(answers)
+            self.stage = "sealed"
+            # With a copy of all this: a thread that hangs, and wakes up much later, must not meet the next snapshot.
+            self.sealing = Errand("seal", partial(copy.copy(self)._seal, answers), self.seconds)
+
+    def step(self) -> None:
+        """Go on when the snapshot has its name, or cannot have it."""
+        if self.sealing is None or not self.sealing.over:
+            return
+        sealing, self.sealing = self.sealing, None
+        try:
+            self.taken = sealing.result()
+        except LostRun:
+            raise
+        except Exception as error:
+            log.warning("no snapshot", exc_info=error)
+            self.error = f"{self.part}: {reason(error)}"
+        if self.error:
+            self._warn()
+        self.stage, self.ended = "", time.monotonic()
+        if self.again:
+            self.order()
+
+    def _warn(self) -> None:
+        """Loudly, but not for each of many short epochs."""
+        tell = say if time.monotonic() > self.quiet else log.warning
+        tell(f"warning: no snapshot: {self.error}")
+        if tell is say:
+            self.quiet = time.monotonic() + WARN_SECONDS
+
+    def awaits(self) -> list[Wait]:
+        """Who has not answered: to the order to hold, at once, or that its part is written, once it has all of it."""
+        owed = [rank for role, rank in self.members if (role, rank) not in self.answers]
+        if self.stage == "held":
+            return [Wait("where it holds for a snapshot", rank, self.number) for rank in owed]
+        if self.stage == "stored":
+            return [Wait("its part of a snapshot", rank, self.number, patient=True) for rank in owed]
+        return []
+
+    def abandon(self) -> None:
+        """Another generation has begun: what this one was about to name is not touched any more."""
+        if self.sealing is not None:
+            self.sealing.given_up = True
 
     def _tell(self, order: dict[str, Any]) -> None:
         for role, rank in self.members:
@@ -92,19 +146,24 @@ class Conductor:
         group = len(clocks) if self.joint else self.strips
         return [max(clocks[ring - ring % group :][:group]) for ring in range(len(clocks))]
 
-    def _seal(self, answers: Sequence[dict[str, Any]]) -> None:
+    def _check(self, answers: Sequence[dict[str, Any]]) -> None:
+        """Find out whether all have written the same moment."""
         self.error = next((answer["error"] for answer in answers if "error" in answer), "")
         positions = {tuple(answer.get(key) for key in POSITION) for answer in answers[: len(self.servers)]}
         if not self.error and len(positions) > 1:
             self.error = f"the servers are not at one position: {positions}"
+
+    def _seal(self, answers: Sequence[dict[str, Any]]) -> list[str]:
+        """Name what all have written, or remove it; returns the snapshots of this job."""
+        named = False
         try:
             if not self.error:
                 self._name(answers)
-        except OSError as error:
-            self.error = f"{self.part}: {error.strerror or error}"
-        if self.error:
-            log.warning("no snapshot: %s", self.error)
-            shutil.rmtree(self.part, ignore_errors=True)
+                named = True
+        finally:
+            if not named:
+                shutil.rmtree(self.part, ignore_errors=True)
+        return self.taken
 
     def _name(self, answers: Sequence[dict[str, Any]]) -> None:
         """All servers agree: write the model file and the manifest, and give the folder its name."""
@@ -125,9 +184,12 @@ class Conductor:
         model.write_virtual(self.part, list(files), self.tensors, attributes, self.told["inputs"])
         write_json(self.part / snapshot.MANIFEST, manifest)
         sync(self.part / snapshot.MANIFEST)
+        if abandoned():
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
         self._rename(self.folder / name)
         self.taken = [*(other for other in self.taken if other != name), name]
-        self._remove_old()
+        if not abandoned():
+            self._remove_old()
         log.info("snapshot %s in %.3f s", name, time.monotonic() - self.began)
 
     def _rename(self, path: Path) -> None:

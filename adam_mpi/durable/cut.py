@@ -5,29 +5,36 @@ these the head makes the cut, one clock per pusher, which is the same for all se
 the cut, copies its state when it has all of it, and goes on; so no worker takes part, and none waits but for the copy.
 """
 
-import threading
-from collections.abc import Mapping, Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from adam_mpi.durable import snapshot
+from adam_mpi.durable.errand import Errand, reason
 from adam_mpi.durable.files import blocks
 from adam_mpi.durable.position import Position
 from adam_mpi.server.shards import Shard
 
+log = logging.getLogger(__name__)
+
 
 class Cut:
-    def __init__(self, rings: int) -> None:
+    def __init__(self, rings: int, seconds: float, writing: Callable[[], None] = lambda: None) -> None:
+        """`seconds`: after which a disk that takes nothing is given up; `writing` is called before it is written."""
+        self.seconds, self.writing = seconds, writing
         self.begun = [0] * rings
         """The clock of each pusher that nothing has been applied of."""
         self.limits: list[int] | None = None
         """While a snapshot is made: nothing of these clocks or later ones is applied."""
         self.folder: Path | None = None
         """Where to write, once the cut is known."""
-        self.written: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self.errands: deque[tuple[Path, Errand[dict[str, Any]]]] = deque()
+        """Copies that are being written."""
 
     def hold(self) -> list[int]:
         self.limits = list(self.begun)
@@ -57,15 +64,25 @@ class Cut:
         assert self.folder is not None
         arguments = (self.folder / name, shards, copied, versions.copy(), position.pack())
         word = {"epoch": position.epoch, "batches": position.count, "images": position.images, "clock": position.clock}
-        threading.Thread(target=self._write, args=(word, *arguments), name="snapshot", daemon=True).start()
+        errand = Errand("snapshot", partial(self._write, word, *arguments), self.seconds)
+        self.errands.append((arguments[0], errand))
         self.release()
 
-    def _write(self, word: dict[str, Any], path: Path, *arguments: Any) -> None:
+    def written(self) -> dict[str, Any] | None:
+        """What to tell of the next copy that is written, or cannot be for whatever reason; None if there is none."""
+        if not self.errands or not self.errands[0][1].over:
+            return None
+        path, errand = self.errands.popleft()
         try:
-            snapshot.write(path, *arguments)
-            self.written.put(word | {"file": path.name, "size": path.stat().st_size})
-        except (OSError, RuntimeError) as error:
-            self.written.put({"error": f"{path}: {getattr(error, 'strerror', None) or error}"})
+            return errand.result()
+        except Exception as error:
+            log.warning("%s is not written", path, exc_info=error)
+            return {"error": f"{path}: {reason(error)}"}
+
+    def _write(self, word: dict[str, Any], path: Path, *arguments: Any) -> dict[str, Any]:
+        self.writing()
+        snapshot.write(path, *arguments)
+        return word | {"file": path.name, "size": path.stat().st_size}
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

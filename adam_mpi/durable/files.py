@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
+from adam_mpi.durable.errand import advance
 from adam_mpi.errors import UserError
 
 PIECE, BLOCK = 8 << 20, 4096
@@ -46,6 +47,7 @@ def put(descriptor: int, values: np.ndarray, offset: int) -> None:
     view = np.atleast_1d(values).view(np.uint8).data
     while view:
         written = os.pwrite(descriptor, view[:PIECE], offset)
+        advance()
         view, offset = view[written:], offset + written
 
 

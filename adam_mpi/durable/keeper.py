@@ -12,6 +12,7 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import to_toml
 from adam_mpi.durable import model, snapshot
 from adam_mpi.durable.conductor import Conductor
+from adam_mpi.durable.errand import disk_seconds
 from adam_mpi.durable.newest import Resume, order_settings
 from adam_mpi.durable.owner import Owner
 from adam_mpi.errors import UserError
@@ -19,7 +20,6 @@ from adam_mpi.observe.board import Board
 from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.shelves import Shelves
 
-LOOK_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
@@ -39,17 +39,20 @@ class Keeper:
         renaming = partial(world.injector.at, "rename")
         self.snapshots = Conductor(
             post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers, renaming,
-            owner,
+            owner, disk_seconds(self.config),
         )  # fmt: skip
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False
-        self.asked, self.looked = world.asked, 0.0
+        self.asked = world.asked
         self.old_stores = True
         """Whether there may be some of earlier lives."""
 
-    def look(self, training: bool) -> str:
-        """Take a snapshot if it is time for one, or somebody asks for it; returns why the job is to stop, if it is."""
+    def look(self, training: bool, stop: bool) -> str:
+        """Take a snapshot if it is time for one, or somebody asks for it; returns why the job is to stop, if it is.
+
+        `stop`: whether there is a file STOP.
+        """
         self.heart.look()
         minutes, now = self.config.snapshot.minutes, time.monotonic()
         due = bool(minutes) and now - self.snapshots.ended > 60 * minutes and not self.snapshots.busy
@@ -58,10 +61,7 @@ class Keeper:
             # Outside of training, that of the last epoch's end is still good.
             if training:
                 self.snapshots.order()
-        if now - self.looked < LOOK_SECONDS:
-            return ""
-        self.looked = now
-        if (self.directory / "STOP").exists():
+        if stop:
             return "the file STOP"
         return "--max-minutes" if time.time() > self.until else ""
 

@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from adam_mpi.durable import snapshot
+from adam_mpi.durable.errand import advance
 from adam_mpi.durable.files import new_file, open_file
 from adam_mpi.durable.spans import joined, meets
 from adam_mpi.errors import UserError
@@ -112,6 +113,7 @@ def write_pieces(
             tensor = next(t for t in tensors if t.offset <= start < t.offset + t.size)
             row = (start - tensor.offset) // math.prod(tensor.shape[1:])
             file[tensor.name][row : row + len(values)] = values
+            advance()
 
 
 def read(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:

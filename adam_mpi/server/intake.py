@@ -25,6 +25,7 @@ class Intake:
         """Whose messages are written where we read them, and carry no checksum."""
         lines = slice(rings.first_line, rings.first_line + len(senders))
         self.applied, self.torn, self.asked = published.applied[lines], published.torn[lines], published.asked[lines]
+        self.arrived = published.arrived[lines]
         self.collected = np.zeros(len(senders), np.int64)
         self.seconds = world.config.server.torn_seconds
         self.since: dict[tuple[int, int], float] = {}
@@ -39,6 +40,7 @@ class Intake:
             self.since = {message: self.since.get(message, time.monotonic()) for message in broken}
         if not whole.size:
             return []
+        self.arrived[:] = self.collected
         headers = zip(whole.tolist(), self.headers[whole].tolist(), strict=True)
         return [
             Mail(slot // self.slots, slot * self.slot_words + mailbox.HEADER_WORDS, *fields) for slot, fields in headers

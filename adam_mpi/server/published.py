@@ -16,9 +16,9 @@ class Published:
         self.memory = memory
         lines = self.memory[: shelves.version_offset].view(np.int64).reshape(-1, LINE // 8)
         self.clock, self.rate = lines[0, :1], lines[0, 1:2].view(np.float64)
-        self.applied, self.torn, self.asked, self.different = (lines[1:, column] for column in range(4))
+        self.applied, self.torn, self.asked, self.different, self.arrived = (lines[1:, column] for column in range(5))
         """Per ring: the last position dealt with; the one that stayed torn; how often we have asked for such a one;
-        and of a peer, how many of our copies were not like its own."""
+        of a peer, how many of our copies were not like its own; and the last position that has arrived."""
         start, shards = shelves.version_offset, shelves.held[server]
         self.versions = self.memory[start : start + 8 * len(shards)].view(np.int64)
         self.regions: dict[str, dict[int, np.ndarray]] = {}

@@ -1,5 +1,6 @@
 """The server role: takes pushes out of its mailbox, applies them shard by shard, and publishes the weights."""
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,10 +20,12 @@ from adam_mpi.cluster.world import World
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.behind import WriteBehind
 from adam_mpi.durable.cut import Cut
+from adam_mpi.durable.errand import disk_seconds
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
 from adam_mpi.errors import LostState
 from adam_mpi.observe import trace
+from adam_mpi.observe.watchdog import Wait
 from adam_mpi.server import mailbox
 from adam_mpi.server.appliers import Appliers
 from adam_mpi.server.books import Books
@@ -106,10 +109,13 @@ class Server:
         published.rate[0], published.clock[0] = self.books.rate, self.books.clock
         self.compared_before = 0, 0
         self.staged: dict[int, list[Mail]] = defaultdict(list)
-        self.cut = Cut(len(shelves.pushers))
+        writing = partial(world.injector.at, "snapshot")
+        self.cut = Cut(len(shelves.pushers), disk_seconds(self.config), writing)
         self.cut.begun = known
         self.comparing: int | None = None
         """How many copies on other servers are to be compared, when somebody has asked for it."""
+        self.finishing: dict[str, Any] | None = None
+        """The order to end, while the last is written."""
 
     def _check_acknowledged(self) -> None:
         """Raise LostState if a shard that is served here lacks a push that was acknowledged."""
@@ -157,7 +163,7 @@ class Server:
         """Keep a store there from now on; one of an earlier generation gets no more. `forget` removes older ones."""
         self.forget = forget
         if self.store is not None:
-            self.store.orders.put(None)
+            self.store.end()
         room = Position.packed_bytes(self.books.position.batches.size)
         touched = partial(self.world.injector.at, "write")
         parts = list(self.stepper.state())
@@ -224,8 +230,19 @@ class Server:
             name = snapshot.file_name(self.world.rank)
             with trace.span("snapshot"):
                 self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.books.position)
-        while not self.cut.written.empty():
-            self.post.send({"kind": "stored", "role": "server", **self.cut.written.get()}, self.world.layout.head)
+        while (word := self.cut.written()) is not None:
+            self.post.send({"kind": "stored", "role": "server", **word}, self.world.layout.head)
+        if self.finishing is not None and (self.store is None or self.store.close()):
+            self._finish(self.finishing)
+
+    def _finish(self, order: dict[str, Any]) -> None:
+        """All that this server has to write is written: tell the last figures."""
+        self.finishing = None
+        if order["copies"]:
+            kept = self.holdings.items()
+            whole = {index: held.weights for index, held in kept if held.whole and not held.behind}
+            leave_copies(Path(order["copies"]), self.world.place.member, whole)
+        self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
 
     def _stage(self, mail: Mail) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
@@ -369,15 +386,10 @@ class Server:
                 self.comparing = self.replicator.compare() + self.replicator.compared if self.replicator else 0
             case "forget":
                 if self.store is not None:
-                    self.forget()
+                    # Large files take long to remove, on some disks for ever.
+                    threading.Thread(target=self.forget, name="forget", daemon=True).start()
             case "finish":
-                if self.store is not None:
-                    self.store.close()
-                if message["copies"]:
-                    kept = self.holdings.items()
-                    whole = {index: held.weights for index, held in kept if held.whole and not held.behind}
-                    leave_copies(Path(message["copies"]), self.world.place.member, whole)
-                self.post.send({"kind": "stats", "final": True, **self.stats()}, head)
+                self.finishing = message
 
     def tell(self, word: Word) -> None:
         whole = {index: holding for index, holding in self.holdings.items() if holding.whole}
@@ -409,9 +421,11 @@ class Server:
     def transfers(self) -> list[Any]:
         return [lane for lane in self.replicator.lanes.values() if not lane.near] if self.replicator else []
 
-    def awaits(self) -> tuple[()]:
-        """A server waits for nobody in particular."""
-        return ()
+    def awaits(self) -> list[Wait]:
+        """What other servers have not taken of what their copies were sent; all of it they should take at once."""
+        lanes = self.replicator.lanes.items() if self.replicator else ()
+        what = "word that its copies are up to date"
+        return [Wait(what, server, lane.applied) for server, lane in lanes if lane.sent]
 
     def stats(self) -> dict[str, Any]:
         counts = self.counts + self.inbox.counts

@@ -76,6 +76,11 @@ class Lane(Generic[L]):
         if self.reading is None and self.position > self.applied:
             self.reading = self.published.get(self.line, self.server, self.line_offset)
 
+    @property
+    def arrived(self) -> int:
+        """How many of the messages under way, the oldest ones, the server has seen."""
+        return min(max(0, int(self.line[4]) - self.applied), len(self.sent))
+
     def missing(self, applied: int) -> Iterator[L]:
         """What is pushed and not in weights read when the server had applied so much of our ring."""
         yield from islice(self.sent, max(0, applied - self.applied), None)

@@ -36,6 +36,9 @@ class PullClient:
         self.known = {server: np.full(len(shelves.held[server]), -1, np.int64) for server in self.servers}
         self.clocks, self.lines = np.zeros((2, len(self.servers), LINE // 8), np.int64)
         self.requests: list[MPI.Request] = []
+        self.targets: list[int] = []
+        """The server that each request is to."""
+        self.reads = 0
         self.active, self.reading = False, ""
         self.least: int | None = None
         self.region = "weights"
@@ -73,13 +76,15 @@ class PullClient:
         return True
 
     def awaits(self) -> Iterator[Wait]:
-        """The servers whose clock is not there yet, or all whose answer may be missing."""
+        """The servers whose answer is missing, and those whose clock is not there yet."""
         if not self.active:
             return
+        under_way = zip(self.targets, self.requests, strict=True)
+        missing = {server for server, request in under_way if not request.Test()}
         for server, clock in zip(self.servers, self.clocks, strict=True):
-            if self.reading == "weights" or self.least is None:
-                yield Wait(f"the {self.reading} of pull {self.count}", server, self.count)
-            elif clock[0] < self.least:
+            if server in missing:
+                yield Wait(f"the {self.reading} of pull {self.count}", server, self.reads)
+            if self.reading == "heads" and self.least is not None and clock[0] < self.least:
                 yield Wait(f"clock {self.least}, which has come to {clock[0]},", server, self.count, patient=True)
 
     @property
@@ -102,10 +107,11 @@ class PullClient:
 
     def _get(self, into: np.ndarray, server: int, offset: int) -> None:
         self.requests.append(self.published.get(into, server, offset))
+        self.targets.append(server)
         self.bytes += into.nbytes
 
     def _read_heads(self) -> None:
-        self.reading, self.requests = "heads", []
+        self.reading, self.requests, self.targets, self.reads = "heads", [], [], self.reads + 1
         for server, clock in zip(self.servers, self.clocks, strict=True):
             self._get(clock, server, 0)
             self._get(self.versions[server], server, self.shelves.version_offset)
@@ -113,7 +119,8 @@ class PullClient:
     def _read_weights(self) -> None:
         # Between the clock, or the versions, and the weights that they promise.
         self.published.sync()
-        self.reading, self.requests, self.runs = "weights", [], []
+        self.reading, self.requests, self.targets, self.runs = "weights", [], [], []
+        self.reads += 1
         into = self.halves if self.region == "short" else self.latest
         for server, line in zip(self.servers, self.lines, strict=True):
             wanted = self._wanted(server)

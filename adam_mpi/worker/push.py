@@ -9,6 +9,7 @@ import numpy as np
 
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
+from adam_mpi.durable.errand import disk_seconds
 from adam_mpi.durable.position import batch_id
 from adam_mpi.durable.spans import Spans
 from adam_mpi.observe.hunter import Trouble
@@ -158,7 +159,7 @@ class PushClient:
             for server in shelves.servers
             if self.holding.pushed[server]
         ]
-        self.residual.enter(self.holding, self.ring, self.lanes)
+        self.residual.enter(self.holding, self.ring, self.lanes, disk_seconds(world.config))
         self.resent += len(self.unacknowledged)
         for contribution in self.unacknowledged:
             self._send(contribution)
@@ -282,12 +283,17 @@ class PushClient:
         return any(worked)
 
     def awaits(self) -> Iterator[Wait]:
-        """The oldest message to each server that is not acknowledged."""
+        """The oldest message to each server that is not acknowledged; with clocks also the oldest not arrived."""
+        clocks = not self.world.config.asynchronous
         for lane in self.lanes:
             if lane.sent:
                 what = f"the acknowledgement of push {lane.sent[0].contribution.sequence}, {lane.sent[0].where}"
-                # With clocks a server waits for all replicas.
-                yield Wait(what, lane.server, lane.applied, patient=not self.world.config.asynchronous)
+                # With clocks a server waits for all replicas, but with what has arrived only.
+                yield Wait(what, lane.server, lane.applied, patient=clocks)
+            if clocks and lane.arrived < len(lane.sent):
+                late = lane.sent[lane.arrived]
+                what = f"the arrival of push {late.contribution.sequence}, {late.where}"
+                yield Wait(what, lane.server, lane.applied + lane.arrived)
 
     def settle(self, contribution: Contribution) -> None:
         """A message of a push has been dealt with; with the last one the push is acknowledged."""

@@ -32,11 +32,11 @@ class Residual:
             for shard in self.shards:
                 self.parts[shard.index][:] = carried[shard.start : shard.stop]
 
-    def enter(self, holding: Holding, ring: int, lanes: Sequence[Lane[Any]]) -> None:
+    def enter(self, holding: Holding, ring: int, lanes: Sequence[Lane[Any]], seconds: float) -> None:
         """Begin a generation; a snapshot that was under way in the last one is not made."""
         self.ring, self.lanes, self.rings = ring, lanes, len(holding.shelves.pushers)
         self._share_out(holding)
-        self.cut = Cut(1)
+        self.cut = Cut(1, seconds)
 
     def _share_out(self, holding: Holding) -> None:
         self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]

@@ -413,9 +413,8 @@ class Worker:
             residual.at(message["clocks"], Path(message["folder"]))
 
     def _tell_written(self) -> None:
-        written = self.pushes.residual.cut.written
-        while not written.empty():
-            self.post.send({"kind": "stored", "role": "worker", **written.get()}, self.world.layout.head)
+        while (word := self.pushes.residual.cut.written()) is not None:
+            self.post.send({"kind": "stored", "role": "worker", **word}, self.world.layout.head)
 
     @property
     def all_pulled(self) -> Counter[str]:

@@ -1,0 +1,189 @@
+"""What people see of a running job is written by a thread: a directory that is full or hangs stops nobody."""
+
+import errno
+import json
+import logging
+import os
+import threading
+import time
+
+import pytest
+
+from adam_mpi.observe import log as logs
+from adam_mpi.observe import metrics, scribe
+from adam_mpi.observe.lookout import Lookout
+from adam_mpi.observe.metrics import Metrics
+from adam_mpi.observe.rundir import grow
+from adam_mpi.observe.scribe import Scribe
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(scribe, "RETRY_SECONDS", 0.01)
+
+
+def until(happened, what):
+    limit = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < limit, f"{what} did not come in 20 s"
+        time.sleep(1e-3)
+
+
+def test_what_is_wanted_is_written_and_of_several_the_newest(tmp_path):
+    written, go, scribe = [], threading.Event(), Scribe(tmp_path)
+    scribe.want("first", go.wait)
+    until(lambda: scribe.writing, "the first")
+    for number in range(3):
+        scribe.want("status.json", lambda number=number: written.append(number))
+    scribe.want("summary.json", lambda: written.append("never"))
+    scribe.forget("summary.json")
+    assert not scribe.settle(0.01)
+    go.set()
+    assert scribe.settle(20) and written == [2]
+
+
+def test_what_fails_is_warned_of_and_tried_again(tmp_path, capsys):
+    scribe, room, tries = Scribe(tmp_path), threading.Event(), []
+
+    def write():
+        tries.append(1)
+        if not room.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    scribe.want("status.json", write)
+    until(lambda: len(tries) > 2, "another try")
+    scribe.look()
+    said = capsys.readouterr().err
+    trouble = "No space left on device; it is tried again, and training goes on"
+    assert said == f"adam_mpi: warning: {tmp_path / 'status.json'}: {trouble}\n"
+    room.set()
+    assert scribe.settle(20)
+    until(lambda: "has caught up" in capsys.readouterr().err or scribe.warned is None, "word that it has caught up")
+
+
+def test_what_hangs_is_warned_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scribe, "SLOW_SECONDS", 0.01)
+    go, hanging = threading.Event(), Scribe(tmp_path)
+    hanging.want("status.json", go.wait)
+    until(lambda: hanging.look() or hanging.warned, "a warning")
+    assert "status.json: not written for 0 s; it is tried again" in capsys.readouterr().err
+    go.set()
+
+
+def test_what_is_no_trouble_with_the_disk_is_raised(tmp_path):
+    scribe = Scribe(tmp_path)
+    scribe.want("status.json", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        until(scribe.look, "the error")
+
+
+def test_a_line_that_does_not_fit_is_taken_back_and_written_later(tmp_path, monkeypatch):
+    figures = Metrics(tmp_path, tensorboard=False)
+    figures.add({"line": 1}, 0)
+    figures.write()
+    real = os.strerror
+
+    class Full:
+        """Takes three bytes of each line."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def tell(self):
+            return self.file.tell()
+
+        def write(self, line):
+            return self.file.write(line[:3])
+
+        def truncate(self, size):
+            return self.file.truncate(size)
+
+    path, opened = figures.path, type(figures.path).open
+    figures.add({"line": 2}, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "open", lambda *arguments, **options: Full(opened(*arguments, **options)))
+        with pytest.raises(OSError, match=real(errno.ENOSPC)):
+            figures.write()
+    assert path.read_text() == '{"line": 1}\n'
+    figures.add({"line": 3}, 0)
+    figures.write()
+    assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+LINE = {"part": "train", "done": False, "loss": 1.5, "staleness_histogram": {"0": 3, "2": 1}}
+
+
+def test_events_that_could_not_be_written_go_into_another_file(tmp_path, monkeypatch):
+    from test_metrics import events
+
+    made = metrics.Events(tmp_path / "tensorboard")
+    monkeypatch.setattr(metrics.Events, "PAUSE_SECONDS", 0.0)
+    made.add(LINE, 10)
+    made.write()
+
+    def fail():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(made.file, "flush", fail)
+    made.add(LINE, 20)
+    with pytest.raises(OSError, match="No space"):
+        made.write()
+    made.write()
+    assert not made.waiting
+    second = next((tmp_path / "tensorboard").glob("events.*.2"))
+    (tmp_path / "second").mkdir()
+    second.rename(tmp_path / "second" / "events.2")
+    assert events(tmp_path / "second")["loss/train"] == [(20, 1.5)]
+
+
+def test_a_log_is_there_as_soon_as_it_is_written_and_hangs_nobody(tmp_path, monkeypatch):
+    root = logging.getLogger("adam_mpi")
+    monkeypatch.setattr(root, "handlers", root.handlers[:])
+    monkeypatch.setattr(root, "propagate", root.propagate)
+    monkeypatch.setattr(logs, "WRITE_SECONDS", 20.0)
+    path = logs.start(tmp_path, 3, "rank 3")
+    log, [handler] = logging.getLogger("adam_mpi.test"), root.handlers
+    log.warning("first")
+    assert path.read_text().endswith("rank 3: WARNING first\n")
+    go, stream = threading.Event(), handler.stream
+    monkeypatch.setattr(logs, "WRITE_SECONDS", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "format", lambda record: go.wait() and record.msg)
+        for number in range(100):
+            log.warning("line %d", number)
+        go.set()
+        assert handler.idle.wait(20)
+    handler.close()
+    assert stream.closed and len(path.read_text().splitlines()) == 101
+
+
+def test_a_log_on_a_full_disk_says_nothing_of_it(tmp_path, monkeypatch, capsys):
+    root = logging.getLogger("adam_mpi")
+    monkeypatch.setattr(root, "handlers", root.handlers[:])
+    monkeypatch.setattr(root, "propagate", root.propagate)
+    logs.start(tmp_path, 3, "rank 3")
+    [handler] = root.handlers
+    handler.stream.close()
+    handler.stream = open("/dev/full", "w")  # noqa: SIM115
+    logging.getLogger("adam_mpi.test").warning("first")
+    assert handler.idle.wait(20)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_lookout_sees_what_people_ask_for(tmp_path):
+    (tmp_path / "config.toml").touch()
+    lookout = Lookout(tmp_path)
+    assert not lookout.stop
+    grow(tmp_path, 2)
+    (tmp_path / "COMPARE").touch()
+    until(lambda: lookout.ranks and lookout.compare, "what was asked for")
+    assert lookout.take_ranks() == 2 and lookout.take_compare()
+    assert lookout.take_ranks() == 0 and not lookout.take_compare() and not (tmp_path / "GROW").exists()
+    (tmp_path / "STOP").touch()
+    until(lambda: lookout.stop, "the order to stop")
