@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,11 +18,13 @@ from mpi4py import MPI
 
 from adam_mpi import config as configuration
 from adam_mpi import start
-from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster import fence, layout, sentinel, spares
 from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.succession import NEW
 from adam_mpi.cluster.world import Idle, Interrupted, World
 from adam_mpi.config import Given
 from adam_mpi.crew import Crew
+from adam_mpi.data.sets import DataSet
 from adam_mpi.durable import stores
 from adam_mpi.errors import LostState, RankFailure, Stall, UserError
 from adam_mpi.job import Job
@@ -30,6 +33,8 @@ from adam_mpi.observe import rundir
 from adam_mpi.observe.timeline import Timeline
 from adam_mpi.observe.watchdog import Watchdog, answer_signals
 
+ENDS = "DONE", "STOPPED", "log/failure.txt"
+LEAVE_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -119,17 +124,24 @@ def _end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
     os._exit(1)
 
 
-def join() -> int:
-    """The way of a rank that is started while the job runs."""
-    comm = MPI.Comm.Get_parent().Merge(high=True).Dup()
-    job, place = World.accept(comm)
-    world = World(comm, job.config, born=place)
-    world.agree()
+def join(directory: Path) -> int:
+    """The way of a rank that is started while the job runs: it gets ready, stands by, and joins when it is wanted."""
+    link = spares.quiet(MPI.Comm.Get_parent())
+    try:
+        world, job, data = _stand_by(link, directory)
+    except Exception as error:
+        # Whoever it needs is gone, and the others know; anything else is a fault of ours.
+        if not isinstance(error, RankFailure | MPI.Exception):
+            traceback.print_exc()
+            sys.stderr.flush()
+        # Nobody would hear of an exit.
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise
     logs.start(job.directory, world.place.member, str(world.place))
     world.catch_signals()
     wire = sentinel.Wire(None, str(world.place))
     try:
-        world, crew = _work(world, job, wire, Crew(Post(world.control), {}, None, []))
+        world, crew = _work(world, job, wire, Crew(Post(world.control), {}, None, [], data=data))
         _finish(world, crew, job)
     except BaseException as error:
         failure_file = job.directory / "log" / "failure.txt"
@@ -137,6 +149,40 @@ def join() -> int:
         _end(world, failure_file, error)
     log.info("finished")
     _leave(world)
+
+
+def _stand_by(link: MPI.Intercomm, directory: Path) -> tuple[World, Job, DataSet]:
+    """All that can be done alone is done before others wait: imports are, kernels and the data set follow here."""
+
+    def over() -> bool:
+        return any((directory / marker).exists() for marker in ENDS)
+
+    luggage = spares.hear(link, over)
+    data = start.get_ready(luggage.job, luggage.captured)
+    link.send(time.process_time(), 0)
+    invitation = spares.hear(link, over)
+    if invitation is None:
+        _go_away(link)
+    comm = spares.come_in(invitation)
+    world = World(comm, luggage.job.config, born=layout.Place(NEW, "", (), born=invitation.born))
+    world.agree()
+    world.full = invitation.full
+    return world, luggage.job, data
+
+
+def _go_away(link: MPI.Intercomm) -> NoReturn:
+    """The job ends and has not needed this rank."""
+    _end_after(LEAVE_SECONDS)
+    link.Disconnect()
+    MPI.Finalize()
+    os._exit(0)
+
+
+def _end_after(seconds: float) -> None:
+    """End this process, all of whose work is done, though MPI may wait for somebody who is gone."""
+    timer = threading.Timer(seconds, os._exit, [0])
+    timer.daemon = True
+    timer.start()
 
 
 def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None) -> tuple[World, Crew]:
@@ -162,8 +208,9 @@ def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None)
             log.warning("generation %d ends: %s", world.generation, failure)
             crew.detected = time.time()
             watch.begin(world.generation, world.place.member)
-            # Whoever wants more ranks says how many; everybody else goes along.
-            world = world.recover(getattr(failure, "ranks", 0), job)
+            crew.compute_on()
+            # Whoever knows that more ranks are to join says how many; everybody else goes along.
+            world = world.recover(getattr(failure, "full", 0))
 
 
 def _reach_others(world: World) -> None:
@@ -193,7 +240,7 @@ def _watch(world: World, job: Job, wire: sentinel.Wire) -> fence.Watch:
 
 
 def _over(job: Job) -> bool:
-    return any((job.directory / marker).exists() for marker in ("DONE", "STOPPED"))
+    return any((job.directory / marker).exists() for marker in ENDS[:2])
 
 
 def _finish(world: World, crew: Crew, job: Job) -> None:
@@ -213,6 +260,8 @@ def _finish(world: World, crew: Crew, job: Job) -> None:
 def _leave(world: World) -> NoReturn:
     """The end after a failure: MPI's own would wait for the dead, and the launcher for who was taken for dead."""
     world.end_evicted()
+    _end_after(LEAVE_SECONDS)
+    world.spares.dismiss()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -250,6 +299,7 @@ def _serve(world: World, crew: Crew) -> None:
             over |= crew.hear()
         except MPI.Exception as error:
             raise RankFailure(world.describe(error)) from error
+        crew.look_after_spares(world.layout.head)
         world.check()
         watchdog.look(crew.awaits)
         if time.monotonic() - told > world.config.observe.interval / 2 and not over:

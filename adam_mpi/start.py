@@ -15,12 +15,13 @@ from adam_mpi import compiling
 from adam_mpi import config as configuration
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.spares import Luggage
 from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.serving import DataServer
-from adam_mpi.data.sets import describe, open_set
+from adam_mpi.data.sets import DataSet, describe, open_set
 from adam_mpi.durable import model as model_file
 from adam_mpi.durable import newest, snapshot, stores
 from adam_mpi.durable.newest import Resume
@@ -34,7 +35,7 @@ from adam_mpi.model import parameters
 from adam_mpi.model.engine import tuner
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import partition
+from adam_mpi.model.partition import Strip, partition
 from adam_mpi.observe import metrics, rundir
 from adam_mpi.plan import check_memory, model, network, partitions, plan_shelves
 from adam_mpi.server.codecs import CODECS
@@ -200,7 +201,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
                 total = parameters.total(job.shapes)
                 newest.describe_store(life(job, world.generation), job.config, job.replicas, total)
     if "data" in roles:
-        made["data"] = _data(ground, old.get("data"))
+        made["data"] = _data(ground, old.get("data"), kept.data if kept else None)
         if world.rank == world.layout.head:
             head = Head(world, made["data"], ground.post, job, ground.plan, settled, kept.head if kept else None)
     if "server" in roles:
@@ -218,8 +219,23 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
         windows.append(worker.link.window)
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
-    crew.abandoned, crew.pushed = abandoned, pushed
+    crew.abandoned, crew.pushed, crew.spares = abandoned, pushed, world.spares
+    crew.spares.enter(Luggage(job, factors))
     return crew
+
+
+def get_ready(job: Job, captured: Sequence[str]) -> DataSet:
+    """What a rank that stands by can do before it has a role: load the kernels of all, and open the data set."""
+    cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
+    for strip in cut.strips if len(cut) > 1 else (None,):
+        compiling.compile_now(["worker", "server"], _network(job, strip, captured))
+    return open_set(job.config.data)
+
+
+def _network(job: Job, strip: Strip | None, captured: Sequence[str]) -> Network:
+    """Of the whole model or of a strip; choices of the run are for whole layers, a strip's are made by arithmetic."""
+    shapes, kernels = (strip.shapes, None) if strip else (job.shapes, job.kernels)
+    return network(job.config, job.description, shapes, captured, kernels, strip)
 
 
 def _retire(world: World, kept: Crew) -> tuple[int, int]:
@@ -254,10 +270,7 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     net, new = None, [role for role in roles if kept is None or role not in kept.roles]
     if "worker" in new:
         strip = cut.strips[world.place.strip or 0] if len(cut) > 1 else None
-        shapes = strip.shapes if strip else job.shapes
-        # Choices of the run are for whole layers: those of a strip are made by arithmetic.
-        kernels = None if strip else job.kernels
-        net = network(config, job.description, shapes, captured_layers(choices), kernels, strip)
+        net = _network(job, strip, captured_layers(choices))
     compiling.compile_once(world, net) if kept is None else compiling.compile_now(new, net)
     kind, serves = choose_kind(config.cluster.transport, world.survivable), "server" in roles
     world.agree()
@@ -271,10 +284,11 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     return Ground(world, job, Post(world.control), plan, choices, mail, window, mirror, threads, settled), net
 
 
-def _data(ground: Ground, kept: DataServer | None) -> DataServer:
+def _data(ground: Ground, kept: DataServer | None, opened: DataSet | None) -> DataServer:
     world, job, settled = ground.world, ground.job, ground.settled
     if kept is None:
-        kept = DataServer(world, open_set(job.config.data), ground.post, ground.position, job.replicas)
+        opened = opened or open_set(job.config.data)
+        kept = DataServer(world, opened, ground.post, ground.position, job.replicas)
     if settled is not None:
         kept.enter(world, ground.post, ground.position, settled.out, settled.mean)
     return kept

@@ -137,7 +137,9 @@ survival() {
     [ "${ADAM_MPI_SURVIVE:-yes}" = yes ] && [ -x "$information" ] || return 0
     "$information" 2>/dev/null | grep -q "FT MPI support: yes" || return 0
     # Open MPI warns of windows after a failure, in each start; what we do with them is in the tests.
+    # Its OFI transport, which ob1 uses for one-sided transfers only, sleeps for a second in every start.
     echo "--with-ft ulfm"
+    [ -n "${OMPI_MCA_btl:-}" ] || echo "--mca btl ^ofi"
 }
 
 # How Open MPI binds ranks. By default each gets one core, which all its threads would share; where a Slurm job has given

@@ -48,9 +48,9 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
     yield {"name": "kills", "value": len(killer.killed), "unit": "", "roles": killer.roles}
     yield {"name": "undisturbed", "value": round(undisturbed), "unit": "images/s", "halves": [first.rate, last.rate]}
     yield {"name": "stall", "value": round(_stall(losses, killer.killed), 3), "unit": "s", "generations": len(losses)}
-    joined = disturbed.summary.get("joined", [])
+    started = disturbed.summary["started"]
     for name, key in (("spawn", "seconds"), ("newcomer_cpu", "cpu")):
-        yield {"name": name, "value": round(mean([word[key] for word in joined] or [0.0]), 2), "unit": "s"}
+        yield {"name": name, "value": round(mean([word[key] for word in started] or [0.0]), 2), "unit": "s"}
     yield {"name": "ranks_at_the_end", "value": disturbed.summary["ranks"]["total"], "unit": ""}
 
 
