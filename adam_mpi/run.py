@@ -166,7 +166,7 @@ def _stand_by(link: MPI.Intercomm, directory: Path) -> tuple[World, Job, DataSet
     comm = spares.come_in(invitation)
     world = World(comm, luggage.job.config, born=layout.Place(NEW, "", (), born=invitation.born))
     world.agree()
-    world.full = invitation.full
+    world.full, world.gone = invitation.full, invitation.gone
     return world, luggage.job, data
 
 

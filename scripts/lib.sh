@@ -104,7 +104,8 @@ mpich_requirement() { sed -n '/^mpich =/{n;s/ //gp;}' "$root/setup.cfg"; }
 # mpi_launch MPIRUN RANKS: sets the array `launch` to the start of a command line, with the options this MPI wants here.
 # With ADAM_MPI_HOSTS the ranks are on the test hosts that scripts/hosts has made there, as evenly as can be.
 mpi_launch() {
-    local lab=${ADAM_MPI_HOSTS:-} hosts="localhost:$2"
+    # Slots beyond the ranks are for those that join later (recover.spares, recover.respawn, adam_mpi grow).
+    local lab=${ADAM_MPI_HOSTS:-} hosts="localhost:$(($2 + 8))"
     [ -z "$lab" ] || hosts=$(test_hosts "$lab" "$2")
     launch=("$1" -n "$2")
     case $("$1" --version 2>&1) in

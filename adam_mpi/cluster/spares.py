@@ -9,17 +9,23 @@ because the one that started it dies, so a spare looks for that itself.
 """
 
 import logging
+import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
 
+from adam_mpi.cluster.layout import Place
 from adam_mpi.errors import RankFailure
 
 REST_SECONDS, LOOK_SECONDS = 0.01, 1.0
+CALL, CALL_SECONDS, CALL_REST_SECONDS = "here?", 2.0, 0.001
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +40,8 @@ class Invitation:
     """How many ranks the job should have."""
     doors: list[int]
     """The ranks that let in others after it."""
+    gone: tuple[Place, ...]
+    """Those whose loss has led to it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class Spare:
     """Of its luggage: kept until it is ready, so that what is under way stays in memory."""
     ordered: float
     ready: bool = False
+    here: bool = False
+    """Whether it has answered the last call."""
 
 
 class Spares:
@@ -102,15 +112,22 @@ class Spares:
 
     def _start(self) -> None:
         assert self.luggage is not None, "orders come after the generation has begun"
-        began, words = time.monotonic(), ["-m", "adam_mpi", "join", str(self.luggage.job.directory.resolve())]
+        job, began = self.luggage.job, time.monotonic()
+        # `Spawn` never comes back when the new process dies before it has started MPI.
+        guard = threading.Timer(job.config.recover.seconds, _give_up)
+        guard.daemon = True
+        guard.start()
         try:
             # They share the cores like the others do, whatever the launcher's own habit.
             info = MPI.Info.Create({"bind_to": "none"})
+            words = ["-m", "adam_mpi", "join", str(job.directory.resolve())]
             link = quiet(quiet(MPI.COMM_SELF).Spawn(sys.executable, words, 1, info))
         except MPI.Exception as error:
             log.warning("no place for one more rank: %s", error.Get_error_string())
             self.refused, self.ordered = True, 0
             return
+        finally:
+            guard.cancel()
         self.held.append(Spare(link, link.isend(self.luggage, 0), began))
 
     def _lives(self, spare: Spare) -> bool:
@@ -127,23 +144,53 @@ class Spares:
             return False
         return True
 
-    def invite(self, born: int, full: int, doors: Sequence[int]) -> str:
+    def call(self) -> int:
+        """How many are ready and answer at once; for one that is dead or stopped, everybody would wait in vain."""
+        limit = time.monotonic() + CALL_SECONDS
+        asked = [spare for spare in self.held if spare.ready and self._tell(spare, CALL)]
+        while (silent := [spare for spare in asked if not self._answers(spare)]) and time.monotonic() < limit:
+            time.sleep(CALL_REST_SECONDS)
+        self.held = [spare for spare in self.held if spare not in silent and (spare in asked or not spare.ready)]
+        for spare in asked:
+            spare.here = False
+        return self.ready
+
+    def _tell(self, spare: Spare, word: Any) -> bool:
+        try:
+            spare.link.send(word, 0)
+        except MPI.Exception:
+            return False
+        return True
+
+    def _answers(self, spare: Spare) -> bool:
+        with suppress(MPI.Exception):
+            if not spare.here and spare.link.Iprobe(0):
+                spare.link.recv(source=0)
+                spare.here = True
+        return spare.here
+
+    def invite(self, born: int, full: int, doors: Sequence[int], gone: tuple[Place, ...]) -> str:
         """Call one that is ready; returns the port that it connects to."""
         spare = next(spare for spare in self.held if spare.ready)
         self.held.remove(spare)
         port = MPI.Open_port()
-        spare.link.send(Invitation(port, born, full, list(doors)), 0)
+        spare.link.send(Invitation(port, born, full, list(doors), gone), 0)
         return port
 
     def dismiss(self) -> None:
         """Send all away, in order, so that the launcher sees them end well."""
         for spare in self.held:
-            try:
-                spare.link.send(None, 0)
-                spare.link.Disconnect()
-            except MPI.Exception:
-                continue
+            with suppress(MPI.Exception):
+                if self._tell(spare, None):
+                    spare.link.Disconnect()
         self.held = []
+
+
+def _give_up() -> None:
+    """End this rank, which hangs in MPI: the others go on without it."""
+    log.error("a new rank could not be started, and the launcher does not say why; this rank ends")
+    logging.shutdown()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def quiet(comm: Any) -> Any:
@@ -175,17 +222,24 @@ def come_in(invitation: Invitation) -> MPI.Intracomm:
     return comm
 
 
-def hear(link: MPI.Intercomm, over: Any) -> Any:
-    """Of a spare: the next word of the rank that has started it; raises when that is gone or the job is `over`."""
-    looked = 0.0
+def hear(link: MPI.Intercomm, over: Callable[[], bool]) -> Any:
+    """Of a spare: the next word of the rank that has started it; raises when that is gone or the job is `over`.
+
+    Calls are answered on the way.
+    """
+    looked, rest = 0.0, REST_SECONDS
     while True:
         try:
             if link.Iprobe(0):
-                return link.recv(source=0)
+                if (word := link.recv(source=0)) != CALL:
+                    return word
+                link.send(CALL, 0)
+                rest = CALL_REST_SECONDS
         except MPI.Exception as error:
             raise RankFailure(f"the rank that has started this one is gone: {error.Get_error_string()}") from None
         if time.monotonic() - looked > LOOK_SECONDS:
             looked = time.monotonic()
             if over():
                 raise RankFailure("the job is over")
-        time.sleep(REST_SECONDS)
+            rest = REST_SECONDS
+        time.sleep(rest)

@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -143,8 +143,7 @@ class World:
                 log.warning("another rank was lost meanwhile: %s", error)
                 continue
             world.full = wanted if self.config.recover.replaces else comm.size
-            members = {place.member for place in world.layout.places}
-            lost = [place for place in self.layout.places if place.member not in members]
+            lost = self._lost([place.member for place in world.layout.places])
             world.gone = *(() if self.begun else self.gone), *lost
             world.evicted = [*self.evicted, *(self.pids[p.rank] for p in lost if p.host == self.place.host)]
             world.catch_signals()
@@ -153,15 +152,21 @@ class World:
     def _take_in(self, comm: MPI.Intracomm, full: int) -> tuple[MPI.Intracomm, int]:
         """Collective: with as many ranks more as are missing, of those who stand by; and how many there should be."""
         next_member = 1 + max([self.highest, *(place.member for place in self.layout.places)])
-        told = gather(comm, (self.spares.ready, max(full, self.full), next_member))
+        told = gather(comm, (self.spares.call(), max(full, self.full), next_member, self.place.member))
         full, born = max(word[1] for word in told), max(word[2] for word in told)
         doors = spares.doors([word[0] for word in told], full - comm.size)
+        # Whoever joins may be the next head, who tells of the loss.
+        gone = *(() if self.begun else self.gone), *self._lost([word[3] for word in told])
         for number, holder in enumerate(doors):
             port = ""
             if comm.rank == holder:
-                port = self.spares.invite(born + number, full, doors[number + 1 :])
+                port = self.spares.invite(born + number, full, doors[number + 1 :], gone)
             comm = spares.let_in(comm, holder, port)
         return comm, full
+
+    def _lost(self, members: Sequence[int]) -> list[layout.Place]:
+        """Who of this generation is not among these."""
+        return [place for place in self.layout.places if place.member not in members]
 
     def end_evicted(self) -> None:
         """Those on this host who were taken for dead, and are only stopped, would keep the launcher waiting."""
