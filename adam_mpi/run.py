@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,7 +85,9 @@ def run(
         _end(world, failure_file, error)
     wire.bye()
     log.info("finished")
-    if world.broken and not inside:
+    _dismiss(world)
+    # MPI's own end would also wait for a rank that was too busy with its spares to end in order.
+    if (world.broken or (world.survivable and config.recover.spares)) and not inside:
         _leave(world)
     return job.directory
 
@@ -148,6 +150,7 @@ def join(directory: Path) -> int:
         _tell(world, wire, failure_file, error)
         _end(world, failure_file, error)
     log.info("finished")
+    _dismiss(world)
     _leave(world)
 
 
@@ -172,17 +175,26 @@ def _stand_by(link: MPI.Intercomm, directory: Path) -> tuple[World, Job, DataSet
 
 def _go_away(link: MPI.Intercomm) -> NoReturn:
     """The job ends and has not needed this rank."""
-    _end_after(LEAVE_SECONDS)
-    link.Disconnect()
-    MPI.Finalize()
+    with _at_most(LEAVE_SECONDS):
+        link.Disconnect()
+        MPI.Finalize()
     os._exit(0)
 
 
-def _end_after(seconds: float) -> None:
-    """End this process, all of whose work is done, though MPI may wait for somebody who is gone."""
+def _dismiss(world: World) -> None:
+    """Send those away who stand by; in order, so that the launcher takes nothing amiss."""
+    with _at_most(LEAVE_SECONDS):
+        world.spares.dismiss()
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """End this process, all of whose work is done, where MPI waits longer than this for somebody who may be gone."""
     timer = threading.Timer(seconds, os._exit, [0])
     timer.daemon = True
     timer.start()
+    yield
+    timer.cancel()
 
 
 def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None) -> tuple[World, Crew]:
@@ -260,8 +272,6 @@ def _finish(world: World, crew: Crew, job: Job) -> None:
 def _leave(world: World) -> NoReturn:
     """The end after a failure: MPI's own would wait for the dead, and the launcher for who was taken for dead."""
     world.end_evicted()
-    _end_after(LEAVE_SECONDS)
-    world.spares.dismiss()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -65,8 +65,8 @@ class World:
         self.gone: tuple[layout.Place, ...] = ()
         """Who was lost since the last generation in which everybody began to work."""
         self.begun = False
-        self.broken = self.generation > 0 or (config.recover.spares > 0 and self.survivable)
-        """Whether a rank was lost, or others stand by: MPI cannot be ended in order any more."""
+        self.broken = self.generation > 0
+        """Whether a rank was lost: MPI cannot be ended in order any more."""
         self.spares: Spares = before.spares if before else Spares()
         """Those who stand by, of the ones that this rank has started."""
         self.full: int = self.comm.size

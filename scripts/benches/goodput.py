@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="of each of the two jobs")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--spares", type=int, default=2, help="recover.spares; less than 0: nobody replaces the lost")
+    parser.add_argument("--spares", type=int, default=1, help="recover.spares; less than 0: nobody replaces the lost")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the kills")
     parser.add_argument("--set", action="append", default=[], help="further settings of both jobs")
     parser.add_argument("--keep", type=Path, help="a folder that the run directories stay in")
