@@ -99,7 +99,7 @@ def join(options: argparse.Namespace) -> int:
     """Join a running job; the job itself starts this."""
     from adam_mpi import run
 
-    return run.join()
+    return run.join(Path(options.run))
 
 
 def grow(options: argparse.Namespace) -> int:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.spares import Spares
 from adam_mpi.cluster.windows import Window
 from adam_mpi.data.joint import Cuts, Progress
+from adam_mpi.data.sets import DataSet
 from adam_mpi.errors import Regroup
 from adam_mpi.head import Head
 from adam_mpi.observe import watchdog
@@ -75,6 +77,10 @@ class Crew:
     """Pushes of this rank as a worker that it is no more, sent and acknowledged: their numbers are not used again; and
     what its codec carried then."""
 
+    data: DataSet | None = None
+    """Of a rank that stood by: the data set, opened ahead of need."""
+    spares: Spares = field(default_factory=Spares)
+
     def word(self, member: int) -> Word:
         """What this rank brings into the next generation."""
         state = self.head.state() if self.head is not None else self.state
@@ -121,6 +127,16 @@ class Crew:
         for role in self.roles.values():
             self.post.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
 
+    def look_after_spares(self, head: int) -> None:
+        """Those that this rank has started or is to start; the head is told when there is news of them."""
+        if self.spares.look():
+            self.post.send({"kind": "spares", **self.spares.told()}, head)
+
+    def compute_on(self) -> None:
+        """Leave trainer threads something to do while this rank finds together with the others."""
+        if "worker" in self.roles:
+            self.roles["worker"].compute_on()
+
     def awaits(self) -> list[Wait]:
         """What this rank waits for now."""
         heads = self.head.awaits() if self.head is not None else ()
@@ -139,7 +155,9 @@ class Crew:
                 case "residual":
                     self.roles["worker"].hear(message)
                 case "grow":
-                    raise Regroup(message["ranks"])
+                    raise Regroup(message["full"])
+                case "spawn":
+                    self.spares.order(message["ranks"])
                 case "stacks":
                     watchdog.answer(message["asked"])
                 case "sign":

@@ -10,11 +10,11 @@ class RankFailure(Exception):
 
 
 class Regroup(RankFailure):
-    """Nobody is lost: so many ranks more are wanted, and join in the next generation."""
+    """Nobody is lost: ranks that stand by join in the next generation, up to `full`."""
 
-    def __init__(self, ranks: int) -> None:
-        super().__init__(f"{ranks} ranks more are wanted")
-        self.ranks = ranks
+    def __init__(self, full: int) -> None:
+        super().__init__(f"ranks that stand by join, up to {full}")
+        self.full = full
 
 
 class LostRun(Exception):

@@ -61,8 +61,14 @@ class Head:
         self.evicted: dict[int, float] = {}
         """Ranks whose sentinel was told to end them, since when."""
         self.compared = dict[int, dict[str, Any]]()
-        self.missing = len(world.gone) if self.config.recover.respawn else 0
-        """Ranks that are to be started in place of those that were lost."""
+        self.full = world.full
+        """How many ranks there should be."""
+        self.standing_by: dict[int, dict[str, Any]] = {}
+        """What ranks have told of the spares they have started: how many are ready, and how many are on their way."""
+        self.started: list[dict[str, float]] = []
+        """Seconds and CPU seconds that spares have taken to get ready."""
+        self.refused = self.told_refusal = False
+        """Whether the launcher had no place for one more, in this generation, and whether people know."""
         self.results: dict[str, Any] = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
         self.train_seconds, self.trained_before = 0.0, resume.images if resume else 0
         self.troubled = False
@@ -108,6 +114,8 @@ class Head:
             "recoveries": self.told_recoveries(),
             "pushes": self.board.of_pushers(),
             "carried": self.board.carried(),
+            "started": self.started,
+            "told_refusal": self.told_refusal,
         }
 
     def _go_on(self, settled: Settlement) -> None:
@@ -127,6 +135,7 @@ class Head:
             self.keeper.snapshots.number = 1000 * self.world.generation
             self.recoveries = _went_on(state["recoveries"], *settled.went_on)
             self.board.go_on(state["pushes"], state["carried"])
+            self.started, self.told_refusal = state["started"], state["told_refusal"]
         gone = self.world.gone
         names = "; ".join(map(str, gone))
         told = self.board.of_pushers()
@@ -195,6 +204,8 @@ class Head:
             self.keeper.forget_old_stores(self.board)
         elif message["kind"] == "compared":
             self._compared(source, message)
+        elif message["kind"] == "spares":
+            self._hear_of_spares(source, message)
         else:
             self.keeper.snapshots.hear(source, message)
 
@@ -204,20 +215,39 @@ class Head:
             self.compared = {}
             for rank in self.world.layout.servers:
                 self.post.send({"kind": "store", "order": "compare"}, rank)
-        wanted = self._wanted_ranks()
-        if wanted:
-            log.info("%d ranks more are wanted", wanted)
-            self._tell_all({"kind": "grow", "ranks": wanted})
+        if self.world.survivable:
+            self.full += self.lookout.take_ranks()
+            self._keep_full()
 
-    def _wanted_ranks(self) -> int:
-        """As many as somebody wants by the file GROW, or as were lost, once the others have gone on."""
-        if not self.world.survivable:
-            return 0
-        missing = self.missing
-        if missing and self.told_recoveries()[-1]["seconds"] is not None:
-            self.missing = 0
-            return missing
-        return self.lookout.take_ranks()
+    def _keep_full(self) -> None:
+        """Let those in who stand by when ranks are missing; have new ones started, once the others have gone on."""
+        ready, coming = self.spares
+        missing = self.full - len(self.members)
+        if may_join(missing, ready, coming):
+            log.info("%d ranks that stand by join", min(missing, ready))
+            self._tell_all({"kind": "grow", "full": self.full})
+        elif not self.refused and not (self.recoveries and self.told_recoveries()[-1]["seconds"] is None):
+            wanted = missing + self.config.recover.spares - ready - coming
+            if wanted > 0:
+                starter = self.world.layout.starter
+                log.info("rank %d starts %d new ranks", self.members[starter], wanted)
+                told = self.standing_by.get(starter, {"ready": 0, "coming": 0})
+                self.standing_by[starter] = told | {"coming": told["coming"] + wanted}
+                self.post.send({"kind": "spawn", "ranks": wanted}, starter)
+
+    @property
+    def spares(self) -> tuple[int, int]:
+        """Those who are ready to join, and those who are on their way."""
+        ready, coming = (sum(word[key] for word in self.standing_by.values()) for key in ("ready", "coming"))
+        return ready, coming
+
+    def _hear_of_spares(self, source: int, message: dict[str, Any]) -> None:
+        self.standing_by[source] = message
+        self.started += message["started"]
+        self.refused |= message["refused"]
+        if message["refused"] and not self.told_refusal:
+            self.told_refusal = True
+            self.progress.say("mpirun has no slot for a new rank; the job goes on without (more: --host localhost:N)")
 
     def _compared(self, source: int, message: dict[str, Any]) -> None:
         self.compared[source] = message
@@ -387,7 +417,8 @@ class Head:
         run = figures | {"name": self.progress.name(phase), "share": share, "eta": self._left(phase, figures)}
         rows = self.board.ranks(self.world.layout)
         state = {"time": time.time(), "seconds": seconds, "interval": self.config.observe.interval, "run": run}
-        state |= {"groups": status.groups(rows), "ranks": rows}
+        ready, coming = self.spares
+        state |= {"groups": status.groups(rows), "ranks": rows, "spares": {"ready": ready, "coming": coming}}
         path = self.directory / "status.json"
         self.scribe.want(path.name, partial(write_json, path, state))
         self._tell_trouble()
@@ -455,6 +486,7 @@ class Head:
             "snapshots": self.keeper.snapshots.taken,
             "store": {str(word["rank"]): word["store"] for word in self.board.of("server") if word["store"]},
             "recoveries": self.told_recoveries(),
+            "started": self.started,
             "provenance": self.provenance,
         }
 
@@ -472,3 +504,8 @@ def _went_on(recoveries: list[dict[str, Any]], first: float | None, whole: float
         recovery | {key: round(at - recovery["detected"], 3) for key, at in end.items()}
         for recovery, end in zip(recoveries, ends, strict=True)
     ]
+
+
+def may_join(missing: int, ready: int, coming: int) -> bool:
+    """Whether those who stand by join now: all that are missing at once, as each time stops the others; or the last."""
+    return missing > 0 and ready > 0 and (ready >= missing or not coming)

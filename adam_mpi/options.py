@@ -114,7 +114,7 @@ def _grow(command: argparse.ArgumentParser) -> None:
 
 
 def _join(command: argparse.ArgumentParser) -> None:
-    """It has none: whoever starts it says everything through MPI."""
+    command.add_argument("run", help="run directory; whoever starts it says everything else through MPI")
 
 
 def _merge(command: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     net = _largest(config, description, cut, captured)
     needed, working = _memory(config, layout, description, net, shelves, captured), _working_set(net)
     strips = [_strips(config, cut, net)] if len(cut) > 1 else []
-    roles = _roles(layout, config.server.copies)
+    roles = _roles(layout, config.server.copies, config.recover.spares)
     sections = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), needed, working]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
@@ -150,10 +150,12 @@ def _hosts(ranks: int, given: str | None) -> list[str]:
     return [f"host{rank // int(places)}" for rank in range(ranks)]
 
 
-def _roles(layout: Layout, copies: int) -> Iterator[str]:
+def _roles(layout: Layout, copies: int, spares: int) -> Iterator[str]:
     yield f"{len(layout.places)} ranks: {len(layout.data)} data, {len(layout.workers)} worker in {layout.replicas} " \
           f"replicas of {layout.partitions}, {len(layout.servers)} server"  # fmt: skip
     yield f"lost servers survived without stopping: {layout.survives(copies)} (else a restart goes on from the store)"
+    if spares:
+        yield f"spares that stand by: {spares} processes more, for which mpirun needs slots"
     for place in layout.places[:MOST_ROWS]:
         yield f"  {place}"
     if len(layout.places) > MOST_ROWS:

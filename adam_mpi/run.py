@@ -6,10 +6,11 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,11 +18,13 @@ from mpi4py import MPI
 
 from adam_mpi import config as configuration
 from adam_mpi import start
-from adam_mpi.cluster import fence, launcher, sentinel
+from adam_mpi.cluster import fence, launcher, layout, sentinel, spares
 from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.succession import NEW
 from adam_mpi.cluster.world import Idle, Interrupted, World, gather
 from adam_mpi.config import Given
 from adam_mpi.crew import Crew
+from adam_mpi.data.sets import DataSet
 from adam_mpi.durable import owner as ownership
 from adam_mpi.durable import stores
 from adam_mpi.errors import LostRun, LostState, RankFailure, Stall, UserError
@@ -32,6 +35,8 @@ from adam_mpi.observe.watchdog import Watchdog, answer_signals
 
 TELL_SECONDS, CLOSE_SECONDS = 10.0, 2.0
 """What the last words may take, and the files of the log, in a run directory that may hang."""
+ENDS = "DONE", "STOPPED", "log/failure.txt"
+LEAVE_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -96,7 +101,9 @@ def run(
     if world.rank == world.layout.head:
         job.owner.release()
     os.environ.pop(sentinel.OWNER_FILE)
-    if world.broken and not inside:
+    _dismiss(world)
+    # MPI's own end would also wait for a rank that was too busy with its spares to end in order.
+    if (world.broken or (world.survivable and config.recover.spares)) and not inside:
         _leave(world)
     return job.directory
 
@@ -146,12 +153,19 @@ def _end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
     os._exit(1)
 
 
-def join() -> int:
-    """The way of a rank that is started while the job runs."""
-    comm = MPI.Comm.Get_parent().Merge(high=True).Dup()
-    job, place = World.accept(comm)
-    world = World(comm, job.config, born=place)
-    world.agree()
+def join(directory: Path) -> int:
+    """The way of a rank that is started while the job runs: it gets ready, stands by, and joins when it is wanted."""
+    link = spares.quiet(MPI.Comm.Get_parent())
+    try:
+        world, job, data = _stand_by(link, directory)
+    except Exception as error:
+        # Whoever it needs is gone, and the others know; anything else is a fault of ours.
+        if not isinstance(error, RankFailure | MPI.Exception):
+            traceback.print_exc()
+            sys.stderr.flush()
+        # Nobody would hear of an exit.
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise
     logs.start(job.directory, world.place.member, str(world.place))
     os.environ[sentinel.OWNER_FILE] = str(job.owner.path)
     # Others on this host may ask where we are: without an answer their signal would end us.
@@ -160,14 +174,58 @@ def join() -> int:
     failure_file = job.directory / "log" / "failure.txt"
     wire = start.join_sentinel(world, failure_file)
     try:
-        world, crew = _work(world, job, wire, Crew(Post(world.control), {}, None, []))
+        world, crew = _work(world, job, wire, Crew(Post(world.control), {}, None, [], data=data))
         _finish(world, crew, job)
     except BaseException as error:
         _tell(world, wire, failure_file, error)
         _end(world, failure_file, error)
     wire.bye()
     log.info("finished")
+    _dismiss(world)
     _leave(world)
+
+
+def _stand_by(link: MPI.Intercomm, directory: Path) -> tuple[World, Job, DataSet]:
+    """All that can be done alone is done before others wait: imports are, kernels and the data set follow here."""
+
+    def over() -> bool:
+        return any((directory / marker).exists() for marker in ENDS)
+
+    luggage = spares.hear(link, over)
+    data = start.get_ready(luggage.job, luggage.captured)
+    link.send(time.process_time(), 0)
+    invitation = spares.hear(link, over)
+    if invitation is None:
+        _go_away(link)
+    comm = spares.come_in(invitation)
+    world = World(comm, luggage.job.config, born=layout.Place(NEW, "", (), born=invitation.born))
+    world.agree()
+    world.full, world.gone = invitation.full, invitation.gone
+    return world, luggage.job, data
+
+
+def _go_away(link: MPI.Intercomm) -> NoReturn:
+    """The job ends and has not needed this rank."""
+    with _at_most(LEAVE_SECONDS):
+        link.Disconnect()
+        MPI.Finalize()
+    os._exit(0)
+
+
+def _dismiss(world: World) -> None:
+    """Send those away who stand by; in order, so that the launcher takes nothing amiss."""
+    with _at_most(LEAVE_SECONDS):
+        world.spares.dismiss()
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """End this process, all of whose work is done, where MPI waits longer than this for somebody who may be gone."""
+    timer = threading.Timer(seconds, os._exit, [0])
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
 
 
 def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None) -> tuple[World, Crew]:
@@ -194,8 +252,9 @@ def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None)
             log.warning("generation %d ends: %s", world.generation, failure)
             crew.detected = time.time()
             watch.begin(world.generation, world.place.member)
-            # Whoever wants more ranks says how many; everybody else goes along.
-            world = world.recover(getattr(failure, "ranks", 0), job)
+            crew.compute_on()
+            # Whoever knows that more ranks are to join says how many; everybody else goes along.
+            world = world.recover(getattr(failure, "full", 0))
 
 
 def _reach_others(world: World) -> None:
@@ -225,7 +284,7 @@ def _watch(world: World, job: Job, wire: sentinel.Wire) -> fence.Watch:
 
 
 def _over(job: Job) -> bool:
-    return any((job.directory / marker).exists() for marker in ("DONE", "STOPPED"))
+    return any((job.directory / marker).exists() for marker in ENDS[:2])
 
 
 def _finish(world: World, crew: Crew, job: Job) -> None:
@@ -282,6 +341,7 @@ def _serve(world: World, crew: Crew) -> None:
             over |= crew.hear(watchdog)
         except MPI.Exception as error:
             raise RankFailure(world.describe(error)) from error
+        crew.look_after_spares(world.layout.head)
         world.check()
         watchdog.look(crew.awaits)
         if time.monotonic() - told > world.config.observe.interval / 2 and not over:

@@ -16,13 +16,14 @@ from adam_mpi import compiling
 from adam_mpi import config as configuration
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.spares import Luggage
 from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.crew import Crew
 from adam_mpi.data.joint import Cuts, first_cuts
 from adam_mpi.data.serving import DataServer
-from adam_mpi.data.sets import Description, describe, open_set
+from adam_mpi.data.sets import DataSet, Description, describe, open_set
 from adam_mpi.durable import identity, newest, snapshot, stores
 from adam_mpi.durable import model as model_file
 from adam_mpi.durable import owner as ownership
@@ -39,7 +40,7 @@ from adam_mpi.model import parameters
 from adam_mpi.model.engine import tuner
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import partition
+from adam_mpi.model.partition import Strip, partition
 from adam_mpi.observe import metrics, rundir
 from adam_mpi.observe.log import say
 from adam_mpi.plan import check_memory, model, network, partitions, plan_shelves
@@ -279,7 +280,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
                 now = life(job, world.generation)
                 newest.describe_store(now, job.config, job.replicas, total, job.identity)
     if "data" in roles:
-        made["data"] = _data(ground, old.get("data"))
+        made["data"] = _data(ground, old.get("data"), kept.data if kept else None)
         if world.rank == world.layout.head:
             head = Head(world, made["data"], ground.post, job, ground.plan, settled, kept.head if kept else None)
     if "server" in roles:
@@ -298,6 +299,8 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     factors = tuple(captured_layers(ground.choices))
     crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
     crew.abandoned, crew.pushed, crew.cuts = abandoned, pushed, _cuts(ground)
+    crew.spares = world.spares
+    crew.spares.enter(Luggage(job, factors))
     if pusher is not None and "worker" not in made:
         # Its last word: it pushes no more.
         crew.post.send({"kind": "stats", **pusher.stats()}, world.layout.head)
@@ -319,6 +322,20 @@ def _cuts(ground: Ground) -> Cuts | None:
         return ground.settled.cuts if ground.settled is not None else None
     replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
     return first_cuts(position.batches, position.epoch, replicas)
+
+
+def get_ready(job: Job, captured: Sequence[str]) -> DataSet:
+    """What a rank that stands by can do before it has a role: load the kernels of all, and open the data set."""
+    cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
+    for strip in cut.strips if len(cut) > 1 else (None,):
+        compiling.compile_now(["worker", "server"], _network(job, strip, captured))
+    return open_set(job.config.data)
+
+
+def _network(job: Job, strip: Strip | None, captured: Sequence[str]) -> Network:
+    """Of the whole model or of a strip; choices of the run are for whole layers, a strip's are made by arithmetic."""
+    shapes, kernels = (strip.shapes, None) if strip else (job.shapes, job.kernels)
+    return network(job.config, job.description, shapes, captured, kernels, strip)
 
 
 def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int, float]:
@@ -355,10 +372,7 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     net, new = None, [role for role in roles if kept is None or role not in kept.roles]
     if "worker" in new:
         strip = cut.strips[world.place.strip or 0] if len(cut) > 1 else None
-        shapes = strip.shapes if strip else job.shapes
-        # Choices of the run are for whole layers: those of a strip are made by arithmetic.
-        kernels = None if strip else job.kernels
-        net = network(config, job.description, shapes, captured_layers(choices), kernels, strip)
+        net = _network(job, strip, captured_layers(choices))
     compiling.compile_once(world, net) if kept is None else compiling.compile_now(new, net)
     kind, serves = choose_kind(config.cluster.transport, world.survivable), "server" in roles
     world.agree()
@@ -372,10 +386,11 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     return Ground(world, job, Post(world.control), plan, choices, mail, window, mirror, threads, settled), net
 
 
-def _data(ground: Ground, kept: DataServer | None) -> DataServer:
+def _data(ground: Ground, kept: DataServer | None, opened: DataSet | None) -> DataServer:
     world, job, settled = ground.world, ground.job, ground.settled
     if kept is None:
-        kept = DataServer(world, open_set(job.config.data), ground.post, ground.position, job.replicas)
+        opened = opened or open_set(job.config.data)
+        kept = DataServer(world, opened, ground.post, ground.position, job.replicas)
     if settled is not None:
         kept.enter(world, ground.post, ground.position, settled.out, settled.mean, settled.left)
     return kept

@@ -106,7 +106,8 @@ mpich_requirement() { sed -n '/^mpich =/{n;s/ //gp;}' "$root/setup.cfg"; }
 # mpi_launch MPIRUN RANKS: sets the array `launch` to the start of a command line, with the options this MPI wants here.
 # With ADAM_MPI_HOSTS the ranks are on the test hosts that scripts/hosts has made there, as evenly as can be.
 mpi_launch() {
-    local lab=${ADAM_MPI_HOSTS:-} hosts="localhost:$2"
+    # Slots beyond the ranks are for those that join later (recover.spares, recover.respawn, adam_mpi grow).
+    local lab=${ADAM_MPI_HOSTS:-} hosts="localhost:$(($2 + 8))"
     [ -z "$lab" ] || hosts=$(test_hosts "$lab" "$2")
     launch=("$1" -n "$2")
     case $("$1" --version 2>&1) in
@@ -139,7 +140,9 @@ survival() {
     [ "${ADAM_MPI_SURVIVE:-yes}" = yes ] && [ -x "$information" ] || return 0
     "$information" 2>/dev/null | grep -q "FT MPI support: yes" || return 0
     # Open MPI warns of windows after a failure, in each start; what we do with them is in the tests.
+    # Its OFI transport, which ob1 uses for one-sided transfers only, sleeps for a second in every start.
     echo "--with-ft ulfm"
+    [ -n "${OMPI_MCA_btl:-}" ] || echo "--mca btl ^ofi"
 }
 
 # How Open MPI binds ranks. By default each gets one core, which all its threads would share; where a Slurm job has given

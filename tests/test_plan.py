@@ -175,3 +175,8 @@ def test_the_network_of_36_billion_connections():
 def test_images_that_make_no_sense_are_named(images):
     with pytest.raises(UserError, match=f"^--images {images}: expected CHANNELSxROWSxCOLUMNS:CLASSES"):
         plan(config.load(), 2, None, images)
+
+
+def test_spares_are_named_with_the_slots_they_need():
+    assert "spares" not in plan(config.load(None), 8, None)
+    assert "spares that stand by: 2 processes more" in plan(config.load(None, ["recover.spares=2"]), 8, None)

@@ -72,3 +72,28 @@ def test_a_new_rank_fills_the_role_that_is_short():
 def test_too_few_for_a_replica_is_named():
     with pytest.raises(LostState, match="2 ranks are left, a replica needs 3"):
         next_layout(Layout(partitions=3), 3, {1})
+
+
+def test_a_new_rank_takes_copies_before_data_and_data_before_training():
+    wanted = Layout(data=2, servers=3)
+    fresh = [Place(NEW, "", (), born=born) for born in (20, 21, 22)]
+    kept = [*left(wanted, 10, {1, 3, 9}), *fresh]
+    layout = go_on(["h"] * 10, kept, wanted)
+    assert [place.roles for place in layout.places[-3:]] == [("server",), ("data",), ("worker",)]
+    assert (len(layout.data), len(layout.servers), layout.replicas) == (2, 3, 5)
+
+
+def test_a_new_rank_takes_the_place_of_the_head_that_was_the_only_data_rank():
+    wanted = Layout(servers=3)
+    kept = [*left(wanted, 8, {0}), Place(NEW, "", (), born=8)]
+    layout = go_on(["h"] * 8, kept, wanted)
+    assert layout.places[layout.head].member == 8 and layout.places[layout.head].roles == ("data",)
+    assert layout.replicas == 4
+
+
+def test_new_ranks_are_started_by_whom_the_others_wait_for_least():
+    layout = arrange(["h"] * 8, Layout(servers=3))
+    assert layout.places[layout.starter].roles == ("worker",)
+    standby = next_layout(Layout(data=1, servers=1, partitions=2), 8, {2})
+    assert standby.places[standby.starter].roles == ()
+    assert arrange(["h"], Layout()).starter == 0

@@ -1,5 +1,8 @@
 """Any rank may die and training goes on: real jobs, real kills, with an MPI that can go on without the dead."""
 
+import json
+
+import chaos
 import h5py
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ from launch import available, given
 from test_train import SMOOTH
 
 from adam_mpi.observe.rundir import compare_copies, grow
+from adam_mpi.worker.conservation import counted, left_copies
 
 pytestmark = [
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),
@@ -229,3 +233,59 @@ def test_a_lost_strip_is_replaced(start_job):
     job.until(lambda: job.metrics()[-1]["images_trained"] > images + 1000, "more images with it")
     summary = stop_spawned(job)
     assert summary["ranks"]["replicas"] == 2 and summary["recoveries"][0]["members"] == [6]
+
+
+def spares_ready(job, count):
+    """Until so many stand by, as the generation that has begun last knows."""
+
+    def told():
+        file, begun = job.run / "status.json", job.run.glob("log/generation-*.json")
+        status = json.loads(file.read_text()) if file.exists() else {"time": 0.0}
+        newest = max((path.stat().st_mtime for path in begun), default=0.0)
+        return status["time"] > newest and status["spares"]["ready"] == count
+
+    return job.until(told, f"{count} spares")
+
+
+@full
+@pytest.mark.timeout(300)
+def test_spares_take_the_places_of_lost_ranks_at_once_and_nothing_acknowledged_is_lost(start_job):
+    """A worker, the head and a server die: each time one generation ends, and the next has all its ranks."""
+    more = given("layout.data=1", "recover.spares=1")
+    job = start_job(8, "train", *given(*chaos.CONSERVATION), *SETTINGS, *ENDLESS, *more)
+    for generation, rank in enumerate((5, 0, 2), 1):
+        spares_ready(job, 1)
+        job.rank(rank).kill()
+        reached(job, generation)
+    spares_ready(job, 1)
+    summary = stop_spawned(job)
+    assert [recovery["members"] for recovery in summary["recoveries"]] == [[5], [0], [2]]
+    assert summary["ranks"]["total"] == 8 and summary["ranks"]["server"] == 3
+    assert all(word["cpu"] > 0 for word in summary["started"]) and summary["started"]
+    conserved(job.run, dead={5, 0, 2})
+
+
+def conserved(run, dead):
+    """Every parameter of every copy is the number of acknowledged pushes; those of the dead may be in it or not."""
+    told = counted(run)
+    least = sum(acknowledged for _, acknowledged in told.values())
+    most = least + sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
+    copies = left_copies(run)
+    assert least > 0 and copies and all(len(same) >= 2 for same in copies.values())
+    for same in copies.values():
+        assert all(np.array_equal(other, same[0]) for other in same[1:])
+        assert least <= same[0].min() and same[0].max() <= most
+
+
+@full
+@pytest.mark.timeout(300)
+def test_spares_end_with_the_job_that_did_not_need_them_and_mpirun_is_content(start_job):
+    job = start_job(4, "train", *given("data.images=2000", "observe.interval=0.2", "recover.spares=2"), *ENDLESS)
+    spares_ready(job, 2)
+    idle = [process for process in job.ranks() if "join" in process.cmdline()]
+    before = [sum(process.cpu_times()[:2]) for process in idle]
+    began = len(job.metrics())
+    job.until(lambda: len(job.metrics()) >= began + 20, "20 lines more")
+    spent = [sum(process.cpu_times()[:2]) - cpu for process, cpu in zip(idle, before, strict=True)]
+    assert len(spent) == 2 and max(spent) < 0.02 * 4 + 0.02, spent
+    assert stop(job)["generation"] == 0

@@ -56,6 +56,11 @@ class Layout:
         return self.data[0]
 
     @property
+    def starter(self) -> int:
+        """The rank that starts new ones: it stands still for a moment, which the head and servers should not."""
+        return min(self.places, key=lambda p: ("data" in p.roles, "server" in p.roles, len(p.roles), -p.rank)).rank
+
+    @property
     def replicas(self) -> int:
         return len(self.workers) // self.partitions
 

@@ -17,10 +17,13 @@ def go_on(hosts: Sequence[str], kept: Sequence[Place], wanted: config.Layout) ->
     idle = [rank for rank, place in enumerate(kept) if not place.roles]
     _fill("data", 1, roles, idle)
     fresh = [rank for rank in idle if kept[rank].rank == NEW]
-    servers = wanted.servers or max(1, len(hosts) // 4)
-    for rank in fresh[: max(0, servers - sum("server" in own for own in roles))]:
-        roles[rank].append("server")
-        idle.remove(rank)
+    # New ranks do what is short: copies of shards first.
+    short = ("server", wanted.servers or max(1, len(hosts) // 4)), ("data", wanted.data or len(hosts) // 8)
+    for role, count in short:
+        for rank in fresh[: max(0, count - sum(role in own for own in roles))]:
+            roles[rank].append(role)
+            idle.remove(rank)
+            fresh.remove(rank)
     replicas = _replicas(kept, idle, wanted.partitions) or [_any_ranks(roles, wanted.partitions)]
     strips = {rank: (number, strip) for number, ranks in enumerate(replicas) for strip, rank in enumerate(ranks)}
     for rank in strips:

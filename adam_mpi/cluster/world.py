@@ -3,9 +3,8 @@
 import logging
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -13,9 +12,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from adam_mpi.cluster import layout
+from adam_mpi.cluster import layout, spares
 from adam_mpi.cluster.inject import Injector, check, parse
-from adam_mpi.cluster.succession import NEW, go_on
+from adam_mpi.cluster.spares import Spares
+from adam_mpi.cluster.succession import go_on
 from adam_mpi.config import Config
 from adam_mpi.errors import RankFailure
 
@@ -71,6 +71,10 @@ class World:
         self.begun = False
         self.broken = self.generation > 0
         """Whether a rank was lost: MPI cannot be ended in order any more."""
+        self.spares: Spares = before.spares if before else Spares()
+        """Those who stand by, of the ones that this rank has started."""
+        self.full: int = self.comm.size
+        """How many ranks the job should have."""
         self.evicted: list[int] = []
         """Processes on this host that were taken for dead."""
         self.highest: int = max([before.highest if before else 0, *(place.member for place in self.layout.places)])
@@ -84,8 +88,7 @@ class World:
         return self.comm.rank
 
     def _quiet(self, comm: MPI.Comm) -> Any:
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
-        return comm
+        return spares.quiet(comm)
 
     def _members(self) -> MPI.Comm | None:
         """Of our replica, in the order of its strips; a strip may be taken over by any rank."""
@@ -128,9 +131,10 @@ class World:
         """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm."""
         return self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
-    def recover(self, ranks: int = 0, job: Any = None) -> "World":
-        """Leave this generation with all who are still there; the world of the next one, with so many ranks more.
+    def recover(self, full: int = 0) -> "World":
+        """Leave this generation with all who are still there; the world of the next one, with who stands by to join.
 
+        Those who stand by are taken in up to `full` ranks, as far as that is more than the job has had so far.
         A loop: whoever is lost while the next world is made is left behind by the one after it.
         """
         comm = self.comm
@@ -139,43 +143,37 @@ class World:
             comm = self._quiet(comm.Shrink())
             self.injector.at("recover")
             try:
-                comm = self._grow(comm, ranks, job)
+                comm, wanted = self._take_in(comm, full)
                 world = World(comm, self.config, before=self)
                 world.agree()
             except (MPI.Exception, RankFailure) as error:
                 log.warning("another rank was lost meanwhile: %s", error)
                 continue
-            members = {place.member for place in world.layout.places}
-            lost = [place for place in self.layout.places if place.member not in members]
+            world.full = wanted if self.config.recover.replaces else comm.size
+            lost = self._lost([place.member for place in world.layout.places])
             world.gone = *(() if self.begun else self.gone), *lost
             world.evicted = [*self.evicted, *(self.pids[p.rank] for p in lost if p.host == self.place.host)]
             world.catch_signals()
             return world
 
-    def _grow(self, comm: MPI.Intracomm, ranks: int, job: Any) -> MPI.Intracomm:
-        """Collective: with as many ranks more as somebody wants, if the launcher has places for them."""
-        told = gather(comm, (ranks, 1 + max([self.highest, *(place.member for place in self.layout.places)])))
-        ranks, first = max(told)[0], max(number for _, number in told)
-        if not ranks:
-            return comm
-        try:
-            # They share the cores like the others do, whatever the launcher's own habit.
-            info = MPI.Info.Create({"bind_to": "none"})
-            spawned = comm.Spawn(sys.executable, ["-m", "adam_mpi", "join"], ranks, info)
-        except MPI.Exception as error:
-            log.warning("no place for %d more ranks: %s", ranks, error.Get_error_string())
-            return comm
-        # A later failure is handled well on the duplicate of a merged communicator only.
-        grown = self._quiet(spawned.Merge(high=False)).Dup()
-        self._quiet(grown).bcast((job, first, comm.size))
-        return grown
+    def _take_in(self, comm: MPI.Intracomm, full: int) -> tuple[MPI.Intracomm, int]:
+        """Collective: with as many ranks more as are missing, of those who stand by; and how many there should be."""
+        next_member = 1 + max([self.highest, *(place.member for place in self.layout.places)])
+        told = gather(comm, (self.spares.call(), max(full, self.full), next_member, self.place.member))
+        full, born = max(word[1] for word in told), max(word[2] for word in told)
+        doors = spares.doors([word[0] for word in told], full - comm.size)
+        # Whoever joins may be the next head, who tells of the loss.
+        gone = *(() if self.begun else self.gone), *self._lost([word[3] for word in told])
+        for number, holder in enumerate(doors):
+            port = ""
+            if comm.rank == holder:
+                port = self.spares.invite(born + number, full, doors[number + 1 :], gone)
+            comm = spares.let_in(comm, holder, port)
+        return comm, full
 
-    @staticmethod
-    def accept(comm: MPI.Intracomm) -> tuple[Any, layout.Place]:
-        """Of a rank that was started by `_grow`: the job, and what it will be known by."""
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
-        job, first, before = comm.bcast(None)
-        return job, layout.Place(NEW, "", (), born=first + comm.rank - before)
+    def _lost(self, members: Sequence[int]) -> list[layout.Place]:
+        """Who of this generation is not among these."""
+        return [place for place in self.layout.places if place.member not in members]
 
     def end_evicted(self) -> None:
         """Those on this host who were taken for dead, and are only stopped, would keep the launcher waiting."""

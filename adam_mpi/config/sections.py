@@ -259,6 +259,13 @@ class Recover:
     """How long the others may take to go on; after that the job ends, to be restarted from what it has stored."""
     respawn: bool = False
     """Whether a new rank is started for each that is lost, where the launcher has a free slot."""
+    spares: int = limited(0, low=0, high=64)
+    """Processes that stand by, with kernels loaded, to take the place of a lost rank at once; implies `respawn`."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the job keeps its number of ranks."""
+        return self.respawn or self.spares > 0
 
 
 @dataclass

@@ -51,4 +51,7 @@ def view(run: Path, status: dict[str, Any]) -> Group:
     note = f"{run}: {end or 'running'}, {status['seconds']:.0f} s"
     if not end and age > 5 * max(status["interval"], 1.0):
         note += f"; not heard of for {age:.0f} s: is it still there?"
+    spares = status.get("spares", {"ready": 0, "coming": 0})
+    if any(spares.values()):
+        note += f"; spares: {spares['ready']} stand by, {spares['coming']} on their way"
     return Group(Text(note, style="bold"), screen.run_line(status["run"]), screen.by_rank(status["ranks"]))

@@ -180,6 +180,9 @@ class StripWorker(Worker):
         self.flow.attach(self.link)
         self.sums = Sums(self.link, self.cut)
 
+    def compute_on(self) -> None:
+        """Nothing: what strips have begun when a generation ends is given up."""
+
     def _feed(self) -> bool:
         worked = False
         while self.fresh and self.flow.takes(self.number) and (self.waiting or self._take_batch()):

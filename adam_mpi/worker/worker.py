@@ -195,9 +195,19 @@ class Worker:
             return False
         if self.data.shared:
             return self._feed_share()
+        return self._give_out(TASKS_AHEAD)
+
+    def compute_on(self) -> None:
+        """Give the threads every batch that has arrived, to compute while this rank can push and pull nothing."""
+        if self.fresh and self.config.asynchronous and self.data.phase.training:
+            waiting = sum(thread.waiting for thread in self.trainers)
+            self._give_out(-(-(waiting + len(self.data.arrived)) // len(self.trainers)))
+
+    def _give_out(self, ahead: int) -> bool:
+        """Give arrived batches to the threads, until each has so many in hand."""
         worked = False
         for thread in self.trainers:
-            while thread.waiting < TASKS_AHEAD and (taken := self.data.take()) is not None:
+            while thread.waiting < ahead and (taken := self.data.take()) is not None:
                 slot, batch = taken
                 if self.data.phase.training:
                     self.held.add(batch_id(batch.epoch, batch.number))
