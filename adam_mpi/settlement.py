@@ -119,8 +119,8 @@ def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copie
         clock = cuts.layouts[-1][0]
     nexts = _next(clocks, layout, clock, staleness == 0)
     return Settlement(
-        holders, lacking, frozenset(stale), _acknowledged(words, layout), promoted, version, position, nexts, clock,
-        _begun(words, nexts), cuts, left, _taken(words, holders), frozenset(out),
+        holders, lacking, frozenset(stale), _acknowledged(words, layout, version), promoted, version, position, nexts,
+        clock, _begun(words, nexts), cuts, left, _taken(words, holders), frozenset(out),
         _mean([word.tally for word in words if word.tally[0] == position.epoch]),
         min(word.detected for word in words if word.detected), earliest(word.went_on for word in words),
         _newest_head([word.head for word in words]),
@@ -128,10 +128,25 @@ def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copie
     )  # fmt: skip
 
 
-def _acknowledged(words: Sequence[Word], layout: Layout) -> dict[int, int]:
-    """Pusher -> the number of its last acknowledged push, if it goes on with the same strip."""
+def _acknowledged(words: Sequence[Word], layout: Layout, version: int | None) -> dict[int, int]:
+    """Pusher -> the number of its last acknowledged push, if it goes on with the same strip.
+
+    In synchronous training one strip may have had a clock acknowledged that others have not, and that is taken back.
+    """
     same = [word for word, place in zip(words, layout.places, strict=True) if word.strip == (place.strip or 0)]
-    return {word.member: word.acknowledged[0] for word in same if word.acknowledged is not None}
+    told = {word.member: word.acknowledged for word in same if word.acknowledged is not None}
+    return {member: number for member, (number, clock) in told.items() if version is None or clock <= version}
+
+
+def _complete(words: Sequence[Word], servers: Sequence[Word], strips: int) -> int:
+    """In synchronous training: a clock that is complete, as far as one can tell; a later one may be."""
+    # Nobody begins a clock before the one before it is acknowledged everywhere.
+    newest = max((version for word in servers for version in word.copies.values()), default=0)
+    reached: dict[int, int] = {}
+    for word in words:
+        if word.acknowledged is not None:
+            reached[word.strip] = max(word.acknowledged[1], reached.get(word.strip, 0))
+    return max(newest - 1, min(reached.values()) if len(reached) == strips else 0)
 
 
 def _sound(
@@ -147,9 +162,7 @@ def _sound(
         have = {word.member: {s: v for s, v in word.copies.items() if _in_sync(word, s, known)} for word in servers}
         _check_left(have, servers, shards)
         return have, None
-    # Nobody begins a clock before the one before it is acknowledged everywhere.
-    newest = max((version for word in servers for version in word.copies.values()), default=0)
-    least = max([newest - 1, *(word.acknowledged[1] for word in words if word.acknowledged is not None)])
+    least = _complete(words, servers, layout.partitions)
     have = {word.member: {s: v for s, v in word.copies.items() if v >= least} for word in servers}
     _check_left(have, servers, shards)
     version = min(_newest(have, shards))

@@ -133,6 +133,21 @@ def test_a_copy_of_an_earlier_clock_than_is_acknowledged_does_not_serve():
     assert in_step(server(0, old), server(1, old), Word(2)).version == 4
 
 
+def test_a_clock_that_not_all_strips_have_had_acknowledged_is_taken_back():
+    """Strips push shards of their own: the first has had clock 5 acknowledged, the other one not."""
+    places = [Place(0, "h", ("server",)), *(Place(1 + n, "h", ("worker",), 0, n) for n in range(2))]
+    words = [server(0, everything(5) | {3: 4}), worker(1, 5, clock=5), worker(2, 4, clock=4, strip=1)]
+    words[0].positions = {4: position(1, range(4))}
+    settled = settle(words, Layout(tuple(places), 2), SHARDS, 1, 0.0)
+    assert settled.version == 4 and not settled.stale and settled.acknowledged == {2: 4}
+    words[2].acknowledged = 5, 5
+    with pytest.raises(LostState, match=r"of 1 of 6 shards \(3\) only copies"):
+        settle(words, Layout(tuple(places), 2), SHARDS, 1, 0.0)
+    # Nobody is left who could tell of the other strip.
+    words[2].acknowledged = None
+    assert settle(words, Layout(tuple(places), 2), SHARDS, 1, 0.0).version == 4
+
+
 def test_no_clock_begins_before_the_one_before_is_complete():
     """A copy that is two behind any other lacks what was acknowledged, whoever is left to tell."""
     old = everything(5) | {3: 3}
