@@ -354,9 +354,20 @@ class Head:
         else:
             self._say_result()
 
+    @property
+    def _judged(self) -> list[int] | None:
+        """Whose acknowledged pushes must be in the weights: everybody's, in synchronous training of who pushes now.
+
+        There a clock that others had acknowledged, but not all strips or only the dead, was computed again.
+        """
+        layout = self.world.layout
+        if self.config.consistency.staleness > 0:
+            return None
+        return [layout.places[rank].member for rank in layout.workers]
+
     def _check_short(self) -> None:
         """Raise LostState if a shard lacks a push that its pusher counts as acknowledged: the weights are not whole."""
-        short = self.board.short(self.members, self.config.consistency.staleness == 0)
+        short = self.board.short(self.members, self._judged)
         if short:
             whose = ", ".join(f"{count} of rank {pusher}" for pusher, count in sorted(short.items()))
             raise LostState(f"acknowledged pushes are not in all weights: {whose}; the job is not done")
@@ -474,7 +485,7 @@ class Head:
             "images_per_second": round(self.results["images"] / max(self.train_seconds, 1e-9), 1),
             "generation": self.world.generation,
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
-            "pushes": self.board.pushes(self.members, self.config.consistency.staleness == 0),
+            "pushes": self.board.pushes(self.members, self._judged),
             "residual": self.board.residual([layout.places[rank].member for rank in layout.workers]),
             "pulls": self.board.pulls(),
             "workers": self.board.workers(),

@@ -61,7 +61,7 @@ def test_what_a_pusher_counts_as_acknowledged_and_a_shard_lacks_is_short():
     assert board.short([0, 1, 3, 4]) == {"4": 1, "5": 6} and board.pushes([0, 1, 3, 4])["short"] == 7
     assert board.pushes([0, 1, 3, 4])["applied"] == 12
     # A clock that only the dead knew of is computed again without them.
-    assert board.short([0, 1, 3, 4], synchronous=True) == {"4": 1}
+    assert board.short([0, 1, 3, 4], pushers=[3, 4]) == {"4": 1}
 
 
 def test_the_pushes_of_the_dead_are_counted_though_another_head_heard_them():

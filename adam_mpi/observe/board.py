@@ -129,8 +129,8 @@ class Board:
             total.update({int(value): count for value, count in word[name].items()})
         return total
 
-    def pushes(self, members: Collection[int], synchronous: bool = False) -> dict[str, int]:
-        """Of the whole job; `members` are the ranks that are left."""
+    def pushes(self, members: Collection[int], pushers: Collection[int] | None = None) -> dict[str, int]:
+        """Of the whole job; `members` are the ranks that are left; `pushers`: see `short`."""
         workers, servers, told = self.of("worker"), self.of("server"), self.of_pushers()
         applied = self._applied(members)
         gone = [pusher for pusher in told if int(pusher) not in members]
@@ -142,22 +142,22 @@ class Board:
             "given_up": sum(sent - known for pusher, (sent, known) in told.items() if pusher not in gone),
             # In the weights, and whoever pushed them was lost before he could say that he knew.
             "unacknowledged_of_dead": sum(max(0, applied.get(pusher, 0) - told[pusher][1]) for pusher in gone),
-            "short": sum(self.short(members, synchronous).values()),
+            "short": sum(self.short(members, pushers).values()),
             "duplicates": sum(word["duplicates"] for word in servers),
             "refused": sum(word["refused"] for word in servers),
             "bytes": sum(word["pushes"]["bytes"] for word in workers),
         }
 
-    def short(self, members: Collection[int], synchronous: bool = False) -> dict[str, int]:
+    def short(self, members: Collection[int], pushers: Collection[int] | None = None) -> dict[str, int]:
         """Pusher -> how many pushes it counts as acknowledged that some shard lacks: nobody, if all is well.
 
-        In the end, when everybody has told his last word. In synchronous training a clock that only the dead knew to
-        be complete may have been computed again without them.
+        In the end, when everybody has told his last word. `pushers`: whose word counts; None: everybody's, who was lost
+        too.
         """
         last = {str(word["rank"]): word["pushes"]["last"] for word in self.of("worker")}
         last = {pusher: known for pusher, (_, known) in self.of_pushers().items()} | last
         applied = self._applied(members)
-        judged = [pusher for pusher in last if not synchronous or int(pusher) in members]
+        judged = [pusher for pusher in last if pushers is None or int(pusher) in pushers]
         missing = {pusher: last[pusher] - applied.get(pusher, 0) for pusher in judged}
         return {pusher: count for pusher, count in missing.items() if count > 0}
 
