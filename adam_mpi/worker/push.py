@@ -164,14 +164,14 @@ class PushClient:
     def forget(self, clock: int) -> list[Contribution]:
         """Take back what is under way, but for what has reached all servers: that of earlier clocks."""
         forgotten = self._stop()
+        for contribution in forgotten:
+            self.settled += contribution.clock < clock
+            self.sent -= contribution.clock >= clock
+            if self.conservation is not None and contribution.clock < clock:
+                self.conservation.acknowledged()
         for contribution in reversed(forgotten):
             if contribution.clock >= clock:
-                self.sent -= 1
                 self._take_back(contribution, contribution.encoded)
-            else:
-                self.settled += 1
-                if self.conservation is not None:
-                    self.conservation.acknowledged()
         self.clock = clock
         return forgotten
 
