@@ -446,6 +446,9 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
     if ground.job.config.inject.conserve:
         directory, batch = ground.job.directory, ground.job.config.train.batch
         worker.conservation = worker.pushes.conservation = Conservation(directory, world.place.member, batch)
+        residual = worker.pushes.residual
+        if residual.values.size:
+            worker.conservation.unsettle(residual.shards, residual.parts)
     return worker
 
 

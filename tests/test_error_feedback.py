@@ -1,4 +1,6 @@
-"""Codecs with error feedback when ranks are lost: every push is in the weights and in what is carried, once."""
+"""Whole jobs that lose ranks: every push is in the weights and in what is carried, once, and every image counts."""
+
+import re
 
 import numpy as np
 import pytest
@@ -8,52 +10,133 @@ from test_consistency import TENSORS
 from adam_mpi.durable import model
 from adam_mpi.worker.conservation import counted, given_up, unexplained
 
+EPOCHS, IMAGES, BATCHES, REPLICAS = 2, 3200, 100, 3
+LAYOUT = ["layout.data=2", "layout.servers=2", "worker.threads=1", f"train.epochs={EPOCHS}", "train.test=false"]
 CONSERVE = [
-    "data.images=3200", "server.shard=12000", "inject.conserve=true", "optimiser.rate=1", "push.protocol=delta",
-    "optimiser.schedule=constant", "layout.data=2", "layout.servers=2", "train.epochs=3", "train.test=false",
-    "data.validation=0", "worker.threads=1",
+    *LAYOUT, f"data.images={IMAGES}", "data.validation=0", "server.shard=12000", "push.protocol=delta",
+    "inject.conserve=true", "optimiser.rate=1", "optimiser.schedule=constant",
 ]  # fmt: skip
-DATA, WORKER, SERVER = 1, 5, 2
-ONE_MPI = [
+RANKS, STRIPS = 4 + REPLICAS, "layout.partitions=2"
+DATA, SERVER, WORKER = "kill rank=1 at=batch step=40", "kill rank=2 at=applied step=60", "kill rank=5 at=push step=20"
+pytestmark = [
+    pytest.mark.timeout(250),
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="needs an Open MPI that survives"),
     pytest.mark.parametrize("mpi", ["openmpi"], indirect=True),
 ]
-pytestmark = [pytest.mark.timeout(200), *ONE_MPI]
 full = pytest.mark.full
 
 
-def conserve(launch, ranks, codec, staleness, fault, *settings):
-    """Runs a conservation job to its end; returns it and who was lost."""
-    wanted = [*CONSERVE, f"push.codec={codec}", f"consistency.staleness={staleness}", *settings]
-    job = launch(ranks, "train", *given(*wanted, f'inject.faults=["{fault}"]'), timeout=180)
+def run(launch, ranks, staleness, faults, *settings):
+    """Runs a job with losses to its end; returns it and who was lost."""
+    wanted = [f"consistency.staleness={staleness}", *settings]
+    lines = ", ".join(f'"{fault}"' for fault in faults)
+    job = launch(ranks, "train", *given(*wanted, f"inject.faults=[{lines}]"), timeout=200)
     assert (job.run / "DONE").exists(), job.said()
     dead = {member for recovery in job.summary["recoveries"] for member in recovery["members"]}
-    assert dead, f"nobody was lost: {fault}\n{job.said()}"
+    assert len(dead) == len(faults), f"{faults}, and lost were {dead}\n{job.said()}"
     return job, dead
 
 
-@pytest.mark.parametrize(
-    ("codec", "staleness", "fault"),
-    [
-        ("topk", "inf", f"kill rank={DATA} at=batch step=40"),
-        pytest.param("topk", "0", f"kill rank={DATA} at=batch step=40", marks=full),
-        pytest.param("topk", "3", f"kill rank={DATA} at=batch step=40", marks=full),
-        pytest.param("onebit", "inf", f"kill rank={DATA} at=batch step=40", marks=full),
-        pytest.param("onebit", "0", f"kill rank={DATA} at=batch step=40", marks=full),
-        pytest.param("onebit", "3", f"kill rank={DATA} at=batch step=40", marks=full),
-        pytest.param("topk", "inf", f"kill rank={SERVER} at=applied step=60", marks=full),
-        pytest.param("topk", "inf", f"kill rank={WORKER} at=push step=20", marks=full),
-        pytest.param("topk", "0", f"kill rank={WORKER} at=push step=20", marks=full),
-        pytest.param("topk", "3", f"kill rank={WORKER} at=push step=20", marks=full),
-        pytest.param("onebit", "inf", f"kill rank={WORKER} at=push step=20", marks=full),
-    ],
-)
-def test_every_push_is_in_the_weights_or_carried_once(codec, staleness, fault, launch):
-    job, dead = conserve(launch, 7, codec, staleness, fault)
-    weights = model.read(job.run / "weights.h5", TENSORS)
-    off = np.abs(unexplained(job.run, weights, dead))
-    # The means of onebit are rounded.
-    assert off.max() < (1e-2 if codec == "onebit" else 1e-4), (off.max(), int((off > 1e-2).sum()))
+def weights(job):
+    return model.read(job.run / "weights.h5", TENSORS)
+
+
+def check_counts(job, dead):
+    """Every push of the living is acknowledged or taken back; every image is trained on or skipped."""
     back = given_up(job.run)
     told = {member: counts for member, counts in counted(job.run).items() if member not in dead}
     assert all(pushed == known + back[member] for member, (pushed, known) in told.items()), (told, back)
+    summary = job.summary
+    assert summary["images"] + summary["images_skipped"] == EPOCHS * IMAGES, summary["images_skipped"]
+
+
+def check_conserved(job, dead, codec):
+    off = np.abs(unexplained(job.run, weights(job), dead))
+    # The means of onebit are rounded, in every push.
+    assert off.max() < (0.1 if codec == "onebit" else 1e-4), (off.max(), int((off > 0.1).sum()))
+
+
+def cases():
+    quick = ("topk", "inf", DATA)
+    for codec in ("topk", "onebit"):
+        for staleness in ("inf", "0", "3"):
+            for fault in (DATA, SERVER, WORKER):
+                case = codec, staleness, fault
+                yield case if case == quick else pytest.param(*case, marks=full)
+
+
+@pytest.mark.parametrize(("codec", "staleness", "fault"), list(cases()))
+def test_every_push_is_in_the_weights_or_carried_once(codec, staleness, fault, launch):
+    job, dead = run(launch, RANKS, staleness, [fault], *CONSERVE, f"push.codec={codec}")
+    check_conserved(job, dead, codec)
+    check_counts(job, dead)
+    residual = job.summary["residual"]
+    assert len(residual["carried"]) == REPLICAS - (fault == WORKER) and all(residual["carried"].values())
+    assert len(residual["lost"]) == (fault == WORKER)
+
+
+@full
+@pytest.mark.parametrize("codec", ["topk", "onebit"])
+@pytest.mark.parametrize("staleness", ["inf", "0", "3"])
+@pytest.mark.parametrize("fault", [DATA, WORKER])
+def test_strips_take_back_what_no_shard_has(codec, staleness, fault, launch):
+    """The strip whose replica is dissolved leaves what it carries behind, and says so."""
+    job, dead = run(launch, 8, staleness, [fault], *CONSERVE, f"push.codec={codec}", STRIPS)
+    check_conserved(job, dead, codec)
+    check_counts(job, dead)
+    assert len(job.summary["residual"]["lost"]) == (2 if fault == WORKER else 0)
+
+
+@pytest.mark.parametrize(
+    ("codec", "faults"),
+    [("none", [DATA]), *(pytest.param(codec, faults, marks=full) for codec in ("none", "float16")
+                         for faults in ([DATA], [SERVER], [WORKER], [WORKER, DATA]))],
+)  # fmt: skip
+def test_with_a_bound_every_share_of_the_living_is_pushed(codec, faults, launch):
+    job, dead = run(launch, RANKS, "3", faults, *CONSERVE, f"push.codec={codec}")
+    check_counts(job, dead)
+    told, summary = counted(job.run), job.summary
+    known = sum(acknowledged for _, acknowledged in told.values())
+    unknown = sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
+    values = weights(job)
+    assert known <= values.min() and values.max() <= known + unknown
+    assert {told[member][0] for member in told if member not in dead} == {EPOCHS * BATCHES}
+    assert summary["staleness"]["max"] <= 3 and not any("clocks ahead" in text for text in job.logs().values())
+    if WORKER not in faults:
+        assert summary["images_skipped"] == 0 and known == EPOCHS * BATCHES * REPLICAS
+
+
+@full
+def test_with_a_bound_a_replica_that_joins_takes_its_share(launch):
+    job, dead = run(launch, RANKS, "3", [WORKER], *CONSERVE, "recover.respawn=true", "push.codec=topk")
+    check_conserved(job, dead, "topk")
+    check_counts(job, dead)
+
+
+@full
+@pytest.mark.parametrize("codec", ["none", "topk"])
+def test_snapshots_are_taken_while_pushes_are_sent_again(codec, launch):
+    """One every second: some are ordered while a replica has pushes under way that shards have already."""
+    faults = ["kill rank=1 at=batch step=60", "kill rank=6 at=push step=60"]
+    settings = ["snapshot.minutes=0.01", f"push.codec={codec}", "train.epochs=2"]
+    job, _ = run(launch, RANKS, "3", faults, *CONSERVE, *settings)
+    refused = [text for text in job.logs().values() if re.search("not at one position", text)]
+    assert not refused and job.summary["snapshots"]
+
+
+@full
+@pytest.mark.parametrize("codec", ["topk", "onebit"])
+def test_a_synchronous_run_has_the_same_bits_when_a_clock_was_computed_again(codec, launch):
+    settings = [*LAYOUT, "data.images=1600", f"push.codec={codec}", "push.protocol=delta"]
+    disturbed, _ = run(launch, RANKS, "0", [DATA], *settings)
+    undisturbed, _ = run(launch, RANKS, "0", [], *settings)
+    assert np.array_equal(weights(disturbed), weights(undisturbed))
+
+
+@full
+@pytest.mark.parametrize(
+    "settings", [["consistency.staleness=0", "worker.threads=80"], ["train.batch=1", "push.images=64"]]
+)
+def test_as_many_threads_or_batches_as_a_large_node_has(settings, launch):
+    job = launch(2, "train", *given("data.images=640", "train.epochs=1", *settings), timeout=200)
+    assert job.returncode == 0 and job.summary["images"] > 500, job.said()

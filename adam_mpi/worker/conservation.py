@@ -11,8 +11,9 @@ Files in the folder `conservation` of the run, where MEMBER is the number for li
     given_up-MEMBER        a byte for every push that was taken back: of a clock that is computed again, or of a strip
     encoded-MEMBER         of a codec with error feedback: every message as it was encoded, written before it is sent;
                            a record is RECORD, then `words` words of its body; -1 words: that message is taken back
-    carried-MEMBER-N.h5    of such a codec: the residual of the pusher's N-th life at its end, in steps, by the shard's
-                           start in the flat vector; a rank that is killed leaves none, but its messages tell
+    carried-MEMBER-N.h5    of such a codec: the residual of the pusher's N-th life at its end, in steps and without what
+                           `unsettle` put into it, by the shard's start in the flat vector; a rank that is killed leaves
+                           none, but its messages tell
     copies-MEMBER.h5       of a server: the weights of its whole copies, by shard
 """
 
@@ -82,8 +83,18 @@ class Conservation:
         part = path.with_suffix(".part")
         with h5py.File(part, "w") as file:
             for shard in shards:
-                file[str(shard.start)] = residual[shard.index] / np.float32(-self.batch)
+                file[str(shard.start)] = residual[shard.index] / np.float32(-self.batch) - self._uneven(shard)
         part.rename(path)
+
+    def unsettle(self, shards: Sequence[Shard], residual: Mapping[int, np.ndarray]) -> None:
+        """Begin with an uneven residual: of gradients that are all alike some codecs would leave nothing out."""
+        for shard in shards:
+            residual[shard.index][:] += self._uneven(shard) * np.float32(-self.batch)
+
+    @staticmethod
+    def _uneven(shard: Shard) -> np.ndarray:
+        """In steps."""
+        return (np.arange(shard.start, shard.stop) % 7 - 3).astype(np.float32)
 
 
 def leave_copies(folder: Path, member: int, copies: Mapping[int, np.ndarray]) -> None:

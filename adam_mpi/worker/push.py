@@ -167,15 +167,17 @@ class PushClient:
     def forget(self, clock: int) -> list[Contribution]:
         """Take back what is under way, but for what has reached all servers: that of earlier clocks."""
         forgotten = self._stop()
-        for contribution in reversed(forgotten):
+        for contribution in forgotten:
             if contribution.clock >= clock:
                 self.sent -= 1
+                continue
+            self.settled += 1
+            self.last = contribution.sequence, contribution.clock + 1
+            if self.conservation is not None:
+                self.conservation.acknowledged()
+        for contribution in reversed(forgotten):
+            if contribution.clock >= clock:
                 self._take_back(contribution, contribution.encoded)
-            else:
-                self.settled += 1
-                self.last = max(self.last, (contribution.sequence, contribution.clock + 1))
-                if self.conservation is not None:
-                    self.conservation.acknowledged()
         self.clock = clock
         return forgotten
 
