@@ -50,7 +50,8 @@ class Conductor:
         self.told: dict[str, Any] = {}
         self.taken: list[str] = []
         """Snapshots of this job."""
-        self.error = ""
+        self.error, self.hung = "", False
+        """Why there is no snapshot; whether a disk hangs."""
         self.quiet = 0.0
         self.began = self.ended = time.monotonic()
         self._clear(lambda path: path.name.startswith("."))
@@ -99,7 +100,7 @@ class Conductor:
             self.taken = sealing.result()
         except Exception as error:
             log.warning("no snapshot", exc_info=error)
-            self.error = f"{self.part}: {reason(error)}"
+            self.error, self.hung = f"{self.part}: {reason(error)}", isinstance(error, TimeoutError)
         if self.error:
             self._warn()
         self.stage, self.ended = "", time.monotonic()
@@ -141,6 +142,7 @@ class Conductor:
     def _check(self, answers: Sequence[dict[str, Any]]) -> None:
         """Find out whether all have written the same moment."""
         self.error = next((answer["error"] for answer in answers if "error" in answer), "")
+        self.hung = any(answer.get("hung") for answer in answers)
         positions = {tuple(answer.get(key) for key in POSITION) for answer in answers[: len(self.servers)]}
         if not self.error and len(positions) > 1:
             self.error = f"the servers are not at one position: {positions}"
