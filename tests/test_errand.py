@@ -99,7 +99,7 @@ def test_a_copy_that_cannot_be_written_is_told_whatever_the_reason(error, tmp_pa
     monkeypatch.setattr(cuts.snapshot, "write", fail)
     cut = Cut(1, 60)
     take(cut, tmp_path)
-    assert word(cut) == {"error": f"{tmp_path / 'server-00001.h5'}: {reason(error)}"}
+    assert word(cut) == {"error": f"{tmp_path / 'server-00001.h5'}: {reason(error)}", "hung": False}
 
 
 def test_a_copy_whose_disk_hangs_is_told_and_the_next_one_is_written(tmp_path, clock):
@@ -108,7 +108,8 @@ def test_a_copy_whose_disk_hangs_is_told_and_the_next_one_is_written(tmp_path, c
     take(cut, tmp_path)
     assert cut.written() is None
     clock.seconds += 61
-    assert word(cut) == {"error": f"{tmp_path / 'server-00001.h5'}: the disk has taken nothing for 60 s"}
+    told = word(cut)
+    assert told == {"error": f"{tmp_path / 'server-00001.h5'}: the disk has taken nothing for 60 s", "hung": True}
     go.set()
     take(cut, tmp_path / "next")
     assert word(cut)["file"] == "server-00001.h5"
@@ -125,7 +126,7 @@ def test_a_snapshot_whose_name_hangs_is_left_out_and_touches_nothing_later(tmp_p
     assert hangs.wait(20)
     clock.seconds += 61
     conductor.step()
-    assert not conductor.busy and "the disk has taken nothing for 60 s" in conductor.error
+    assert not conductor.busy and "the disk has taken nothing for 60 s" in conductor.error and conductor.hung
     assert "warning: no snapshot: " in capsys.readouterr().err and conductor.taken == ["epoch-0001"]
     conductor.renaming = lambda: None
     go.set()

@@ -53,7 +53,8 @@ class Conductor:
         self.told: dict[str, Any] = {}
         self.taken: list[str] = []
         """Snapshots of this job."""
-        self.error = ""
+        self.error, self.hung = "", False
+        """Why there is no snapshot; whether a disk hangs."""
         self.quiet = 0.0
         self.began = self.ended = time.monotonic()
         # A head that was lost may have been between two renames.
@@ -107,7 +108,7 @@ class Conductor:
             raise
         except Exception as error:
             log.warning("no snapshot", exc_info=error)
-            self.error = f"{self.part}: {reason(error)}"
+            self.error, self.hung = f"{self.part}: {reason(error)}", isinstance(error, TimeoutError)
         if self.error:
             self._warn()
         self.stage, self.ended = "", time.monotonic()
@@ -149,6 +150,7 @@ class Conductor:
     def _check(self, answers: Sequence[dict[str, Any]]) -> None:
         """Find out whether all have written the same moment."""
         self.error = next((answer["error"] for answer in answers if "error" in answer), "")
+        self.hung = any(answer.get("hung") for answer in answers)
         positions = {tuple(answer.get(key) for key in POSITION) for answer in answers[: len(self.servers)]}
         if not self.error and len(positions) > 1:
             self.error = f"the servers are not at one position: {positions}"

@@ -77,7 +77,7 @@ class Cut:
             return errand.result()
         except Exception as error:
             log.warning("%s is not written", path, exc_info=error)
-            return {"error": f"{path}: {reason(error)}"}
+            return {"error": f"{path}: {reason(error)}", "hung": isinstance(error, TimeoutError)}
 
     def _write(self, word: dict[str, Any], path: Path, *arguments: Any) -> dict[str, Any]:
         self.writing()

@@ -76,8 +76,9 @@ class Keeper:
             return False
         if not self.stale and not self.snapshots.error:
             return True
-        if self.last:
-            raise UserError(f"the last snapshot could not be written: {self.snapshots.error}; make room and --resume")
+        if self.last or self.snapshots.hung:
+            cure = "see to the disk" if self.snapshots.hung else "make room"
+            raise UserError(f"the last snapshot could not be written: {self.snapshots.error}; {cure} and --resume")
         self.last, self.stale = True, False
         self.snapshots.order()
         return False
