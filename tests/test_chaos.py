@@ -80,7 +80,7 @@ def test_results_of_all_kinds_are_in_the_tables():
 
 
 @on_openmpi
-@pytest.mark.parametrize("seed", [18, pytest.param(2, marks=full), pytest.param(14, marks=full)])
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=full) for seed in (18, 14))])
 def test_what_is_acknowledged_is_there_whatever_the_codec_the_copies_and_the_clocks(seed, mpi, tmp_path):
     run = chaos.wide(seed)
     figures = chaos.check(run, *chaos.play(run, mpi, tmp_path))
@@ -100,7 +100,7 @@ def test_a_marathon_loses_nothing_and_nothing_grows(mpi, tmp_path):
 @pytest.mark.parametrize(
     ("point", "seed"),
     [
-        pytest.param("rebuild", 3, marks=full),
+        ("rebuild", 3),
         pytest.param("lagging", 1, marks=full),
         pytest.param("recover", 1, marks=full),
         pytest.param("prepare", 1, marks=full),
