@@ -191,11 +191,13 @@ def _stand_by(link: MPI.Intercomm, directory: Path) -> tuple[World, Job, DataSet
     def over() -> bool:
         return any((directory / marker).exists() for marker in ENDS)
 
+    link.send((MPI.Get_processor_name(), os.getpid()), 0)
     luggage = spares.hear(link, over)
     data = start.get_ready(luggage.job, luggage.captured)
     link.send(time.process_time(), 0)
     invitation = spares.hear(link, over)
     if invitation is None:
+        link.send(None, 0)
         _go_away(link)
     comm = spares.come_in(invitation)
     world = World(comm, luggage.job.config, born=layout.Place(NEW, "", (), born=invitation.born))

@@ -40,7 +40,7 @@ class Link:
 
 def holding(*spares_held):
     held = Spares()
-    held.held = [Spare(link, None, 0.0, ready) for link, ready in spares_held]
+    held.held = [Spare(link, None, 0.0, ready, host="h", pid=0) for link, ready in spares_held]
     return held
 
 
@@ -66,9 +66,21 @@ def test_only_who_answers_counts_and_a_stopped_or_dead_one_is_given_up(monkeypat
     assert held.call() == 1, "the next call is a call of its own"
 
 
+def test_one_that_is_stopped_is_ended_for_the_launcher_would_wait_for_it(monkeypatch):
+    ended = []
+    monkeypatch.setattr(spares, "CALL_SECONDS", 0.01)
+    monkeypatch.setattr(spares.os, "kill", lambda pid, number: ended.append((pid, number)))
+    held = holding((Link("silent"), True), (Link("silent"), True))
+    held.held[0].host, held.held[0].pid, held.held[1].pid = MPI.Get_processor_name(), 12, 13
+    held.dismiss()
+    assert ended == [(12, signal.SIGKILL)] and not held.held, "one on another host cannot be reached"
+
+
 def test_the_head_is_told_when_one_is_ready_and_when_one_is_gone():
-    link = Link("silent", words=[0.8])
+    link = Link("silent", words=[("h", 7), 0.8])
     held = holding((link, False))
+    held.held[0].host = ""
+    assert held.look() and held.told()["coming"] == 1
     assert held.look() and held.told() | {"started": []} == {"ready": 1, "coming": 0, "refused": False, "started": []}
     assert not held.look()
     link.kind = "dead"

@@ -244,7 +244,7 @@ def spares_ready(job, count):
         newest = max((path.stat().st_mtime for path in begun), default=0.0)
         return status["time"] > newest and status["spares"]["ready"] == count
 
-    return job.until(told, f"{count} spares")
+    return job.until(told, f"{count} spares", 150)
 
 
 @full

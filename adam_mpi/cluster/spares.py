@@ -53,7 +53,7 @@ class Luggage:
     """Layers that push factors: kernels depend on it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Spare:
     """A process that this rank has started."""
 
@@ -64,6 +64,15 @@ class Spare:
     ready: bool = False
     here: bool = False
     """Whether it has answered the last call."""
+    host: str = ""
+    pid: int = 0
+    """What it has said first."""
+
+    def end(self) -> None:
+        """End it, which may be stopped: the launcher would wait for it for ever."""
+        if self.pid and self.host == MPI.Get_processor_name():
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class Spares:
@@ -133,12 +142,14 @@ class Spares:
     def _lives(self, spare: Spare) -> bool:
         """Also hears whether it is ready."""
         try:
-            if not spare.ready and spare.link.Iprobe(0):
-                cpu = spare.link.recv(source=0)
+            if not spare.link.Iprobe(0):
+                return True
+            word = spare.link.recv(source=0)
+            if not spare.host:
+                spare.host, spare.pid = word
+            elif not spare.ready:
                 spare.ready = True
-                self.started.append({"seconds": round(time.monotonic() - spare.ordered, 3), "cpu": round(cpu, 3)})
-            else:
-                spare.link.Iprobe(0)
+                self.started.append({"seconds": round(time.monotonic() - spare.ordered, 3), "cpu": round(word, 3)})
         except MPI.Exception as error:
             log.warning("a spare is gone: %s", error.Get_error_string())
             return False
@@ -146,14 +157,23 @@ class Spares:
 
     def call(self) -> int:
         """How many are ready and answer at once; for one that is dead or stopped, everybody would wait in vain."""
+        asked = [spare for spare in self.held if spare.ready]
+        here = self._ask(asked, CALL)
+        self.held = [spare for spare in self.held if spare in here or not spare.ready]
+        return len(here)
+
+    def _ask(self, asked: Sequence[Spare], word: Any) -> list[Spare]:
+        """Those who answer a word at once; the others are ended."""
         limit = time.monotonic() + CALL_SECONDS
-        asked = [spare for spare in self.held if spare.ready and self._tell(spare, CALL)]
-        while (silent := [spare for spare in asked if not self._answers(spare)]) and time.monotonic() < limit:
-            time.sleep(CALL_REST_SECONDS)
-        self.held = [spare for spare in self.held if spare not in silent and (spare in asked or not spare.ready)]
         for spare in asked:
             spare.here = False
-        return self.ready
+        silent = [spare for spare in asked if self._tell(spare, word)]
+        while (silent := [spare for spare in silent if not self._answers(spare)]) and time.monotonic() < limit:
+            time.sleep(CALL_REST_SECONDS)
+        for spare in silent:
+            log.warning("a spare, process %d on %s, does not answer and is ended", spare.pid, spare.host)
+            spare.end()
+        return [spare for spare in asked if spare.here]
 
     def _tell(self, spare: Spare, word: Any) -> bool:
         try:
@@ -179,10 +199,10 @@ class Spares:
 
     def dismiss(self) -> None:
         """Send all away, in order, so that the launcher sees them end well."""
-        for spare in self.held:
+        # Whoever is not ready yet answers by saying that it is.
+        for spare in self._ask(self.held, None):
             with suppress(MPI.Exception):
-                if self._tell(spare, None):
-                    spare.link.Disconnect()
+                spare.link.Disconnect()
         self.held = []
 
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -67,6 +68,8 @@ class _Killer:
     def look(self, run: Path, family: list[psutil.Process], seconds: float) -> None:
         if (len(self.killed) + 0.5) * self.every < min(seconds, self.until):
             rows, running = _read(run / "status.json")["ranks"], _ranks(run, family)
+            if not rows or not running:
+                return
             self.bag = self.bag or self.random.sample(every := [row["role"] for row in rows], len(every))
             role = self.bag.pop()
             candidates = sorted({row["rank"] for row in rows if row["role"] == role} & set(running))
@@ -124,11 +127,13 @@ def _command(arguments: argparse.Namespace, run: Path) -> list[str]:
 
 
 def _line(run: Path) -> dict[str, Any] | None:
-    """The newest line of the metrics that counts images; whoever writes it may be in the middle of the next."""
+    """The newest line of the metrics that counts images; whoever wrote the last may have been killed over it."""
     path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    counted = (json.loads(line) for line in reversed(lines) if line.endswith("\n"))
-    return next((line for line in counted if line["images_trained"]), None)
+    for line in reversed(path.read_text().splitlines() if path.exists() else []):
+        with suppress(ValueError):
+            if (told := json.loads(line))["images_trained"]:
+                return told
+    return None
 
 
 def _read(path: Path) -> dict[str, Any]:
