@@ -27,7 +27,7 @@ class Conductor:
         describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
         renaming: Callable[[], None] = lambda: None, owner: Owner | None = None,
     ) -> None:  # fmt: skip
-        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `owner`: our claim on the run."""
+        """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `owner`: the job's claim."""
         self.members = [("server", rank) for rank in servers] + [("worker", rank) for rank in pushers]
         self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
         self.tensors, self.strips, self.renaming, self.owner = tensors, strips, renaming, owner
