@@ -94,7 +94,11 @@ def test_a_recovery_that_the_next_loss_interrupted_lasts_until_pushes_are_applie
 
 def test_a_job_whose_weights_lack_acknowledged_pushes_does_not_end_as_done(head):
     head.members, head.stopped_by = [1, 2], ""
-    head.board = types.SimpleNamespace(short=lambda members, pushers: {"2": 3})
+    head.board = types.SimpleNamespace(short=lambda members, pushers: {"2": 3}, finals=lambda role, members: 1)
+    head.world.layout.workers, head.world.layout.servers = [0], [1]
+    head.keeper.finished = lambda: True
+    head.finished, head.finishing, head.ending = False, True, None
     with pytest.raises(LostState, match="acknowledged pushes are not in all weights: 3 of rank 2; the job is not done"):
-        head._end()
+        head._finish()
+    assert head.ending is None and not (head.directory / "DONE").exists()
     assert not (head.directory / "DONE").exists()
