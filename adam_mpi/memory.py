@@ -16,8 +16,7 @@ from adam_mpi.server.codecs import CODECS
 from adam_mpi.server.factors import matrices
 from adam_mpi.server.protocol import largest_push
 from adam_mpi.server.shelves import WIDTHS, Shelves
-from adam_mpi.worker.contribution import contributions
-from adam_mpi.worker.residual import takes_back
+from adam_mpi.worker.contribution import contributions, takes_back
 
 
 def data(config: Config, layout: Layout, description: Description) -> int:
@@ -43,7 +42,7 @@ def worker(
     count = contributions(threads, bool(shelves.peers.count), config.consistency.staleness)
     total += count * (size + factors)
     if CODECS[config.push.codec].feedback:
-        total += size * (1 + count * takes_back(config, shelves))
+        total += size * (1 + count * takes_back(config, shelves.strips))
     total += contexts * net.bytes + len(shelves.servers) * shelves.ring_bytes
     item = np.dtype(description.dtype).itemsize
     return total + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)

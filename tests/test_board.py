@@ -66,7 +66,7 @@ def test_what_a_pusher_counts_as_acknowledged_and_a_shard_lacks_is_short():
 
 def test_the_pushes_of_the_dead_are_counted_though_another_head_heard_them():
     board = Board()
-    board.go_on({"3": [5, 4], "4": [2, 2]})
+    board.go_on({"3": [5, 4], "4": [2, 2]}, {})
     board.hear(0, server(0, of_3=6, of_4=9))
     # Of a server that is lost: what it had applied is not what the others have.
     board.hear(1, server(1, of_3=1, of_4=1))

@@ -157,14 +157,17 @@ class Conductor:
 
     def _seal(self, answers: Sequence[dict[str, Any]]) -> list[str]:
         """Name what all have written, or remove it; returns the snapshots of this job."""
-        named = False
+        if self.error:
+            shutil.rmtree(self.part, ignore_errors=True)
+            return self.taken
         try:
-            if not self.error:
-                self._name(answers)
-                named = True
-        finally:
-            if not named:
-                shutil.rmtree(self.part, ignore_errors=True)
+            self._name(answers)
+        except Exception as error:
+            shutil.rmtree(self.part, ignore_errors=True)
+            if not isinstance(error, LostRun) and not abandoned():
+                # The one before of the same name may be without it.
+                snapshot.restore(self.folder)
+            raise
         return self.taken
 
     def _name(self, answers: Sequence[dict[str, Any]]) -> None:

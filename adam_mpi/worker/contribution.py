@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from numba import njit
 
+from adam_mpi.config import Config
 from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.data.batch import Batch
 from adam_mpi.server.factors import Matrix
@@ -153,3 +154,8 @@ def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.nd
                 new[i] -= factor * change[i]
         for i in range(new.size):
             own[i] = new[i]
+
+
+def takes_back(config: Config, strips: int) -> bool:
+    """Whether pushes may have to be taken back: those of an incomplete clock, and those of strips."""
+    return config.consistency.staleness == 0 or strips > 1

@@ -22,10 +22,10 @@ from adam_mpi.server.protocol import Choice
 from adam_mpi.server.shards import Shard
 from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.conservation import Conservation
-from adam_mpi.worker.contribution import Contribution, Encoded
+from adam_mpi.worker.contribution import Contribution, Encoded, takes_back
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
-from adam_mpi.worker.residual import Residual, takes_back
+from adam_mpi.worker.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class PushClient:
         """
         if shard.index not in contribution.encoded:
             values = contribution.values[self.holding.part(shard)]
-            sent = self.residual.encode(shard.index, values, takes_back(self.world.config, self.shelves))
+            sent = self.residual.encode(shard.index, values, takes_back(self.world.config, self.shelves.strips))
             contribution.encoded[shard.index] = sent
             if self.conservation is not None and sent.finite:
                 codec = NUMBERS[self.world.config.push.codec]

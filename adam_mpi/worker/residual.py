@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from adam_mpi.config import Config
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
 from adam_mpi.server.codecs import Codec
-from adam_mpi.server.shelves import Shelves
 from adam_mpi.worker.contribution import Encoded
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
@@ -88,11 +86,6 @@ class Residual:
         for lane in self.lanes:
             while lane.held and not self.holds(lane.held[0].contribution.clock):
                 lane.waiting.append(lane.held.popleft())
-
-
-def takes_back(config: Config, shelves: Shelves) -> bool:
-    """Whether pushes may have to be taken back: those of an incomplete clock, and those of strips."""
-    return config.consistency.staleness == 0 or shelves.strips > 1
 
 
 @njit(nogil=True, cache=True)
