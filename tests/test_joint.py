@@ -2,15 +2,18 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.config import load
 from adam_mpi.data.course import Phase
 from adam_mpi.data.joint import Cuts, Left, Progress, begun, first_cuts, go_on
 from adam_mpi.data.order import Order
 from adam_mpi.durable.position import Position, batch_id
+from adam_mpi.server.books import Books
 from adam_mpi.server.shards import Shard
 from adam_mpi.settlement import Word, settle
 
@@ -179,3 +182,15 @@ def test_in_asynchronous_training_there_are_no_joint_batches():
     told, layout, shards = words(None)
     settled = settle(told, layout, shards, 1, math.inf)
     assert settled.cuts is None and not settled.left and settled.out == {3, 4, 5} and settled.begun == {1: 6, 2: 4}
+
+
+def test_what_copies_take_does_not_move_the_position_of_a_snapshot():
+    """Other servers go on when they have made their part of it, and send us what they apply."""
+    books = Books(load(None, ["consistency.staleness=3"]), Position(BATCHES, 1, 64), 640)
+    books.taken(SimpleNamespace(sequence=1, images=32), np.array([batch_id(1, 4)]))
+    books.went_on, books.feeding = {}, (0,)
+    assert books.position.count == 0
+    word = Word(0)
+    books.tell(word)
+    known = [(position.batches.nonzero()[0].tolist(), position.images) for position in word.positions.values()]
+    assert known == [([], 64), ([4], 64)]

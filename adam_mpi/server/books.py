@@ -27,6 +27,8 @@ class Books:
         self.synchronous = config.consistency.staleness == 0
         self.positions = {0: position}
         """In synchronous training by clock: before and after the one under way."""
+        self.copied = Position.unpack(position.pack())
+        """Batches of steps that copies here have taken. Apart: others go on after a snapshot before we have ours."""
         self.settled: Position | None = None
         """Where training stood when this generation began: pushes of its batches have been counted."""
         self.counts: Counter[str] = Counter()
@@ -48,6 +50,7 @@ class Books:
         """To where all servers stand when a generation begins, the fastest pusher at this clock."""
         self.first_clock = position.clock - clock
         self.position, self.settled = position, Position.unpack(position.pack())
+        self.copied = Position.unpack(position.pack())
         self.positions = {version or 0: position}
 
     @property
@@ -70,7 +73,7 @@ class Books:
         if self.synchronous and batches.size:
             self._reach(record.sequence, batches, record.images)
         else:
-            self.position.add(batches)
+            self.copied.add(batches)
 
     def _reach(self, version: int, batches: np.ndarray, images: int) -> None:
         """The first step of a clock in synchronous training.
@@ -121,5 +124,6 @@ class Books:
         return min(self.went_on.values(), default=None), max(self.went_on.values()) if whole else None
 
     def tell(self, word: Word) -> None:
-        word.positions = dict(self.positions) if self.synchronous else {0: self.position}
+        self.copied.images, self.copied.clock = self.position.images, self.position.clock
+        word.positions = dict(self.positions) if self.synchronous else {0: self.position, 1: self.copied}
         word.went_on = self.went_on_at
