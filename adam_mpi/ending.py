@@ -101,7 +101,7 @@ def end(world: World, error: BaseException) -> None:
 def _end(world: World, text: str, tell: bool) -> None:
     if text:
         print(f"adam_mpi: {text}", file=sys.stderr, flush=True)
-    if world.comm.size == 1:
+    if MPI.Is_finalized() or world.comm.size == 1:
         return
     if not world.survivable:
         MPI.COMM_WORLD.Abort(1)
@@ -110,6 +110,7 @@ def _end(world: World, text: str, tell: bool) -> None:
             _tell(world, text.partition("\n")[0])
         # With --with-ft ulfm an exit is not heard of; a death reaches those who wait for us inside MPI.
         os.kill(os.getpid(), signal.SIGKILL)
+    # But mpirun takes a death for nothing out of the ordinary: those who were told give it a code.
     _leave(1)
 
 
@@ -124,6 +125,7 @@ def _tell(world: World, text: str) -> None:
 
 
 def _leave(code: int) -> NoReturn:
+    """Without MPI's own end."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -139,7 +141,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
             f"adam_mpi: {world.place}: the ranks that are left did not find together in {seconds:g} s ({advice}); "
             "the job ends", file=sys.stderr, flush=True,
         )  # fmt: skip
-        os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
 
     timer = Timer(seconds, late)
     timer.daemon = True
