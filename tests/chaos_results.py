@@ -9,7 +9,6 @@ from statistics import median
 from launch import ROOT
 
 PAGE = ROOT / "docs" / "FAILURES.md"
-BEGIN, END = "<!-- chaos -->\n", "<!-- end of chaos -->\n"
 HOSTS = 3 if "ADAM_MPI_HOSTS" in os.environ else 1
 TIMES = {"to_next_push": "to the next push", "to_all": "to all replicas"}
 
@@ -55,26 +54,30 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {"median": round(median(seconds), 3), "worst": max(seconds), "count": len(seconds)} if seconds else {}
 
 
-def table(lines: Sequence[dict]) -> str:
-    """Training runs one by one, wide ones too, then a line for all runs of a point, and the marathon."""
+def tables(lines: Sequence[dict]) -> dict[str, str]:
+    """Section of the page -> its tables, of those that there are runs for.
+
+    Training runs one by one, and a line for all runs of a point; wide runs likewise; the marathon's figures.
+    """
     lines = newest(lines)
     marathons = [line for line in lines if line["kind"] == "marathon"]
-    runs = [line for line in lines if line not in marathons]
+    wide = [line for line in lines if line["point"] == "wide"]
+    others = [line for line in lines if line not in marathons and line not in wide]
     header = ["run", "ranks", "killed, after images", "outcome", *(f"{text}, s" for text in TIMES.values())]
-    parts = [[header, ["---"] * len(header), *(_row(line) for line in runs if not line["point"])]]
-    parts += [_wide(runs), _groups(runs), *(_marathon(line) for line in marathons[-1:])]
-    return "\n".join(_lines(part) for part in parts if len(part) > 2)
+    training = [header, ["---"] * len(header), *(_row(line) for line in others if not line["point"])]
+    made = {"chaos": [training, _groups(others)], "wide": [_wide(wide), _groups(wide)]}
+    made |= {"marathon": [_marathon(line) for line in marathons[-1:]]}
+    there = {"chaos": others, "wide": wide, "marathon": marathons}
+    return {name: "\n".join(map(_lines, parts)) for name, parts in made.items() if there[name]}
 
 
 def _wide(lines: Sequence[dict]) -> list[list[str]]:
     """Runs over codecs, servers and staleness, one by one."""
     rows = [["seed", "codec", "servers, copies", "staleness", "killed", "outcome"], ["---"] * 6]
     for line in lines:
-        if line["point"] == "wide":
-            killed = "; ".join(strike.removeprefix("kill ") for strike in line["strikes"])
-            sizes = f"{line['servers']}, {line['copies']}"
-            outcome = line.get("outcome", "failed")
-            rows.append([str(line["seed"]), line["codec"], sizes, line["staleness"], killed, outcome])
+        killed = "; ".join(strike.removeprefix("kill ") for strike in line["strikes"])
+        sizes, outcome = f"{line['servers']}, {line['copies']}", line.get("outcome", "failed")
+        rows.append([str(line["seed"]), line["codec"], sizes, line["staleness"], killed, outcome])
     return rows
 
 
@@ -119,6 +122,10 @@ def _lines(rows: Sequence[Sequence[str]]) -> str:
 
 
 def write(lines: Sequence[dict]) -> None:
-    """Put the tables into the page."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + BEGIN + table(lines) + END + rest.split(END)[1])
+    """Put the tables into the page; those of runs that are not among these stay as they are."""
+    page = PAGE.read_text()
+    for name, text in tables(lines).items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, rest = page.split(begin)
+        page = before + begin + text + end + rest.split(end)[1]
+    PAGE.write_text(page)

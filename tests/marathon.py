@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -66,6 +65,7 @@ def run(mpi: Mpi, kills: int = KILLS, seed: int = 1, folder: Path | None = None)
 def _run(job: Job, kills: int, chance: random.Random) -> dict:
     runners, history = Runners(job), []
     runners.whole()
+    runners.figures()
     for kill in range(1, kills + 1):
         victims = runners.choose(chance)
         began = time.monotonic()
@@ -100,6 +100,8 @@ class Runners:
         """Copies on other servers when all are whole."""
         self.processes: dict[int, psutil.Process] = {}
         self.roles: dict[int, str] = {}
+        self.numbers: set[str] = set()
+        """What Open MPI has in the names of the job's files in /dev/shm."""
 
     def whole(self) -> None:
         """Wait until as many ranks as there should be are at work, and all copies of all shards are whole."""
@@ -179,7 +181,13 @@ class Runners:
     def figures(self) -> dict:
         """Of each rank, with its roles; and how many files the job has in /dev/shm."""
         ranks = {m: {"role": self.roles[m]} | _figures(p) for m, p in sorted(self.processes.items())}
-        return {"ranks": ranks, "shm_files": _shm_files(self.processes.values())}
+        return {"ranks": ranks, "shm_files": self._shm_files()}
+
+    def _shm_files(self) -> int:
+        """Files in /dev/shm of all that this mpirun has started: its number is in their names."""
+        maps = "".join(Path(f"/proc/{process.pid}/maps").read_text() for process in self.processes.values())
+        self.numbers |= {match[1] for match in re.finditer(r"/dev/shm/\S*\.([0-9a-f]+)[0-9a-f]{4}\.\d+", maps)}
+        return sum(any(f".{number}" in path.name for number in self.numbers) for path in Path("/dev/shm").iterdir())
 
 
 def _figures(process: psutil.Process) -> dict:
@@ -190,13 +198,6 @@ def _figures(process: psutil.Process) -> dict:
         "rss": process.memory_info().rss, "shared": sum(int(end, 16) - int(start, 16) for start, end in shared),
         "descriptors": process.num_fds(), "mappings": len(mappings), "threads": process.num_threads(),
     }  # fmt: skip
-
-
-def _shm_files(processes: Iterable[psutil.Process]) -> int:
-    """Files in /dev/shm of the jobs that an mpirun has started: their names have its number in them."""
-    maps = "".join(Path(f"/proc/{process.pid}/maps").read_text() for process in processes)
-    numbers = {match[1] for match in re.finditer(r"/dev/shm/\S*\.([0-9a-f]+)[0-9a-f]{4}\.\d+", maps)}
-    return sum(any(f".{number}" in path.name for number in numbers) for path in Path("/dev/shm").iterdir())
 
 
 def compare(history: list[dict]) -> dict[str, dict]:

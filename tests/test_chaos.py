@@ -70,10 +70,15 @@ def test_what_grows_in_a_marathon_is_seen():
     assert {name for name, told in grown.items() if told["grown"]} == {"server mappings", "job shm_files"}
 
 
-def test_results_of_all_kinds_are_in_the_tables():
+def test_results_are_put_into_their_parts_of_the_page(tmp_path, monkeypatch):
     wide = chaos._told(chaos.wide(3)) | {"hosts": 1, "outcome": "survived", "to_next_push": [0.1], "to_all": [0.2]}
     run = {"seed": 1, "kind": "marathon", "point": "", "hosts": 1, "kills": 30, "killed": 33, "generations": 60}
-    text = chaos_results.table([wide, run | {"figures": marathon.compare([moment()] * 30)}])
+    monkeypatch.setattr(chaos_results, "PAGE", tmp_path / "page.md")
+    parts = [f"<!-- {name} -->\nold {name}\n<!-- end of {name} -->\n" for name in ("chaos", "wide", "marathon")]
+    chaos_results.PAGE.write_text("\n".join(parts))
+    chaos_results.write([wide, run | {"figures": marathon.compare([moment()] * 30)}])
+    text = chaos_results.PAGE.read_text()
+    assert "old chaos" in text and "old wide" not in text and "old marathon" not in text
     assert "| 3 | float16 | 3, 3 | 0.0 | rank=6 at=pull step=8; rank=4 at=recover step=1 | survived |" in text
     assert "| 30 kills, 33 ranks, 60 generations | after kill 10 | in the end |" in text
     assert "| server rss | 200 MB | 200 MB |" in text and "| codecs, servers, staleness | 1 of 1 |" in text

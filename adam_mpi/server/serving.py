@@ -64,6 +64,7 @@ class Server:
         self.holdings: dict[int, Holding] = {}
         self.inbox: Any = None
         self.store: WriteBehind | None = None
+        self.replicator: Replicator | None = None
         self.busy = 0.0
         self.enter(world, shelves, published, mail, window, post, mirror)
 
@@ -96,7 +97,9 @@ class Server:
         factors = self.inbox.factors
         arena = mirror.memory[shelves.peers.bytes : shelves.mirror_bytes].view(np.float32) if mirror else NOTHING
         self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings, arena)
-        self.replicator: Replicator | None = None
+        for lane in self.replicator.lanes.values() if self.replicator else ():
+            lane.drop()
+        self.replicator = None
         if mirror is not None and shelves.peers.count:
             arguments = world, shelves, published, mirror, window, self.stepper, self.appliers
             mine = [(server, shard) for server, shard in lacking if shard in self.place]

@@ -54,6 +54,11 @@ class Lane(Generic[L]):
         self.reading: MPI.Request | None = None
         self.bytes = self.resent = 0
 
+    def drop(self) -> None:
+        """Let go of all letters: they know their lane, and would keep its memory until Python looks for such rings."""
+        for letters in (self.waiting, self.held, self.sent):
+            letters.clear()
+
     def copy(self, body: np.ndarray, values: np.ndarray) -> bool:
         """Copy words into a body; whether none of them is a NaN or an infinity."""
         return self.copier.copy(body, values) if self.near else mailbox.copy(body, values)

@@ -154,6 +154,8 @@ class PushClient:
         self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
         self.holding = replace(self.holding, shelves=shelves)
         self.ring, self.pusher = shelves.pushers.index(world.rank), world.place.member
+        for lane in self.lanes:
+            lane.drop()
         self.lanes = [
             Lane(shelves.rings, server, self.ring, mail, published)
             for server in shelves.servers
