@@ -396,6 +396,7 @@ class ParameterServer:
         if self.server is None or settled is None:
             self.server = Server(*where, 0, None, self.mirror)
         else:
+            self.server.discard([shard for rank, shard in settled.stale if rank == self.world.rank])
             self.server.go_back(Position.unpack(settled.position.pack()), None, 0)
             self.server.enter(*where, self.mirror, settled.clocks, settled.lacking)
 
