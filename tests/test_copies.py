@@ -57,7 +57,7 @@ def test_a_copy_that_lacks_acknowledged_pushes_does_not_serve(pushes, mpi, tmp_p
 
 # Ranks 0 and 1 serve data, 2 to 6 parameters, 7 to 9 train.
 IN_STEP = given(
-    "consistency.staleness=0", "layout.servers=5", "layout.data=2", "server.shard=200", "data.images=1000",
+    "consistency.staleness=0", "layout.servers=5", "layout.data=2", "server.shard=100", "data.images=1000",
     "train.epochs=2", "observe.interval=0.2", SMOOTH,
 )  # fmt: skip
 
@@ -78,4 +78,5 @@ def test_a_second_loss_while_copies_are_rebuilt_in_step(step, mpi, tmp_path, und
     job = start(mpi, 10, "train", *IN_STEP, *given(faults), folder=tmp_path).wait(200)
     assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
     assert chaos.distance(job, undisturbed) < 1e-4
-    assert job.summary["pushes"]["short"] == 0 and len(job.summary["recoveries"]) >= 1
+    dead = {member for recovery in job.summary["recoveries"] for member in recovery["members"]}
+    assert job.summary["pushes"]["short"] == 0 and dead == {2, 3}, job.summary["recoveries"]

@@ -62,7 +62,7 @@ def test_what_was_sent_again_is_acknowledged_when_a_second_copy_has_come_and_not
     sender, told = replicator(lacking=[1, 2]), []
     sender.when_safe(0, lambda: told.append("before"))
     sender.step()
-    assert sender.lanes[1].waiting and not sender._ready(0) == []
+    assert sender.lanes[1].waiting and sender._ready(0)
     sender.when_safe(0, lambda: told.append("on its way"))
     assert told == []
     for letter in sender.lanes[1].waiting:
