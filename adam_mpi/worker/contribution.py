@@ -48,6 +48,8 @@ class Encoded:
     """Whether it is to be applied; else the residual has nothing of it."""
     before: np.ndarray | None
     """The residual as it was before, where a push may be taken back."""
+    buffers: tuple[np.ndarray, ...] = ()
+    """Where all that lies."""
 
 
 @dataclass

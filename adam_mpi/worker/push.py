@@ -180,6 +180,7 @@ class PushClient:
         for contribution in reversed(forgotten):
             if contribution.clock >= clock:
                 self._take_back(contribution, contribution.encoded)
+            self.residual.release(contribution.encoded)
         self.clock = clock
         return forgotten
 
@@ -193,6 +194,7 @@ class PushClient:
             number = contribution.sequence * MOST_PARTS
             missing = {shard: part for shard, part in contribution.encoded.items() if taken.get(shard, 0) < number}
             self._take_back(contribution, missing)
+            self.residual.release(contribution.encoded)
         return given_up
 
     def _stop(self) -> list[Contribution]:
@@ -305,7 +307,7 @@ class PushClient:
         if contribution.pending:
             return
         self.unacknowledged.remove(contribution)
-        contribution.encoded.clear()
+        self.residual.release(contribution.encoded)
         self.acknowledged.append(contribution)
         self.settled += 1
         self.last = contribution.sequence, contribution.clock + 1

@@ -16,6 +16,7 @@ from adam_mpi.durable.cut import Cut
 from adam_mpi.durable.position import Position
 from adam_mpi.durable.spans import Spans
 from adam_mpi.server.codecs import Codec
+from adam_mpi.server.pool import Pool
 from adam_mpi.worker.contribution import Encoded
 from adam_mpi.worker.holding import Holding
 from adam_mpi.worker.lane import Lane
@@ -23,7 +24,7 @@ from adam_mpi.worker.lane import Lane
 
 class Residual:
     def __init__(self, holding: Holding, codec: Codec, carried: Spans | None = None) -> None:
-        self.codec = codec
+        self.codec, self.buffers = codec, Pool()
         self.values = np.zeros(holding.size if codec.feedback else 0, np.float32)
         self._share_out(holding)
         if carried is not None:
@@ -45,11 +46,23 @@ class Residual:
 
         Where that is not finite the message is one that servers refuse, and the residual has nothing of it.
         """
-        residual, words = self.parts[shard], np.zeros(self.codec.words(values.size), np.uint32)
-        before = residual.copy() if keep else None
-        fine = finite_sum(values, residual)
-        used = self.codec.encode(values, residual, words) if fine else words.size
-        return Encoded(words[:used], fine, before)
+        residual, size = self.parts[shard], self.codec.words(values.size)
+        buffers = [self.buffers.take(size), *([self.buffers.take(residual.size)] if keep else ())]
+        words, before = buffers[0][:size].view(np.uint32), None
+        if keep:
+            before = buffers[1][: residual.size]
+            before[:] = residual
+        if not finite_sum(values, residual):
+            words[:] = 0
+            return Encoded(words, False, before, tuple(buffers))
+        return Encoded(words[: self.codec.encode(values, residual, words)], True, before, tuple(buffers))
+
+    def release(self, encoded: dict[int, Encoded]) -> None:
+        """Forget how the parts of a push were encoded; their memory is used again."""
+        for sent in encoded.values():
+            for buffer in sent.buffers:
+                self.buffers.give(buffer)
+        encoded.clear()
 
     def norm(self, unit: float) -> float | None:
         """How much is carried, as the length of the vector times `unit`; None where the codec carries nothing."""
