@@ -79,7 +79,8 @@ def cut_row(mpi: Mpi, staleness: str, folder: Path) -> list[str]:
     hosts = Hosts(folder / "hosts")
     hosts.call("up", 3)
     try:
-        keys = [*SETTINGS, *ENDLESS, *given(f"consistency.staleness={staleness}")]
+        # All data is on h0: what is cut off is a worker's way to a server, and a server's to its copies.
+        keys = [*SETTINGS, *ENDLESS, *given(f"consistency.staleness={staleness}", "layout.data=1")]
         job = training(start(mpi, 8, "train", *keys, folder=folder, environment=hosts.environment))
         hosts.call("cut", "h1", "h2")
         since = time.time()

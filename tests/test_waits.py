@@ -50,7 +50,8 @@ def went_on(job, generation=1):
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("staleness", ["0", "3", "inf"])
 def test_a_cut_between_two_hosts_ends_the_job_by_name_in_time(staleness, hosts, start_job):
-    keys = given(f"consistency.staleness={staleness}", f"cluster.seconds={SECONDS}")
+    # With all data on h0: what is cut off is a worker's way to a server, and a server's to its copies.
+    keys = given(f"consistency.staleness={staleness}", f"cluster.seconds={SECONDS}", "layout.data=1")
     job = training(start_job(8, "train", *EIGHT, *ENDLESS, *keys, environment=hosts.environment))
     hosts.call("cut", "h1", "h2")
     since = time.monotonic()
