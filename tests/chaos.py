@@ -218,7 +218,8 @@ def _rebuilding(run: Run, chance: random.Random) -> list[Strike]:
 
 
 def _every_server(run: Run, chance: random.Random) -> list[Strike]:
-    return [_strike(run, chance, rank, chance.choice(STEPS)) for rank in run.layout.servers]
+    """The last of them has nobody to prepare anything for, but applies."""
+    return [Strike(rank, chance.choice(("apply", "applied")), chance.choice(STEPS)) for rank in run.layout.servers]
 
 
 def draw(seed: int, kind: str = "") -> Run:
