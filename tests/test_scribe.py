@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from adam_mpi.durable import owner
 from adam_mpi.observe import log as logs
 from adam_mpi.observe import metrics, scribe
 from adam_mpi.observe.lookout import Lookout
@@ -178,6 +179,7 @@ def test_a_log_on_a_full_disk_says_nothing_of_it(tmp_path, monkeypatch, capsys):
 
 def test_the_lookout_sees_what_people_ask_for(tmp_path):
     (tmp_path / "config.toml").touch()
+    owner.take(tmp_path, [owner.process()])
     lookout = Lookout(tmp_path)
     assert not lookout.stop
     grow(tmp_path, 2)
