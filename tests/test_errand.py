@@ -144,7 +144,7 @@ def test_a_snapshot_that_cannot_be_named_is_left_out_whatever_the_reason(tmp_pat
     servers.conductor.renaming = fail
     with caplog.at_level(logging.WARNING):
         servers.take(1, 0, 1)
-    assert servers.conductor.error.endswith(".part-1: MemoryError") and servers.conductor.taken == []
+    assert servers.conductor.error.endswith(".part-0-1: MemoryError") and servers.conductor.taken == []
     assert list((tmp_path / "snapshots").iterdir()) == []
 
 
