@@ -14,6 +14,7 @@ from adam_mpi.model.parameters import Tensor
 from adam_mpi.plan import plan as planned_text
 from adam_mpi.server import shelves, stepper
 from adam_mpi.server.factors import FactorPlan, matrices, plans
+from adam_mpi.server.mail import MOST_PARTS
 from adam_mpi.server.protocol import choose, largest_push
 from adam_mpi.worker.contribution import Factors
 from adam_mpi.worker.push import FactorLetter
@@ -132,6 +133,24 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
         assert np.allclose(got, wanted, atol=2e-3 if HALF in settings else 1e-5)
     assert built.counts["applied"] == 4 and built.counts["refused"] == built.counts["duplicates"] == 0
     for one in (built, plain):
+        one.free()
+
+
+@pytest.mark.parametrize("settings", [[], ["optimiser.momentum=0.9"]], ids=" ".join)
+def test_a_push_that_comes_again_passes_over_the_shards_that_have_it(settings):
+    """Those on both sides of one that has it are no neighbours."""
+    built, plain = house(*settings), house(*settings, "push.protocol=delta")
+    layer = [shard.index for shard in built.server.shards if shard.layer == "dense1"]
+    assert len(layer) >= 3
+    built.server.inbox.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
+    gradient = push(built, 3)
+    built.settle()
+    plain.push(gradient, 3)
+    before = house(*settings)
+    for index in built.server.place:
+        wanted = before if index == layer[1] else plain
+        assert np.allclose(*(one.server.published.weights[index] for one in (built, wanted)), atol=1e-5), index
+    for one in (built, plain, before):
         one.free()
 
 

@@ -75,12 +75,16 @@ class Stepper:
         return kept
 
     def bands(self, ready: Mapping[int, Sequence[Mail]]) -> list[list[Shard]]:
-        """Shards to be stepped on together: neighbours that multiply the same factors, others alone."""
+        """Shards to be stepped on together: neighbours that multiply the same factors, others alone.
+
+        Neighbours lie one after the other here. When a message comes again, some shards between them may have it already.
+        """
         bands: list[list[Shard]] = []
         for place in sorted(self.place[index] for index in ready):
             shard = self.shards[place]
             mails = ready[shard.index]
-            alike = bool(bands) and mails == ready[bands[-1][0].index]
+            beside = bool(bands) and self.place[bands[-1][-1].index] == place - 1
+            alike = beside and mails == ready[bands[-1][0].index]
             multiplied = alike and all(mail.kind == mailbox.FACTOR for mail in mails)
             if multiplied and _size(bands[-1]) + shard.size <= self.band:
                 bands[-1].append(shard)
