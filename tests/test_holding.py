@@ -187,3 +187,18 @@ def test_a_server_without_shards_of_its_own_may_miss_clocks_before_its_first_cop
     assert set(books.positions) == {0}
     books.taken(SimpleNamespace(sequence=1, images=10), np.array([batch_id(1, 0)]))
     assert set(books.positions) == {0, 1}
+
+
+def test_a_loss_that_mpi_tells_of_finds_no_step_that_is_in_the_weights_and_in_no_table(house, monkeypatch):
+    """Its pushes come again, and would be applied again."""
+
+    def lost():
+        in_weights = {index: bool(held.weights.any()) for index, held in house.server.holdings.items()}
+        in_tables = {index: bool(held.table) for index, held in house.server.holdings.items()}
+        assert in_weights == in_tables
+        sync()
+
+    sync = house.server.window.sync
+    monkeypatch.setattr(house.server.window, "sync", lost)
+    house.push(1.0)
+    assert (house.weights == 1).all()

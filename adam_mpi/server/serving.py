@@ -15,7 +15,7 @@ import numpy as np
 
 from adam_mpi.cluster import numa
 from adam_mpi.cluster.post import Post
-from adam_mpi.cluster.windows import Window
+from adam_mpi.cluster.windows import Window, fence
 from adam_mpi.cluster.world import World
 from adam_mpi.durable import snapshot
 from adam_mpi.durable.behind import WriteBehind
@@ -300,8 +300,9 @@ class Server:
             made = [Fold(*work, rate) for work in works]
             folds = {shard.index: fold for fold in made for shard in fold.band}
             self.appliers.run((_owner(fold.band), partial(fold.step, self.stepper)) for fold in made)
-        # Between the weights and the versions that promise them.
-        self.window.sync()
+        # Between the weights and the versions that promise them. A call into MPI might raise that a rank is lost: then
+        # the step would be in the weights and in no table, and be taken again when its pushes come again.
+        fence()
         for shard, mails in ready.items():
             self._book(shard, mails)
             self._pass_on(shard, mails, folds.get(shard), rate)

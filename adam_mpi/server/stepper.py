@@ -77,7 +77,7 @@ class Stepper:
     def bands(self, ready: Mapping[int, Sequence[Mail]]) -> list[list[Shard]]:
         """Shards to be stepped on together: neighbours that multiply the same factors, others alone.
 
-        Neighbours lie one after the other here. When a message comes again, some shards between them may have it already.
+        Neighbours lie one after the other here: when a message comes again, shards between two may have it already.
         """
         bands: list[list[Shard]] = []
         for place in sorted(self.place[index] for index in ready):
