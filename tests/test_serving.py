@@ -262,6 +262,8 @@ def test_a_job_stopped_inside_an_epoch_leaves_all_replicas_at_the_same_clock(pat
         floor.run(lambda floor=floor: floor.take(2 + floor.world.rank))
         if floor.server:
             floor.server.hear({"stop": True})
+        # A data rank that is late to see that all are ready would hand out the whole epoch before it hears of it.
+        floor.world.comm.Barrier()
         floor.run(floor.take)
         numbers = floor.world.comm.allgather([number for number, _, _ in floor.taken] if floor.client else None)
         taken = [found for found in numbers if found is not None]
