@@ -13,10 +13,10 @@ if "ADAM_MPI_CACHE" in os.environ:
 
 # Imported on demand: naming the package must not start MPI.
 OFFERED = {
-    "ParameterServer": "adam_mpi.library",
-    "Trained": "adam_mpi.trained",
-    "UserError": "adam_mpi.errors",
-    "load": "adam_mpi.trained",
+    "ParameterServer": "adam_mpi.parameter_server.server",
+    "Trained": "adam_mpi.inference.trained",
+    "UserError": "adam_mpi.base.errors",
+    "load": "adam_mpi.inference.trained",
     "train": "adam_mpi.api",
 }
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from mpi4py import MPI
 
 from adam_mpi.config import Given
-from adam_mpi.run import run as run_job
-from adam_mpi.trained import Trained, load
+from adam_mpi.inference.trained import Trained, load
+from adam_mpi.runtime.run import run as run_job
 
 
 def train(

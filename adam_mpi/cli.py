@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adam_mpi import config
+from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.launcher import rank, tell, tell_together
-from adam_mpi.errors import UserError
 from adam_mpi.options import parser
 
 NO_CACHE, CACHE = "no locator available", "set ADAM_MPI_CACHE to a folder that can be written"
@@ -45,21 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(options: argparse.Namespace) -> int:
     """Train a network; started by mpirun with any number of ranks."""
-    from adam_mpi import run
+    from adam_mpi.runtime import run
 
     return run.train(options.config, options.set, options.run, options.resume, options.max_minutes, options.take_over)
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate trained weights on what was not trained on; started by mpirun, each rank has a strip of the network."""
-    from adam_mpi.evaluate import evaluate
+    from adam_mpi.inference.evaluate import evaluate
 
     return evaluate(Path(options.path))
 
 
 def plan(options: argparse.Namespace) -> int:
     """Print who would do what, and how much of it, without MPI."""
-    from adam_mpi.plan import plan
+    from adam_mpi.planning.report import plan
 
     print(plan(config.load(options.config, options.set), options.ranks, options.hosts, options.images))
     return 0
@@ -84,8 +84,8 @@ def pack(options: argparse.Namespace) -> int:
 
 def inspect(options: argparse.Namespace) -> int:
     """Tell what is in a snapshot, a store, a file of weights or a run; exit code 1 if it is not whole."""
-    from adam_mpi.durable.inspect import inspect
-    from adam_mpi.observe.rundir import compare_copies
+    from adam_mpi.checkpoint.inspect import inspect
+    from adam_mpi.checkpoint.run_directory import compare_copies
 
     path = Path(options.path)
     if options.layers or options.image:
@@ -97,34 +97,34 @@ def inspect(options: argparse.Namespace) -> int:
 
 def join(options: argparse.Namespace) -> int:
     """Join a running job; the job itself starts this."""
-    from adam_mpi import run
+    from adam_mpi.runtime import run
 
     return run.join(Path(options.run))
 
 
 def grow(options: argparse.Namespace) -> int:
     """Have a running job take in more ranks, where its launcher has places for them."""
-    from adam_mpi.observe.rundir import grow
+    from adam_mpi.checkpoint.run_directory import grow
 
     print(grow(Path(options.run), options.ranks))
     return 0
 
 
 def _look_into(options: argparse.Namespace) -> int:
-    from adam_mpi.observe import layers
-    from adam_mpi.trained import load
+    from adam_mpi.inference.trained import load
+    from adam_mpi.report import layer_report
 
     model = load(options.path)
     if options.layers:
-        print("\n".join(layers.table(model)))
+        print("\n".join(layer_report.table(model)))
     if options.image:
-        print(layers.image(model, options.image, options.output))
+        print(layer_report.image(model, options.image, options.output))
     return 0
 
 
 def merge(options: argparse.Namespace) -> int:
     """Write a snapshot as one HDF5 file with a dataset per tensor."""
-    from adam_mpi.durable.merge import merge
+    from adam_mpi.checkpoint.merge import merge
 
     print(merge(Path(options.path), Path(options.output)))
     return 0
@@ -132,7 +132,7 @@ def merge(options: argparse.Namespace) -> int:
 
 def top(options: argparse.Namespace) -> int:
     """Show a running job rank by rank: who is slow, who waits for whom."""
-    from adam_mpi.observe.top import top
+    from adam_mpi.monitor.live_view import top
 
     top(Path(options.run), options.once)
     return 0
@@ -140,7 +140,7 @@ def top(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write one page about a run, or about several side by side."""
-    from adam_mpi.observe.report import report
+    from adam_mpi.report import report
 
     print(report(options.runs, options.output))
     return 0
@@ -159,8 +159,8 @@ def simulate(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Tell the classes of images, with probabilities."""
-    from adam_mpi.predict import predict
-    from adam_mpi.trained import load
+    from adam_mpi.inference.predict import predict
+    from adam_mpi.inference.trained import load
 
     for line in predict(load(options.path), options.images, options.output):
         print(line)
@@ -169,8 +169,8 @@ def predict(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write a trained network for other programs."""
-    from adam_mpi.export import export
-    from adam_mpi.trained import load
+    from adam_mpi.inference.export import export
+    from adam_mpi.inference.trained import load
 
     print(export(load(options.path), options.output, options.format))
     return 0
@@ -178,7 +178,7 @@ def export(options: argparse.Namespace) -> int:
 
 def import_(options: argparse.Namespace) -> int:
     """Make a file of weights to begin with out of another program's."""
-    from adam_mpi.export.foreign import import_weights
+    from adam_mpi.inference.export.foreign import import_weights
 
     print(import_weights(options.file, config.load(options.config, options.set), options.output))
     return 0
@@ -186,7 +186,7 @@ def import_(options: argparse.Namespace) -> int:
 
 def models(options: argparse.Namespace) -> int:
     """List the ready configurations, or print one."""
-    from adam_mpi import models
+    from adam_mpi.config import models
 
     print(models.find(options.name).read_text() if options.name else models.listing())
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from adam_mpi import config
 from adam_mpi.cluster.launcher import rank, tell_together
-from adam_mpi.models import names
+from adam_mpi.config.models import names
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
-from adam_mpi.library import significant
+from adam_mpi.parameter_server.server import significant
 
 FEATURES, PER_CLICK, CLICKS, BATCH, EPOCHS, DELAY = 20_000, 12, 20_000, 200, 3, 4
 

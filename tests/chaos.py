@@ -35,7 +35,7 @@ from test_train import SMOOTH
 
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import load
-from adam_mpi.server.codecs import CODECS
+from adam_mpi.sharding.codecs import CODECS
 
 SECONDS = 200
 # Ten ranks on two loaded cores have long delays: at the default rate such a run may diverge.

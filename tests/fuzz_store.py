@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from adam_mpi.base.checksum import checksum
+from adam_mpi.checkpoint import store_file
+from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
-from adam_mpi.durable import slots
-from adam_mpi.durable.behind import WriteBehind
-from adam_mpi.durable.checksum import checksum
-from adam_mpi.durable.position import Position
-from adam_mpi.server.shards import Shard
+from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.shards import Shard
 
 SIZES = (700, 64, 5000, 1, 2048)
 SHARDS = [Shard(i, "dense1", start, stop - start) for i, (start, stop) in enumerate(pairwise(np.cumsum((0, *SIZES))))]
@@ -60,7 +60,7 @@ def serve(path, pipe):
 
 def check(path, words):
     """Every shard is whole, and has all updates that the last word promises; returns how many updates are lost."""
-    stored = slots.read(path)
+    stored = store_file.read(path)
     pieces, packed = stored.pieces, stored.position
     told = list(WORD.iter_unpack(words[: len(words) // WORD.size * WORD.size]))
     promise = told[-1][2]

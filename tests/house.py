@@ -3,20 +3,20 @@
 import numpy as np
 from mpi4py import MPI
 
+from adam_mpi.cluster.control_channel import Post
 from adam_mpi.cluster.layout import Layout, Place
-from adam_mpi.cluster.post import Post
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
-from adam_mpi.durable.position import Position
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.server import shelves
-from adam_mpi.server.protocol import choose
-from adam_mpi.server.published import Published
-from adam_mpi.server.serving import Server
-from adam_mpi.worker.contribution import Contribution, Done
-from adam_mpi.worker.pull import PullClient
-from adam_mpi.worker.push import PushClient
+from adam_mpi.server.server import Server
+from adam_mpi.sharding import memory_layout
+from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.push_protocol import choose
+from adam_mpi.transport.published import Published
+from adam_mpi.worker.gradient_buffer import Contribution, Done
+from adam_mpi.worker.pull_client import PullClient
+from adam_mpi.worker.push_client import PushClient
 
 
 def additive(shard=128, transport="rma", codec="none", threads=1):
@@ -32,7 +32,7 @@ class House:
     def __init__(self, config, size, tensors=None):
         self.world = world = World(MPI.COMM_SELF, config, lambda hosts, _: _alone(hosts[0]))
         tensors = tensors or [Tensor("dense1/weight", "dense1", (size,), 0, size)]
-        self.shelves = shelves.plan(tensors, {0: world.hosts[0]}, (0,), config)
+        self.shelves = memory_layout.plan(tensors, {0: world.hosts[0]}, (0,), config)
         kind = WINDOWS[config.cluster.transport]
         self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes)
         self.window = kind.to_read(world.comm, world.node, self.shelves.published_bytes(0))

@@ -21,8 +21,8 @@ import pytest
 from launch import Job, Mpi, given, start
 from oracle import conserved
 
-from adam_mpi.errors import UserError
-from adam_mpi.observe.rundir import compare_copies
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint.run_directory import compare_copies
 
 KILLS, RANKS, SERVERS, SLOTS = 100, 8, 3, 24
 SETTINGS = [

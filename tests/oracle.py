@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from test_consistency import TENSORS
 
+from adam_mpi.checkpoint import model_file, store_file
 from adam_mpi.config import load
-from adam_mpi.durable import model, slots
-from adam_mpi.server.codecs import CODECS
-from adam_mpi.worker.conservation import counted, encoded, given_up, left_copies, unexplained
+from adam_mpi.sharding.codecs import CODECS
+from adam_mpi.transport.conservation import counted, encoded, given_up, left_copies, unexplained
 
 # Rounding of the means that `onebit` sends; other codecs carry whole steps.
 ROUNDED = {"onebit": 1e-2}
@@ -68,11 +68,11 @@ def _same_copies(directory: Path, summary: dict) -> np.ndarray:
 
 
 def weights(path: Path) -> np.ndarray:
-    return model.read(path, TENSORS)
+    return model_file.read(path, TENSORS)
 
 
 def stored(directory: Path) -> np.ndarray:
     """The weights in the newest store."""
     folder = max((directory / "store").glob("[0-9]*"))
-    pieces = [piece for path in sorted(folder.glob("server-*.h5")) for piece in slots.read(path).written]
+    pieces = [piece for path in sorted(folder.glob("server-*.h5")) for piece in store_file.read(path).written]
     return np.concatenate([piece.values["weights"] for piece in sorted(pieces, key=lambda piece: piece.start)])

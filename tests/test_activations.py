@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from test_network import STACKS, block, prepare
 
-from adam_mpi.model.activations import activations
 from adam_mpi.model.network import Network
+from adam_mpi.worker.diagnostics import activations
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -9,8 +9,8 @@ import pytest
 from launch import clean_environment
 
 import adam_mpi
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
-from adam_mpi.errors import UserError
 
 SMALL = {
     "data": {"images": 640},

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from adam_mpi.server.appliers import Appliers
+from adam_mpi.base.thread_pool import Appliers
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from adam_mpi.server import apply, rules
-from adam_mpi.server.address import address
+from adam_mpi.base.native import address
+from adam_mpi.server import apply_kernels, optimizer_rules
 
-SIZES = [1, 7, 2049, apply.BLOCK - 1, apply.BLOCK, apply.BLOCK + 1, 10_001]
+SIZES = [1, 7, 2049, apply_kernels.BLOCK - 1, apply_kernels.BLOCK, apply_kernels.BLOCK + 1, 10_001]
 RATE, KEEP, DECAY = np.float32(0.1), np.float32(0.9), np.float32(0.01)
 
 
@@ -27,11 +27,11 @@ def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP),
 
 
 def numbers(kind, rate=RATE, keep=KEEP, decay=DECAY, batches=1.0):
-    return rules.numbers(kind, (float(keep), float(decay)), float(rate), batches, batches)
+    return optimizer_rules.numbers(kind, (float(keep), float(decay)), float(rate), batches, batches)
 
 
 def take(kind, *messages, **given):
-    apply.step(apply.RULES.index(kind), *messages, numbers(kind, **given))
+    apply_kernels.step(apply_kernels.RULES.index(kind), *messages, numbers(kind, **given))
 
 
 def messages(count, size, seed=0):
@@ -51,7 +51,7 @@ def begin(size, seed=9):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
-@pytest.mark.parametrize("kind", apply.RULES)
+@pytest.mark.parametrize("kind", apply_kernels.RULES)
 def test_kernels_follow_the_rule(kind, count, size):
     weights, state = begin(size)
     wanted = weights.astype(float), state.astype(float)
@@ -75,7 +75,7 @@ def test_momentum_zero_is_plain_descent():
     assert np.allclose(weights, wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", apply.RULES)
+@pytest.mark.parametrize("kind", apply_kernels.RULES)
 def test_eight_folded_are_one_step_on_their_sum(kind):
     size, ones = 5000, np.ones(8, np.float32)
     mail, starts = messages(8, size)
@@ -86,7 +86,7 @@ def test_eight_folded_are_one_step_on_their_sum(kind):
     assert np.allclose(folded[0], single[0], atol=1e-5) and np.allclose(folded[1], single[1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", apply.RULES)
+@pytest.mark.parametrize("kind", apply_kernels.RULES)
 def test_a_call_for_several_shards_is_a_step_of_each(kind):
     sizes, counts = (1, 3000, 5000), (2, 1, 5)
     mail, starts = messages(sum(counts), max(sizes))
@@ -94,7 +94,7 @@ def test_a_call_for_several_shards_is_a_step_of_each(kind):
     together, alone = ([begin(size) for size in sizes] for _ in range(2))
     places = np.array([(address(weights), address(state), weights.size) for weights, state in together])
     rows = np.array([numbers(kind)] * 3)
-    apply.steps(apply.RULES.index(kind), places, mail, ends, starts, scales, rows)
+    apply_kernels.steps(apply_kernels.RULES.index(kind), places, mail, ends, starts, scales, rows)
     for end, count, one, other in zip(ends, counts, alone, together, strict=True):
         own = slice(end - count, end)
         take(kind, *one, mail, starts[own], scales[own])
@@ -112,13 +112,13 @@ def test_the_order_of_messages_is_the_order_of_the_sum():
     assert np.array_equal(*results)
 
 
-@pytest.mark.parametrize("kind", apply.SPARSE_KERNELS)
+@pytest.mark.parametrize("kind", apply_kernels.SPARSE_KERNELS)
 def test_sparse_kernels_touch_what_is_named_and_nothing_else(kind):
     weights, state = begin(1000)
     indices, values = np.array([3, 999, 0, 500]), np.array([1, -2, 0.5, 3], np.float32)
     before = weights.copy(), state.copy()
     wanted = textbook(kind, *(a[indices].astype(float) for a in before), values.astype(float), keep=0.0, decay=0.0)
-    apply.SPARSE_KERNELS[kind](weights, state, indices, values, RATE)
+    apply_kernels.SPARSE_KERNELS[kind](weights, state, indices, values, RATE)
     assert np.allclose(weights[indices], wanted[0], atol=1e-6)
     if kind == "adagrad":
         assert np.allclose(state[indices], wanted[1], atol=1e-6)
@@ -128,16 +128,16 @@ def test_sparse_kernels_touch_what_is_named_and_nothing_else(kind):
 
 def test_an_index_named_twice_is_added_twice():
     weights = np.zeros(4, np.float32)
-    apply.sparse_additive(weights, weights, np.array([2, 2]), np.array([1, 3], np.float32), RATE)
+    apply_kernels.sparse_additive(weights, weights, np.array([2, 2]), np.array([1, 3], np.float32), RATE)
     assert weights.tolist() == [0, 0, 4, 0]
 
 
 def test_add_and_average():
     total, values = begin(777)
     wanted = total + 0.5 * values
-    apply.add(total, values, np.float32(0.5))
+    apply_kernels.add(total, values, np.float32(0.5))
     assert np.allclose(total, wanted, atol=1e-6)
     mean, weights = begin(777)
     wanted = 0.9 * mean + 0.1 * weights
-    apply.average(mean, weights, np.float32(0.1))
+    apply_kernels.average(mean, weights, np.float32(0.1))
     assert np.allclose(mean, wanted, atol=1e-6)

@@ -1,7 +1,7 @@
 """The board: figures of the whole job from the last word of every rank."""
 
-from adam_mpi.data.course import Phase
-from adam_mpi.observe.board import Board
+from adam_mpi.monitor.job_statistics import Board
+from adam_mpi.sharding.phases import Phase
 
 
 def worker(rank=0, sent=0, waited=0.0, **more):

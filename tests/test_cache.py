@@ -6,11 +6,11 @@ import psutil
 import pytest
 
 from adam_mpi.config import Data
+from adam_mpi.data.batch_loader import Preparation
 from adam_mpi.data.cache import Cache
-from adam_mpi.data.course import Phase
 from adam_mpi.data.formats.source import BadImages, Source
-from adam_mpi.data.preparation import Preparation
 from adam_mpi.data.sets import open_set
+from adam_mpi.sharding.phases import Phase
 
 
 class Reads:

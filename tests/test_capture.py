@@ -5,20 +5,20 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from adam_mpi import plan
-from adam_mpi.cluster.inject import Injector
+from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.cluster.layout import Place
 from adam_mpi.config import Config
-from adam_mpi.data.batch import Batch
 from adam_mpi.data.sets import Description
-from adam_mpi.model.engine import library, program
+from adam_mpi.model.engine import jit, program
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
-from adam_mpi.server.factors import Matrix
-from adam_mpi.worker import contribution, trainer
-from adam_mpi.worker.copy import Copy
+from adam_mpi.planning import plan
+from adam_mpi.sharding.factors import Matrix
+from adam_mpi.transport.batch_message import Batch
+from adam_mpi.worker import gradient_buffer, trainer
+from adam_mpi.worker.thread_weights import Copy
 
 RELU, TANH = Activation("relu"), Activation("tanh")
 STACKS = {
@@ -37,7 +37,7 @@ def network(stack):
 
 def plain(shapes, captured, lanes, images=IMAGES):
     built = program.build(shapes, images, lanes, 16, captured=captured)
-    return EngineContext(shapes, images, 11, built, library.plain(built.text, built.lanes))
+    return EngineContext(shapes, images, 11, built, jit.plain(built.text, built.lanes))
 
 
 def block(shapes, count):
@@ -113,7 +113,7 @@ def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes
     """The last batch of an epoch may overtake others on its way to a thread."""
     shapes = network("dense only")
     network_ = Network(shapes, 8, 11, engine="reference", captured=["dense1"])
-    pool = contribution.Pool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
+    pool = gradient_buffer.Pool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
     copy, place = Copy(network_, initial(shapes, 5), 0, True), Place(0, "here", ("worker",))
     thread = trainer.Trainer(0, network_, copy, pool, SimpleQueue(), Injector([], place, 1))
     pushed = []

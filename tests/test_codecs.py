@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_mpi.server.codecs import BY_NUMBER, CODECS, NUMBERS, bfloat16
+from adam_mpi.sharding.codecs import BY_NUMBER, CODECS, NUMBERS, bfloat16
 
 SIZES = [1, 2, 3, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 4096, 5000]
 PRECISION = {"none": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from adam_mpi import config
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 
 
 def complaint(path=None, *overrides):

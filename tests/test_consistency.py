@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from launch import available, start
 
+from adam_mpi.checkpoint import model_file
 from adam_mpi.config import LAYERS
 from adam_mpi.data.glyphs import SIDE
-from adam_mpi.durable import model
 from adam_mpi.model import layers, parameters
 
 TENSORS = parameters.tensors(layers.infer(layers.parse(LAYERS), (1, SIDE, SIDE), 10))
@@ -39,7 +39,7 @@ def train(tmp_path_factory):
 
 
 def weights(job):
-    return model.read(job.run / "weights.h5", TENSORS)
+    return model_file.read(job.run / "weights.h5", TENSORS)
 
 
 def check_counts(job):

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from adam_mpi.server import mailbox
-from adam_mpi.worker import copier
-from adam_mpi.worker.copier import LEAST, TRIES, TURN, Copier, copy_past
+from adam_mpi.transport import mailbox, shared_memcpy
+from adam_mpi.transport.shared_memcpy import LEAST, TRIES, TURN, Copier, copy_past
 
 GUARD = 0xDEADBEEF
 
@@ -49,8 +48,8 @@ class Clock:
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 0.9), 0), ((1.0, 2.0), 0), ((5.0, 1.0), 1)])
 def test_the_way_past_the_caches_is_taken_where_the_other_takes_much_longer(monkeypatch, seconds, chosen):
     clock = Clock(seconds)
-    monkeypatch.setattr(copier, "WAYS", clock.ways())
-    monkeypatch.setattr(copier, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(shared_memcpy, "WAYS", clock.ways())
+    monkeypatch.setattr(shared_memcpy, "perf_counter", lambda: clock.now)
     own, body = Copier(), np.zeros(LEAST, np.uint32)
     for _ in range(TURN):
         assert own.copy(body, body)
@@ -65,8 +64,8 @@ def test_the_way_past_the_caches_is_taken_where_the_other_takes_much_longer(monk
 
 def test_one_slow_copy_by_chance_changes_nothing(monkeypatch):
     clock = Clock([1.0, 1.0])
-    monkeypatch.setattr(copier, "WAYS", clock.ways())
-    monkeypatch.setattr(copier, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(shared_memcpy, "WAYS", clock.ways())
+    monkeypatch.setattr(shared_memcpy, "perf_counter", lambda: clock.now)
     own, body = Copier(), np.zeros(LEAST, np.uint32)
     for turn in range(TURN):
         clock.seconds[0] = 100.0 if turn == 0 else 1.0
@@ -76,7 +75,7 @@ def test_one_slow_copy_by_chance_changes_nothing(monkeypatch):
 
 def test_little_is_copied_the_usual_way(monkeypatch):
     clock = Clock((5.0, 1.0))
-    monkeypatch.setattr(copier, "WAYS", clock.ways())
+    monkeypatch.setattr(shared_memcpy, "WAYS", clock.ways())
     words = np.arange(LEAST - 1, dtype=np.uint32)
     body = np.zeros_like(words)
     assert Copier().copy(body, words) == mailbox.finite(words) and np.array_equal(body, words)

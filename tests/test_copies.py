@@ -5,7 +5,7 @@ import pytest
 from launch import available, given, start
 from test_train import SMOOTH
 
-from adam_mpi.worker.conservation import counted
+from adam_mpi.transport.conservation import counted
 
 pytestmark = [
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),

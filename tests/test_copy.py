@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from launch import given, spread
 
-from adam_mpi.model.engine import cpu, library, program
+from adam_mpi.model.engine import cpu, jit, program
 from adam_mpi.model.layers import Activation, Conv, Dense, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, spans, total
-from adam_mpi.worker.copy import ROUND, Copy
+from adam_mpi.worker.thread_weights import ROUND, Copy
 
 RATE, RELU = 0.01, Activation("relu")
 SHAPES = infer([Conv(2, 3), RELU, Dense(12), RELU, Dense(3)], (1, 5, 5), 3)
@@ -95,8 +95,8 @@ def large(request, monkeypatch):
     monkeypatch.setattr(cpu, "lanes", lambda: 4)
     monkeypatch.setattr(program, "COPIED", 100)
     if request.param == "plain":
-        monkeypatch.setattr(library, "run", library.plain)
-        monkeypatch.setattr(library, "settle", lambda text, lanes: library.plain(text, lanes, "settle"))
+        monkeypatch.setattr(jit, "run", jit.plain)
+        monkeypatch.setattr(jit, "settle", lambda text, lanes: jit.plain(text, lanes, "settle"))
     return Network(SHAPES, 4, 0, engine="generated", batches=ROUND), spans(SHAPES)["dense1"]
 
 

@@ -1,7 +1,7 @@
 """The phases of a job: train, validate, again or stop, test once."""
 
 from adam_mpi.config import Train
-from adam_mpi.data.course import Course
+from adam_mpi.sharding.phases import Course
 
 
 def walk(train, validates=True, accuracies=(), **resumed):

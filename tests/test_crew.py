@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from adam_mpi import crew
-from adam_mpi.crew import Crew
+from adam_mpi.runtime import rank_runtime
+from adam_mpi.runtime.rank_runtime import Crew
 
 
 class Window:
@@ -36,7 +36,7 @@ class Post:
 def clock(monkeypatch):
     """Seconds that have passed, to be moved on."""
     now = [time.monotonic()]
-    monkeypatch.setattr(crew.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rank_runtime.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -54,7 +54,7 @@ def test_it_is_let_go_of_after_a_while_without_another_loss(clock):
     later.abandoned = Crew(Post(), {}, None, [far]).abandon()
     later.tell(0)
     assert far.forgotten == 0 and len(later.abandoned) == 1
-    clock[0] += crew.LATE_SECONDS + 1
+    clock[0] += rank_runtime.LATE_SECONDS + 1
     later.tell(0)
     later.tell(0)
     assert far.forgotten == 1 and later.abandoned == []

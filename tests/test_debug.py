@@ -9,10 +9,10 @@ import pytest
 from launch import given
 from test_network import block, prepare
 
-from adam_mpi.data.batch import Batch
 from adam_mpi.model.parameters import tensors, views
-from adam_mpi.observe.hunter import Hunter, describe, suspects
-from adam_mpi.observe.layers import statistics
+from adam_mpi.report.layer_report import statistics
+from adam_mpi.transport.batch_message import Batch
+from adam_mpi.worker.diagnostics import Hunter, describe, suspects
 
 INSPECT = [sys.executable, "-m", "adam_mpi", "inspect"]
 

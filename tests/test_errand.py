@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from test_snapshot import Servers
 
-from adam_mpi.durable import cut as cuts
-from adam_mpi.durable import errand as errands
-from adam_mpi.durable.cut import Cut
-from adam_mpi.durable.errand import Errand, advance, reason
-from adam_mpi.durable.position import Position
-from adam_mpi.server.shards import Shard
+from adam_mpi.checkpoint import disk_task as errands
+from adam_mpi.checkpoint import snapshot_barrier as cuts
+from adam_mpi.checkpoint.disk_task import Errand, advance, reason
+from adam_mpi.checkpoint.snapshot_barrier import Cut
+from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.shards import Shard
 
 
 def over(errand, seconds=20):

@@ -7,8 +7,8 @@ import pytest
 from launch import available, given
 from test_consistency import TENSORS
 
-from adam_mpi.durable import model
-from adam_mpi.worker.conservation import counted, given_up, unexplained
+from adam_mpi.checkpoint import model_file
+from adam_mpi.transport.conservation import counted, given_up, unexplained
 
 EPOCHS, IMAGES, BATCHES, REPLICAS = 2, 3200, 100, 3
 LAYOUT = ["layout.data=2", "layout.servers=2", "worker.threads=1", f"train.epochs={EPOCHS}", "train.test=false"]
@@ -38,7 +38,7 @@ def run(launch, ranks, staleness, faults, *settings):
 
 
 def weights(job):
-    return model.read(job.run / "weights.h5", TENSORS)
+    return model_file.read(job.run / "weights.h5", TENSORS)
 
 
 def check_counts(job, dead):

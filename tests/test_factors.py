@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_mpi import config
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.plan import plan as planned_text
-from adam_mpi.server import shelves, stepper
-from adam_mpi.server.factors import FactorPlan, matrices, plans
-from adam_mpi.server.mail import MOST_PARTS
-from adam_mpi.server.protocol import choose, largest_push
-from adam_mpi.worker.contribution import Factors
-from adam_mpi.worker.push import FactorLetter
+from adam_mpi.planning.report import plan as planned_text
+from adam_mpi.server import stepper
+from adam_mpi.sharding import memory_layout
+from adam_mpi.sharding.factors import FactorPlan, matrices, plans
+from adam_mpi.sharding.message_format import MOST_PARTS
+from adam_mpi.sharding.push_protocol import choose, largest_push
+from adam_mpi.worker.gradient_buffer import Factors
+from adam_mpi.worker.push_client import FactorLetter
 
 
 def dense(inputs, outputs, offset=5):
@@ -27,7 +28,7 @@ def dense(inputs, outputs, offset=5):
 
 def planned(tensors, servers, settings=()):
     settings = config.load(None, [*settings])
-    return shelves.plan(tensors, {rank: "h" for rank in range(servers)}, [servers], settings), settings
+    return memory_layout.plan(tensors, {rank: "h" for rank in range(servers)}, [servers], settings), settings
 
 
 def drawn(inputs, outputs, images):

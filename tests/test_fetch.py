@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.data import fetch as fetching
 from adam_mpi.data.fetch import fetch
-from adam_mpi.errors import UserError
 
 CONTENT = {"images.gz": bytes(range(256)) * 1000, "labels.gz": b"label" * 999}
 

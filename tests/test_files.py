@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adam_mpi.durable.files import BLOCK, blocks, put_past_cache
+from adam_mpi.checkpoint.hdf5_file import BLOCK, blocks, put_past_cache
 
 FOLDERS = [None, *(["/dev/shm"] if Path("/dev/shm").is_dir() else [])]
 

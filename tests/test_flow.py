@@ -9,13 +9,13 @@ import pytest
 from strips import columns, scatter
 from test_strip import STACKS
 
+from adam_mpi.base import trace
 from adam_mpi.config import load
-from adam_mpi.data.batch import Batch
 from adam_mpi.model.layers import infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.observe import trace
+from adam_mpi.transport.batch_message import Batch
 
 pytestmark = pytest.mark.mpi(min_size=2)
 CONTEXTS, BATCHES, IMAGES = 3, 8, 6
@@ -139,7 +139,7 @@ def test_a_thread_that_does_not_come_back_is_not_waited_for_for_ever():
 
 def test_sums_over_a_replica_are_those_of_all_strips():
     from adam_mpi.worker import channels
-    from adam_mpi.worker.contribution import Contribution
+    from adam_mpi.worker.gradient_buffer import Contribution
     from adam_mpi.worker.link import Link
     from adam_mpi.worker.sums import Sums
 
@@ -172,7 +172,7 @@ def test_sums_over_a_replica_are_those_of_all_strips():
 
 def test_the_strip_that_has_not_read_is_named():
     from adam_mpi.worker import channels
-    from adam_mpi.worker.contribution import Contribution
+    from adam_mpi.worker.gradient_buffer import Contribution
     from adam_mpi.worker.link import Link
     from adam_mpi.worker.sums import Sums
 

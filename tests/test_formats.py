@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 import pytest
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Data
 from adam_mpi.data import formats, sets
 from adam_mpi.data.pack import pack
-from adam_mpi.errors import UserError
 
 RANDOM = np.random.default_rng(5)
 COLOURED = {

@@ -6,11 +6,11 @@ import types
 
 import pytest
 
-from adam_mpi import head as heads
+from adam_mpi.base.errors import LostState, RankFailure, Stall
 from adam_mpi.cluster import sentinel
 from adam_mpi.config import load
-from adam_mpi.errors import LostState, RankFailure, Stall
-from adam_mpi.head import Head
+from adam_mpi.runtime import coordinator as heads
+from adam_mpi.runtime.coordinator import Head
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from house import House, additive
 
+from adam_mpi.base.errors import LostState
 from adam_mpi.config import Config
-from adam_mpi.durable.position import Position, batch_id
-from adam_mpi.errors import LostState
-from adam_mpi.server.books import Books
-from adam_mpi.server.holding import Holding
-from adam_mpi.server.mail import MOST_PARTS
-from adam_mpi.server.replicate import PART, PartLetter, Replicator
-from adam_mpi.server.shards import Shard
-from adam_mpi.settlement import Word
+from adam_mpi.server.progress import Books
+from adam_mpi.server.replication import PART, PartLetter, Replicator
+from adam_mpi.sharding.message_format import MOST_PARTS
+from adam_mpi.sharding.position import Position, batch_id
+from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.shard_copy import Holding
+from adam_mpi.sharding.shards import Shard
 
 SHARD = Shard(0, "dense1", 0, 4)
 

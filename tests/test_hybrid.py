@@ -15,20 +15,19 @@ from test_strip_jobs import CASES, STEPS, losses, noise, result, same, settings,
 from test_survival import survive
 
 from adam_mpi import config
-from adam_mpi.data.batch import Batch, cut_rounds, shares
-from adam_mpi.errors import UserError
-from adam_mpi.model.assembly import AssemblyPassage
-from adam_mpi.model.engine import cpu, library, program
-from adam_mpi.model.engine.strip import EngineStripContext
+from adam_mpi.base.errors import UserError
+from adam_mpi.model.engine import cpu, jit, program
+from adam_mpi.model.engine.strip_context import EngineStripContext
 from adam_mpi.model.exchange import Assembly
+from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyPassage
 from adam_mpi.model.layers import Conv, Dense, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
 from adam_mpi.model.partition import partition
-from adam_mpi.model.passage import BACK, FORWARD
-from adam_mpi.model.strip import StripContext
-from adam_mpi.plan import plan
-from adam_mpi.worker import parts
+from adam_mpi.model.strip_context import StripContext
+from adam_mpi.planning.report import plan
+from adam_mpi.sharding import batch_parts
+from adam_mpi.transport.batch_message import Batch, cut_rounds, shares
 
 IMAGES, BATCH = 9, 104
 HYBRID = "layout.scheme=hybrid"
@@ -92,7 +91,7 @@ def check_generated(stack, ranks, lanes, make):
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=full)])
 @pytest.mark.parametrize("stack", [s if s in QUICK else pytest.param(s, marks=full) for s in WITH_CONV])
 def test_generated_programs_agree(stack, ranks):
-    for built in check_generated(stack, ranks, 2, library.plain):
+    for built in check_generated(stack, ranks, 2, jit.plain):
         assert built.own_blocks == {2: 3, 3: 2}[ranks] < built.blocks == 5
 
 
@@ -100,7 +99,7 @@ def test_generated_programs_agree(stack, ranks):
 @full
 @pytest.mark.timeout(600)
 def test_compiled_programs_agree():
-    check_generated("overlapping pools", 2, cpu.lanes(), library.run)
+    check_generated("overlapping pools", 2, cpu.lanes(), jit.run)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
@@ -129,7 +128,7 @@ def test_errors_come_back_by_the_adjoint_of_the_way_forward(edges, lanes):
 @limits(max_examples=200, deadline=None)
 @drawn(st.integers(0, 300), st.integers(1, 6), st.integers(1, 300))
 def test_rounds_have_every_image_once_and_fit_their_room(images, ranks, more):
-    count = parts.count(images, ranks, ranks)
+    count = batch_parts.count(images, ranks, ranks)
     edges = shares(images, ranks)
     seen = []
     for rank in range(ranks):
@@ -138,7 +137,7 @@ def test_rounds_have_every_image_once_and_fit_their_room(images, ranks, more):
         for number, part in enumerate(cut_rounds(batch, count, rank)):
             a, b = part.edges[rank : rank + 2]
             np.testing.assert_array_equal(part.ids[a:b], part.pixels)
-            assert part.labels.size <= (room := parts.largest(images + more, ranks, ranks))
+            assert part.labels.size <= (room := batch_parts.largest(images + more, ranks, ranks))
             assert b - a <= -(-room // ranks)
             seen += [(number, image) for image in part.pixels] if part.edges[-1] == part.ids.size else []
     assert sorted(image for _, image in seen) == list(range(images))

@@ -3,8 +3,8 @@ import gzip
 import numpy as np
 import pytest
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.data.formats import idx
-from adam_mpi.errors import UserError
 
 ARRAY = np.random.default_rng(0).integers(0, 256, (50, 7, 5), dtype=np.uint8)
 HEADER = bytes([0, 0, 8, 3]) + np.array(ARRAY.shape, ">u4").tobytes()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from house import House, additive
 
-from adam_mpi.errors import UserError
-from adam_mpi.server import mailbox
-from adam_mpi.server.codecs import CODECS, NUMBERS
+from adam_mpi.base.errors import UserError
+from adam_mpi.sharding import message_format
+from adam_mpi.sharding.codecs import CODECS, NUMBERS
 
 SIZE = 500  # four shards, the last one smaller
 
@@ -37,9 +37,9 @@ class Forged:
     answered: bool = False
 
     def write(self, body):
-        header = np.zeros((), mailbox.HEADER)
+        header = np.zeros((), message_format.HEADER)
         body[: self.words.size] = self.words
-        plain = {"shard": 1, "kind": mailbox.DELTA, "values": 100, "words": self.words.size, "finite": 1, "last": 1}
+        plain = {"shard": 1, "kind": message_format.DELTA, "values": 100, "words": self.words.size, "finite": 1, "last": 1}
         for name, value in (plain | self.fields).items():
             header[name] = value
         return header
@@ -67,7 +67,7 @@ WRONG = {
     "kind": (Forged({"kind": 77}), "kind 77"),
     "codec": (Forged({"codec": 50}), "codec 50"),
     "negative codec": (Forged({"codec": -1}), "codec -1"),
-    "index": (Forged({"kind": mailbox.SPARSE, "values": 2}, pairs([1, 128])), "an index beyond the 128 parameters"),
+    "index": (Forged({"kind": message_format.SPARSE, "values": 2}, pairs([1, 128])), "an index beyond the 128 parameters"),
     "top index": (
         Forged({"codec": NUMBERS["topk"], "values": 100}, pairs([7, 100])), "an index beyond the 100 parameters",
     ),
@@ -141,7 +141,7 @@ def test_a_nan_costs_its_own_shard_of_one_push_only(codec, build):
     assert house.weights[128:256].any()
 
 
-@pytest.mark.parametrize("word", [8, mailbox.HEADER_WORDS, mailbox.HEADER_WORDS + 50])
+@pytest.mark.parametrize("word", [8, message_format.HEADER_WORDS, message_format.HEADER_WORDS + 50])
 def test_a_torn_message_is_asked_for_again_and_applied_once(word, build, caplog):
     house = build()
     house.pushes.push(house.contribution(1.0))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from adam_mpi.cluster.inject import InjectedFault, Injector, check, parse
+from adam_mpi.base.errors import UserError
+from adam_mpi.cluster.fault_injection import InjectedFault, Injector, check, parse
 from adam_mpi.cluster.layout import Place
-from adam_mpi.errors import UserError
 
 PLACE = Place(2, "h", ("worker",), 0, 0)
 

@@ -9,13 +9,14 @@ import pytest
 
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.config import load
-from adam_mpi.data.course import Phase
-from adam_mpi.data.joint import Cuts, Left, Progress, begun, first_cuts, go_on
 from adam_mpi.data.order import Order
-from adam_mpi.durable.position import Position, batch_id
-from adam_mpi.server.books import Books
-from adam_mpi.server.shards import Shard
-from adam_mpi.settlement import Word, settle
+from adam_mpi.runtime.recovery import settle
+from adam_mpi.server.progress import Books
+from adam_mpi.sharding.joint_batches import Cuts, Left, Progress, begun, first_cuts, go_on
+from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.position import Position, batch_id
+from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.shards import Shard
 
 BATCHES, IMAGES, STALENESS = 12, 10, 3
 ORDER = Order(Phase(0, "train", 1), BATCHES * IMAGES, IMAGES, 0)

@@ -7,8 +7,8 @@ import numba
 import numpy as np
 import pytest
 
-from adam_mpi.errors import UserError
-from adam_mpi.model.engine import convs, cpu, dense_product, library, lines, memory, program, tuner, vector
+from adam_mpi.base.errors import UserError
+from adam_mpi.model.engine import conv_step, cpu, dense_product, jit, memory, program, tuner, vector, winograd1d
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
@@ -24,7 +24,7 @@ def some(cases, count):
     return [case if number < count else pytest.param(case, marks=pytest.mark.full) for number, case in enumerate(cases)]
 
 
-def engine_context(shapes, images, lanes, registers=16, make=library.plain):
+def engine_context(shapes, images, lanes, registers=16, make=jit.plain):
     built = program.build(shapes, images, lanes, registers)
     return EngineContext(shapes, images, 11, built, make(built.text, built.lanes))
 
@@ -160,7 +160,7 @@ def test_winograd_along_lines_agrees_with_the_reference(case):
 def test_matrices_of_lines_are_those_of_a_correlation():
     random = np.random.default_rng(0)
     for kernel in (3, 5):
-        outputs, kernels, inputs = map(np.array, lines.matrices(kernel))
+        outputs, kernels, inputs = map(np.array, winograd1d.matrices(kernel))
         values, weights = random.standard_normal(kernel + 3), random.standard_normal(kernel)
         wanted = [values[start : start + kernel] @ weights for start in range(4)]
         np.testing.assert_allclose(outputs @ ((kernels @ weights) * (inputs @ values)), wanted)
@@ -206,7 +206,7 @@ def all_compiled():
 def test_compiled_kernels_agree_with_the_reference(case):
     stack, lanes = case
     shapes, images = compiled_stack(stack)
-    context = engine_context(shapes, images, lanes, make=library.run)
+    context = engine_context(shapes, images, lanes, make=jit.run)
     for seed, count in enumerate({images, 1, (images + 1) // 2, max(1, images - 3)}):
         check(shapes, images, count, context, seed)
 
@@ -217,7 +217,7 @@ def test_compiled_kernels_agree_with_the_reference(case):
 def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
     random = np.random.default_rng(seed)
     shapes, images = random_stack(random), int(random.integers(1, 40))
-    context = engine_context(shapes, images, int(random.choice([4, 8, 16])), make=library.run)
+    context = engine_context(shapes, images, int(random.choice([4, 8, 16])), make=jit.run)
     check(shapes, images, images, context, seed)
 
 
@@ -355,7 +355,7 @@ def test_denormals_are_flushed_while_the_kernels_run():
 
 def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAM_MPI_SHOW_KERNELS", str(tmp_path / "shown"))
-    library.run.cache_clear()
+    jit.run.cache_clear()
     Network(*compiled_stack("few images"), 0, engine="generated").context()
     (shown,) = (tmp_path / "shown").iterdir()
     assert "def dense1_forward" in shown.read_text()
@@ -365,8 +365,8 @@ def test_choices_are_reported_and_can_be_given_again():
     shapes = compiled_stack("winograd twice")[0]
     first = program.build(shapes, 8, 8, 16)
     assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
-    given = {name: convs.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
-    given |= json.loads(json.dumps({"conv2": convs.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
+    given = {name: conv_step.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
+    given |= json.loads(json.dumps({"conv2": conv_step.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
     second = program.build(shapes, 8, 8, 16, given)
     assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd"]
     assert program.build(shapes, 8, 8, 16, json.loads(json.dumps(second.choices))).text == second.text
@@ -405,4 +405,4 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ADAM_MPI_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(UserError, match="set ADAM_MPI_CACHE"):
-        library.folder()
+        jit.folder()

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from adam_mpi.model.engine import plain, vector
+from adam_mpi.model.engine import numpy_vectors, vector
 
 # As emitted source has it: functions of bundles are made first, then used.
 SOURCE = """
@@ -53,11 +53,11 @@ def run(memory, out):
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_compiled_and_plain_kits_agree(lanes):
-    for name in set(plain.kit(lanes)) - {"kernel", "entry"}:
+    for name in set(numpy_vectors.kit(lanes)) - {"kernel", "entry"}:
         assert re.search(rf"\b{name}\(", SOURCE), name
     memory = np.random.default_rng(lanes).standard_normal(100).astype(np.float32)
     results = []
-    for kit, compiled in ((vector.kit(lanes), numba.njit), (plain.kit(lanes), lambda function: function)):
+    for kit, compiled in ((vector.kit(lanes), numba.njit), (numpy_vectors.kit(lanes), lambda function: function)):
         space = kit | {"lanes": lanes, "compiled": compiled}
         exec(SOURCE, space)
         out = np.zeros(2000, np.float32)

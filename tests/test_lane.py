@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from adam_mpi.server.shelves import Rings
-from adam_mpi.worker.lane import Lane
+from adam_mpi.sharding.memory_layout import Rings
+from adam_mpi.transport.ring_sender import Lane
 
 
 class Near:

@@ -10,12 +10,12 @@ import pytest
 from launch import given
 from mpi4py import MPI
 
+from adam_mpi.checkpoint import model_file, store_file, stores
+from adam_mpi.checkpoint.store_file import Record, Slots
 from adam_mpi.cli import main
-from adam_mpi.durable import model, slots, stores
-from adam_mpi.durable.slots import Record, Slots
-from adam_mpi.durable.spans import Spans
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.server.shards import Shard
+from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.spans import Spans
 
 ROWS, COLUMNS, COUNT = 1024, 4096, 64
 SIZE = ROWS * COLUMNS
@@ -46,12 +46,12 @@ def check(found):
 
 
 def test_a_part_of_a_file_of_weights_takes_the_memory_of_that_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(model, "PIECE", SIZE // COUNT)
-    model.write(tmp_path / "weights.h5", VALUES, [TENSOR], "", "{}")
+    monkeypatch.setattr(model_file, "PIECE", SIZE // COUNT)
+    model_file.write(tmp_path / "weights.h5", VALUES, [TENSOR], "", "{}")
 
     def read():
         part = Spans(SPANS)
-        for start, values in model.pieces(tmp_path / "weights.h5", [TENSOR], spans=SPANS):
+        for start, values in model_file.pieces(tmp_path / "weights.h5", [TENSOR], spans=SPANS):
             part.put(start, values.reshape(-1))
         return part
 
@@ -73,7 +73,7 @@ def store(tmp_path):
 
 
 def test_a_part_of_a_store_takes_the_memory_of_that_part(store):
-    found = few(lambda: {piece.start: piece.values["weights"] for piece in slots.pieces(store, SPANS)})
+    found = few(lambda: {piece.start: piece.values["weights"] for piece in store_file.pieces(store, SPANS)})
     assert sorted(found) == [start for start, _ in SPANS]
     for start, stop in SPANS:
         np.testing.assert_array_equal(found[start], VALUES[start:stop])

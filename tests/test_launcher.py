@@ -2,8 +2,8 @@
 
 import pytest
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.cluster import launcher
-from adam_mpi.errors import UserError
 
 LIBRARY = "Open MPI v5.0.8, package: Debian\x00"
 

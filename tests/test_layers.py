@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer, parse
 
 MNIST = [

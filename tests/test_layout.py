@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.layout import arrange
 from adam_mpi.config import Layout
-from adam_mpi.errors import UserError
 
 
 def roles(size, **wanted):

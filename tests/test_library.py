@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from adam_mpi import ParameterServer, ending
-from adam_mpi.errors import Stall, UserError
-from adam_mpi.handles import Handle
-from adam_mpi.library import significant
+from adam_mpi import ParameterServer
+from adam_mpi.base.errors import Stall, UserError
+from adam_mpi.parameter_server import shutdown
+from adam_mpi.parameter_server.handles import Handle
+from adam_mpi.parameter_server.server import significant
 
 pytestmark = pytest.mark.mpi
 COMM = MPI.COMM_WORLD
@@ -270,13 +271,13 @@ def test_a_with_block_closes():
     with ParameterServer(COMM, size=100) as server:
         if not server.serve():
             server.push(np.ones(100, np.float32))
-    assert server.idle and server not in ending._watch.open
+    assert server.idle and server not in shutdown._watch.open
 
 
 def test_alone_an_exception_in_a_with_block_is_only_raised():
     with pytest.raises(ValueError, match="mine"), ParameterServer(MPI.COMM_SELF, size=100) as server:
         raise ValueError("mine")
-    assert server not in ending._watch.open
+    assert server not in shutdown._watch.open
 
 
 @pytest.mark.parametrize("optimiser", ["additive", "descent", "adagrad"])

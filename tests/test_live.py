@@ -9,7 +9,7 @@ import pytest
 from launch import ROOT, given
 from terminal import Terminal
 
-from adam_mpi.observe import top
+from adam_mpi.monitor import live_view
 
 LONG = given("data.images=6000", "train.epochs=500", "observe.interval=0.2")
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -73,7 +73,7 @@ def test_top_tells_who_stands_by(tmp_path):
     run = {"name": "epoch 1", "share": 0.5, "loss": 1.0, "accuracy": 0.5, "images_per_second": 9.0, "staleness": 0.0}
     told = {"time": 0.0, "seconds": 1.0, "interval": 2.0, "run": run, "ranks": []}
     some = {"spares": {"ready": 2, "coming": 1}}
-    shown = [top.view(tmp_path, told | more).renderables[0].plain for more in ({}, some)]
+    shown = [live_view.view(tmp_path, told | more).renderables[0].plain for more in ({}, some)]
     assert "spares" not in shown[0] and shown[1].endswith("spares: 2 stand by, 1 on their way")
 
 

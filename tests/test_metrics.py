@@ -6,7 +6,7 @@ import sys
 import pytest
 from launch import given
 
-from adam_mpi.observe.metrics import scalars
+from adam_mpi.monitor.metrics import scalars
 
 LAYERS = {"conv1", "conv2", "dense1", "dense2", "dense3"}
 

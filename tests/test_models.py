@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from adam_mpi import config, models
+from adam_mpi import config
+from adam_mpi.base.errors import UserError
 from adam_mpi.cli import main
-from adam_mpi.config import Data
+from adam_mpi.config import Data, models
 from adam_mpi.data.sets import open_set
-from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
-from adam_mpi.plan import plan
+from adam_mpi.planning.report import plan
 
 SHAPES = {"mnist": ((1, 28, 28), 10)}
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from adam_mpi import config
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.worker.noise import Noise
+from adam_mpi.worker.gradient_buffer import Noise
 
 TENSORS = [Tensor("a/weight", "a", (50_000,), 0, 50_000), Tensor("b/weight", "b", (50_000,), 50_000, 50_000)]
 

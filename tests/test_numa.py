@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from adam_mpi.cluster import numa
-from adam_mpi.server.appliers import Appliers
+from adam_mpi.base import numa
+from adam_mpi.base.thread_pool import Appliers
 
 
 def tree(folder, *lists):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from adam_mpi import run, start
+from adam_mpi.checkpoint import model_file
+from adam_mpi.checkpoint.owner import process
+from adam_mpi.checkpoint.stores import Seen
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
-from adam_mpi.data.course import Phase
 from adam_mpi.data.order import Order
 from adam_mpi.data.sets import open_set
-from adam_mpi.durable import model
-from adam_mpi.durable.owner import process
-from adam_mpi.durable.stores import Seen
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
+from adam_mpi.runtime import generation, run
+from adam_mpi.sharding.phases import Phase
 
 EPOCHS, IMAGES, BATCH = 2, 200, 16
 SMALL = [{"kind": "conv", "maps": 4, "kernel": 5}, "relu", {"kind": "pool", "size": 4}, {"kind": "dense", "units": 10}]
@@ -31,7 +31,7 @@ def drawn():
     """Every job takes the same drawn data set."""
     with pytest.MonkeyPatch.context() as patch:
         data = open_set(load(None, SETTINGS).data)
-        patch.setattr(start, "open_set", lambda _: data)
+        patch.setattr(generation, "open_set", lambda _: data)
         yield data
 
 
@@ -40,13 +40,13 @@ def trained(settings, folder):
     config = load(None, [*SETTINGS, *settings])
     config.model.layers = SMALL
     world = World(MPI.COMM_SELF, config)
-    entry = start.enter(config, str(folder / "run"), False, world, [process()], False)
-    job = start.prepare(config, entry, False, world, math.inf, Seen())
-    crew = start.crew(world, job)
+    entry = generation.enter(config, str(folder / "run"), False, world, [process()], False)
+    job = generation.prepare(config, entry, False, world, math.inf, Seen())
+    crew = generation.crew(world, job)
     run._serve(world, crew)
     crew.free()
     job.owner.release()
-    return model.read(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
+    return model_file.read(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
 
 
 def gradients(config, shapes, weights, data):

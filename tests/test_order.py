@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_mpi.data.course import Phase
 from adam_mpi.data.order import Order
+from adam_mpi.sharding.phases import Phase
 
 
 def epoch(number, count, batch, seed=1, part="train"):

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
+from adam_mpi.base.errors import LostRun, UserError
+from adam_mpi.checkpoint import owner
+from adam_mpi.checkpoint.owner import Claim, Process, Record
 from adam_mpi.cluster import sentinel
-from adam_mpi.durable import owner
-from adam_mpi.durable.owner import Claim, Process, Record
-from adam_mpi.errors import LostRun, UserError
 
 ALIVE = owner.process()
 GONE = Process(ALIVE.machine, 1, "some other start")

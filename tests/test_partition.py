@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import LAYERS
-from adam_mpi.errors import UserError
 from adam_mpi.model import layers, parameters
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.partition import fitting, partition

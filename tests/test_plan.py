@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from adam_mpi import config
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.text import amount
 from adam_mpi.model.engine import cpu
-from adam_mpi.plan import amount, plan
+from adam_mpi.planning.report import plan
 
 ROOT = Path(__file__).resolve().parent.parent
 

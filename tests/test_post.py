@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.post import Post
+from adam_mpi.cluster.control_channel import Post
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi

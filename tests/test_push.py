@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
 from adam_mpi.config.checks import MOST_BATCHES
-from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.server import mailbox, shelves
-from adam_mpi.server.mail import MOST_PARTS
-from adam_mpi.server.protocol import Choice
-from adam_mpi.worker.contribution import Contribution, Done, Pool
-from adam_mpi.worker.push import PushClient
+from adam_mpi.sharding import memory_layout, message_format
+from adam_mpi.sharding.message_format import MOST_PARTS
+from adam_mpi.sharding.push_protocol import Choice
+from adam_mpi.transport import mailbox
+from adam_mpi.worker.gradient_buffer import Contribution, Done, Pool
+from adam_mpi.worker.push_client import PushClient
 from adam_mpi.worker.residual import finite_sum
 
 TENSORS = (Tensor("dense1/weight", "dense1", (16, 64), 0, 1024),)
@@ -52,7 +53,7 @@ class Client(PushClient):
         place = SimpleNamespace(member=PUSHER)
         injector = SimpleNamespace(at=lambda point: None)
         world = SimpleNamespace(config=self.config, rank=2, place=place, generation=generation, injector=injector)
-        plan = shelves.plan(TENSORS, SERVERS, [2], self.config, holders=[(server,) for server in holders])
+        plan = memory_layout.plan(TENSORS, SERVERS, [2], self.config, holders=[(server,) for server in holders])
         self.mail, self.board = Memory(), Memory()
         return world, plan, {"dense1": Choice("dense1", 0, None, None)}, self.mail, self.board
 
@@ -70,7 +71,7 @@ class Client(PushClient):
             for slot in range(self.shelves.slots):
                 start = slot * self.shelves.slot_bytes
                 message = self.mail.held[server][start : start + self.shelves.slot_bytes].view(np.uint32)
-                header = np.ndarray((), mailbox.HEADER, message)
+                header = np.ndarray((), message_format.HEADER, message)
                 if header["position"]:
                     body = mailbox.body(message)[: int(header["words"])].copy()
                     found[int(header["shard"])][int(header["sequence"])] = int(header["finite"]), body
@@ -188,7 +189,7 @@ def test_the_parts_of_a_joint_batch_are_one_batch():
     client.push(part)
     client.step()
     slot = client.mail.held[0][: client.shelves.slot_bytes].view(np.uint32)
-    assert np.ndarray((), mailbox.HEADER, slot)["batches"] == 1
+    assert np.ndarray((), message_format.HEADER, slot)["batches"] == 1
 
 
 def test_a_contribution_is_full_when_there_is_no_room_for_one_more_batch():

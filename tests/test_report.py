@@ -13,8 +13,8 @@ import pytest
 from browser import CHROMIUM, render
 from launch import given
 
-from adam_mpi.errors import UserError
-from adam_mpi.observe.report import charts, names
+from adam_mpi.base.errors import UserError
+from adam_mpi.report import charts, names
 
 REPORT = [sys.executable, "-m", "adam_mpi", "report"]
 SECTIONS = ("Runs", "Curves", "Throughput by role", "Staleness", "Traffic by layer and protocol",

@@ -15,9 +15,9 @@ import pytest
 from launch import ROOT, clean_environment
 
 from adam_mpi import config
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import model_file
 from adam_mpi.config import LAYERS
-from adam_mpi.durable import model as model_file
-from adam_mpi.errors import UserError
 from adam_mpi.model import parameters
 
 FOLDER = ROOT / "scripts" / "reproductions"

@@ -14,11 +14,12 @@ import pytest
 from launch import Job, available, given, start
 from mpi4py import MPI
 
-from adam_mpi import run
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import identity, stores
+from adam_mpi.checkpoint import resume as newest
 from adam_mpi.config import load
-from adam_mpi.durable import identity, newest, stores
-from adam_mpi.durable.position import Position
-from adam_mpi.errors import UserError
+from adam_mpi.runtime import run
+from adam_mpi.sharding.position import Position
 
 # Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
 pytestmark = pytest.mark.timeout(430)

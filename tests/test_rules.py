@@ -5,10 +5,11 @@ import pytest
 from house import House
 
 from adam_mpi import config
-from adam_mpi.server import apply, mailbox, rules
-from adam_mpi.server.mail import Mail
-from adam_mpi.server.replicate import Record, RecordLetter
-from adam_mpi.server.rules import Counted
+from adam_mpi.server import apply_kernels, optimizer_rules
+from adam_mpi.server.optimizer_rules import Counted
+from adam_mpi.server.replication import Record, RecordLetter
+from adam_mpi.sharding import message_format
+from adam_mpi.transport.mailbox import Mail
 
 SIZE, BATCH = 300, 8
 LINEAR = ("descent", "momentum", "nesterov")
@@ -28,10 +29,10 @@ def textbook(kind, weights, velocity, gradient, momentum, decay, rate):
 
 def stepped(kind, weights, velocity, total, momentum, decay, rate, begun, present):
     """A step of the kernel on a sum of gradients."""
-    factors = rules.numbers(kind, (momentum, decay), rate, begun, present)
+    factors = optimizer_rules.numbers(kind, (momentum, decay), rate, begun, present)
     one, scale = np.zeros(1, np.int64), np.ones(1, np.float32)
     weights, velocity = (part.astype(np.float32) for part in (weights, velocity))
-    apply.step(apply.RULES.index(kind), weights, velocity, total.astype(np.float32), one, scale, factors)
+    apply_kernels.step(apply_kernels.RULES.index(kind), weights, velocity, total.astype(np.float32), one, scale, factors)
     return weights, velocity
 
 
@@ -170,7 +171,7 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
         assert counted == (images if part == 0 else 0, images, images if part == 1 else 0)
         stepper.take(0, values, 0.1, counted)
         record = Record(house.shelves.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted)
-        header = RecordLetter(record, np.zeros((), mailbox.HEADER), 0).write(np.zeros(0, np.uint32))
+        header = RecordLetter(record, np.zeros((), message_format.HEADER), 0).write(np.zeros(0, np.uint32))
         carried = Counted(*(int(header[name]) for name in ("clock", "part", "codec")))
         copy.server.stepper.take(0, values, float(header["seen"].view(np.float64)), carried)
     for one, other in zip(house.server.holdings[0].parts, copy.server.holdings[0].parts, strict=True):
@@ -179,7 +180,7 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
 
 
 def mail(sequence, images, part, finite=1):
-    fields = dict.fromkeys(mailbox.HEADER.names, 0) | {"ring": 0, "start": 0, "sequence": sequence}
+    fields = dict.fromkeys(message_format.HEADER.names, 0) | {"ring": 0, "start": 0, "sequence": sequence}
     return Mail(**fields | {"images": images, "part": part, "parts": 2, "finite": finite})
 
 

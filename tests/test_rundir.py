@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from launch import ROOT, clean_environment
 
-from adam_mpi import start
+from adam_mpi.base import files
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import owner, run_directory
 from adam_mpi.cli import main
 from adam_mpi.config import load
 from adam_mpi.data.formats import hdf5
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import describe
-from adam_mpi.durable import owner
-from adam_mpi.errors import UserError
-from adam_mpi.model.engine import library, tuner
-from adam_mpi.observe import rundir
-from adam_mpi.observe.report import report
-from adam_mpi.observe.report.run import read
-from adam_mpi.plan import model
+from adam_mpi.model.engine import jit, tuner
+from adam_mpi.planning.plan import model
+from adam_mpi.report import report
+from adam_mpi.report.run_data import read
+from adam_mpi.runtime import generation
 from adam_mpi.sweep import table
 
 
@@ -39,14 +39,14 @@ def run(tmp_path):
 
 def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):
     path = tmp_path / "config.toml"
-    rundir.write_text(path, "old")
+    files.write_text(path, "old")
 
     def cut(self, target):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(type(path), "replace", cut)
     with pytest.raises(KeyboardInterrupt):
-        rundir.write_text(path, "new")
+        files.write_text(path, "new")
     assert path.read_text() == "old"
 
 
@@ -55,7 +55,7 @@ def test_torn_lines_of_metrics_are_passed_over(run):
     line = {"seconds": 2.0, "part": "validation", "done": True, "accuracy": 0.5}
     whole = json.dumps(line)
     (run / "metrics.jsonl").write_text(f"{whole}\n{whole[:20]}{whole}\n7\n{whole}\n{whole[:-3]}")
-    assert rundir.read_metrics(run) == [line, line]
+    assert run_directory.read_metrics(run) == [line, line]
     assert read(run, "run").metrics == [line, line]
     assert table.read(run).curve == [(2.0, 0.5), (2.0, 0.5)]
 
@@ -65,7 +65,7 @@ def test_nothing_is_asked_of_a_job_that_does_not_run(run, command, capsys):
     assert main([*command, str(run)]) == 2
     assert "no job runs there; start one with --run" in capsys.readouterr().err
     held, _ = owner.take(run, [owner.process()])
-    assert "asked for 2" in rundir.grow(run, 2)
+    assert "asked for 2" in run_directory.grow(run, 2)
     (run / "GROW").unlink()
     held.release()
     (run / "DONE").touch()
@@ -95,7 +95,7 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(run, tmp_path, monkeypatch):
         if len(taken) == 3:
             raise UserError("these are all")
 
-    monkeypatch.setattr("adam_mpi.observe.report.read", note)
+    monkeypatch.setattr("adam_mpi.report.read", note)
     with pytest.raises(UserError, match="these are all"):
         report([folder, run], tmp_path / "page.html")
     assert taken == [(folder / "a", "a"), (folder / "b", "b"), (run, "run")]
@@ -109,7 +109,7 @@ def shapes():
 
 def test_the_choices_of_the_tuner_are_taken(shapes, tmp_path):
     assert tuner.check(tuner.fixed(shapes), shapes) == ""
-    assert start._kernels(load(None), shapes, tmp_path / "kernels.json") == start._kernels(
+    assert generation._kernels(load(None), shapes, tmp_path / "kernels.json") == generation._kernels(
         load(None), shapes, tmp_path / "kernels.json"
     )
 
@@ -132,17 +132,17 @@ def test_choices_that_no_tuner_has_made_are_refused(shapes, tmp_path, change, to
     direct = {"algorithm": "direct", "forward": [2, 4], "data": [2, 4], "weights": [1, 1, 5]}
     path = tmp_path / "kernels.json"
     path.write_text(json.dumps({name: direct}))
-    assert start._kernels(load(None), shapes, path) == {name: direct}
+    assert generation._kernels(load(None), shapes, path) == {name: direct}
     path.write_text(json.dumps({name: direct | change}))
     with pytest.raises(UserError, match=f"kernels.json: {name}: {told}.*; remove the file"):
-        start._kernels(load(None), shapes, path)
+        generation._kernels(load(None), shapes, path)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"elsewhere": {"algorithm": "direct"}}'])
 def test_what_is_no_table_of_choices_is_refused(shapes, tmp_path, text):
     (tmp_path / "kernels.json").write_text(text)
     with pytest.raises(UserError, match="remove the file to have kernels chosen anew"):
-        start._kernels(load(None), shapes, tmp_path / "kernels.json")
+        generation._kernels(load(None), shapes, tmp_path / "kernels.json")
 
 
 GOOD = {
@@ -222,4 +222,4 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAM_MPI_CACHE", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UserError, match="cannot be written; set ADAM_MPI_CACHE"):
-        library.folder()
+        jit.folder()

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_mpi.config import Optimiser, load
-from adam_mpi.durable.position import Position, batch_id
-from adam_mpi.server.books import Books
+from adam_mpi.server.progress import Books
 from adam_mpi.server.schedule import SCHEDULES, passed, rate
+from adam_mpi.sharding.position import Position, batch_id
 
 
 def rates(schedule, images, total=900, warm_up=0.0):

@@ -9,13 +9,14 @@ import time
 
 import pytest
 
-from adam_mpi.durable import owner
-from adam_mpi.observe import log as logs
-from adam_mpi.observe import metrics, scribe
-from adam_mpi.observe.lookout import Lookout
-from adam_mpi.observe.metrics import Metrics
-from adam_mpi.observe.rundir import grow
-from adam_mpi.observe.scribe import Scribe
+from adam_mpi.base import log as logs
+from adam_mpi.checkpoint import owner
+from adam_mpi.checkpoint.run_directory import grow
+from adam_mpi.monitor import metrics
+from adam_mpi.monitor import status_writer as scribe
+from adam_mpi.monitor.metrics import Metrics
+from adam_mpi.monitor.request_watcher import Lookout
+from adam_mpi.monitor.status_writer import Scribe
 
 
 @pytest.fixture(autouse=True)

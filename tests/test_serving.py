@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adam_mpi.config import load
-from adam_mpi.data.course import Phase
+from adam_mpi.sharding.phases import Phase
 
 COUNT, BATCH, SHAPE = 203, 8, (1, 2, 6)
 pytestmark = pytest.mark.mpi
@@ -33,12 +33,12 @@ class Floor:
     def __init__(self, path, data, replicas, *settings, columns=None):
         from mpi4py import MPI
 
+        from adam_mpi.cluster.control_channel import Post
         from adam_mpi.cluster.layout import Layout, Place
-        from adam_mpi.cluster.post import Post
         from adam_mpi.cluster.world import World
-        from adam_mpi.data.client import DataClient
-        from adam_mpi.data.serving import DataServer
+        from adam_mpi.data.server import DataServer
         from adam_mpi.data.sets import open_set
+        from adam_mpi.worker.data_client import DataClient
 
         given = [f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", *settings]
         self.world = world = World(MPI.COMM_WORLD, load(None, given))
@@ -274,7 +274,7 @@ def test_a_job_stopped_inside_an_epoch_leaves_all_replicas_at_the_same_clock(pat
 
 
 def test_a_late_ask_gets_nothing_of_the_next_phase(path):
-    from adam_mpi.data import batch
+    from adam_mpi.transport import batch_message as batch
 
     floor = Floor(path, 1, size())
     floor.begin(Phase(0, "train", 1))

@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Data
 from adam_mpi.data import glyphs, sets
 from adam_mpi.data.formats.source import BadImages, array_source
 from adam_mpi.data.sets import DataSet, open_set
-from adam_mpi.errors import UserError
 
 
 def idx_bytes(array):

@@ -4,11 +4,12 @@ import math
 
 import pytest
 
+from adam_mpi.base.errors import LostState
 from adam_mpi.cluster.layout import Layout, Place
-from adam_mpi.durable.position import Position, batch_id
-from adam_mpi.errors import LostState
-from adam_mpi.server.shards import Shard
-from adam_mpi.settlement import Word, act, earliest, runs, settle
+from adam_mpi.runtime.recovery import act, earliest, runs, settle
+from adam_mpi.sharding.position import Position, batch_id
+from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.shards import Shard
 
 SHARDS = [Shard(index, "dense1", 10 * index, 10) for index in range(6)]
 

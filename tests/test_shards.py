@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.server.shards import MOST_BUCKETS, Shard, buckets, cut, place
+from adam_mpi.sharding.shards import MOST_BUCKETS, Shard, buckets, cut, place
 
 SHAPES = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 300)), min_size=1, max_size=6)
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
-from adam_mpi.data import skew
-from adam_mpi.data.course import Phase
-from adam_mpi.data.lines import Line
+from adam_mpi.data import order as skew
+from adam_mpi.data.batch_loader import Line
+from adam_mpi.data.epoch_progress import Tally
 from adam_mpi.data.order import Order
-from adam_mpi.data.tally import Tally
-from adam_mpi.errors import UserError
+from adam_mpi.sharding.phases import Phase
 
 counts, batches, replicas = st.integers(1, 300), st.integers(1, 40), st.integers(1, 6)
 skews = st.sampled_from(["by_class", "dirichlet:0.05", "dirichlet:1", "dirichlet:100"])

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_mpi import cli
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
-from adam_mpi.errors import UserError
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.server.codecs import CODECS
-from adam_mpi.server.mailbox import message_words
-from adam_mpi.server.shelves import LINE, MOST_BATCHES, MOST_SLOTS, WIDTHS, plan
+from adam_mpi.sharding.codecs import CODECS
+from adam_mpi.sharding.memory_layout import LINE, MOST_BATCHES, MOST_SLOTS, WIDTHS, plan
+from adam_mpi.sharding.message_format import message_words
 
 
 def config(shard=1000, mailbox=256 << 20, codec="none", average=0.0, short=False):

@@ -12,8 +12,8 @@ from adam_mpi import cli, config  # noqa: E402
 from adam_mpi.cluster.layout import arrange  # noqa: E402
 from adam_mpi.data.sets import describe  # noqa: E402
 from adam_mpi.model import parameters  # noqa: E402
-from adam_mpi.plan import model  # noqa: E402
-from adam_mpi.simulate import progress  # noqa: E402
+from adam_mpi.planning.plan import model  # noqa: E402
+from adam_mpi.simulate import prediction  # noqa: E402
 from adam_mpi.simulate.cluster import Cluster  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
 from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank, Steps  # noqa: E402
@@ -254,8 +254,8 @@ def test_a_clock_with_fewer_images_than_threads_is_counted_image_by_image() -> N
 
 
 def test_a_slow_start_is_told_before_its_end_can_be(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)
-    progress.Progress()(0.001)
+    monkeypatch.setattr(prediction, "INTERVAL", 0.0)
+    prediction.Progress()(0.001)
     assert capsys.readouterr().err == "simulated 0%, ETA unknown\n"
 
 
@@ -277,7 +277,7 @@ def test_equal_seeds_give_equal_figures() -> None:
 
 
 def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    monkeypatch.setattr(prediction, "INTERVAL", 0.0)
     file = tmp_path / "cluster.toml"
     file.write_text("[hosts]\ncount = 2\n[costs]\n" + "".join(
         f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull")

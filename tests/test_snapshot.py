@@ -12,16 +12,17 @@ from house import House, additive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adam_mpi.base.errors import LostRun
+from adam_mpi.checkpoint import model_file, owner, snapshot
+from adam_mpi.checkpoint import resume as newest
+from adam_mpi.checkpoint.store_file import Piece, Stored
+from adam_mpi.checkpoint.stores import Life, Seen
 from adam_mpi.cli import main
 from adam_mpi.config import load
-from adam_mpi.durable import model, newest, owner, snapshot
-from adam_mpi.durable.conductor import Conductor
-from adam_mpi.durable.position import Position
-from adam_mpi.durable.slots import Piece, Stored
-from adam_mpi.durable.stores import Life, Seen
-from adam_mpi.errors import LostRun
 from adam_mpi.model.parameters import Tensor, views
-from adam_mpi.server.shards import cut
+from adam_mpi.runtime.checkpoint_manager import Conductor
+from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.shards import cut
 
 TENSORS = (
     Tensor("conv1/weight", "conv1", (4, 3, 5, 5), 0, 300),
@@ -42,7 +43,7 @@ def test_boxes_cover_a_range_in_order(shape, data):
     array = np.arange(np.prod(shape)).reshape(shape)
     first = data.draw(st.integers(0, array.size - 1))
     last = data.draw(st.integers(first + 1, array.size))
-    pieces = list(model.boxes(shape, first, last))
+    pieces = list(model_file.boxes(shape, first, last))
     found = [array[box].ravel() for box, _, _ in pieces]
     np.testing.assert_array_equal(np.concatenate(found), np.arange(first, last))
     for values, (_, low, high) in zip(found, pieces, strict=True):
@@ -119,7 +120,7 @@ def test_a_snapshot_opens_in_h5py_with_layers_by_name(taken, tmp_path):
 def test_merged_is_one_plain_file(taken, tmp_path, capsys):
     assert main(["merge", str(taken), "-o", str(tmp_path / "one.h5")]) == 0
     shutil.rmtree(taken)
-    np.testing.assert_array_equal(model.read(tmp_path / "one.h5", TENSORS), FLAT["weights"])
+    np.testing.assert_array_equal(model_file.read(tmp_path / "one.h5", TENSORS), FLAT["weights"])
     with h5py.File(tmp_path / "one.h5") as file:
         assert not file["dense1/weight"].is_virtual and file["optimiser/dense1/weight"].shape == (7, 31)
     assert main(["inspect", str(tmp_path / "one.h5")]) == 0

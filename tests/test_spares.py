@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from mpi4py import MPI
 
+from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import spares
 from adam_mpi.cluster.spares import CALL, Luggage, Spare, Spares, doors
 from adam_mpi.config import load
-from adam_mpi.errors import RankFailure
-from adam_mpi.head import Head, may_join
+from adam_mpi.runtime.coordinator import Head, may_join
 from adam_mpi.worker.worker import Worker
 
 

@@ -11,9 +11,10 @@ from adam_mpi.cluster.layout import Place, arrange
 from adam_mpi.config import Layout
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import tensors, views
-from adam_mpi.observe import norms, status
-from adam_mpi.observe.board import Board, coarse
-from adam_mpi.worker.waits import Waits
+from adam_mpi.monitor import status
+from adam_mpi.monitor.job_statistics import Board, coarse
+from adam_mpi.worker import diagnostics
+from adam_mpi.worker.statistics import Waits
 
 LAYOUT = arrange(["a"] * 6, Layout(data=1, servers=1))
 
@@ -88,7 +89,7 @@ def test_norms_and_dead_units_of_a_push():
     gradient = np.zeros_like(weights)
     pixels, labels, ids = block(4)
     Network(shapes, 4, 1).context().train(weights, gradient, pixels, labels, ids, epoch=1)
-    probe = norms.Probe(shapes, interval=1.0)
+    probe = diagnostics.Probe(shapes, interval=1.0)
     probe.look(gradient, 4, weights)
     found = probe.layers
     assert found["dense1"]["dead"] >= 2 / 6 and "dead" not in found["dense2"]

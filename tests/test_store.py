@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from launch import ROOT
 
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import store_file, write_behind
+from adam_mpi.checkpoint.store_file import Record, Slots
+from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
-from adam_mpi.durable import behind, slots
-from adam_mpi.durable.behind import WriteBehind
-from adam_mpi.durable.position import Position, batch_id
-from adam_mpi.durable.slots import Record, Slots
-from adam_mpi.errors import UserError
-from adam_mpi.server.shards import Shard
+from adam_mpi.sharding.position import Position, batch_id
+from adam_mpi.sharding.shards import Shard
 
 SHARDS = [Shard(0, "conv1", 0, 100), Shard(1, "conv1", 100, 28), Shard(2, "dense1", 128, 300)]
 PARTS = ("weights", "state", "average")
@@ -54,7 +54,7 @@ def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
     file.write([record(3, 7)])
     file.close()
     assert (tmp_path / "s.h5").stat().st_size == size
-    stored = slots.read(tmp_path / "s.h5")
+    stored = store_file.read(tmp_path / "s.h5")
     pieces, position = stored.pieces, stored.position
     assert pieces[1] is None and [piece.version for piece in pieces if piece] == [5, 5]
     assert pieces[2].start == 128 and pieces[2].images == 50 and set(pieces[2].values) == set(PARTS)
@@ -77,7 +77,7 @@ def test_damage_is_seen_and_the_version_before_is_taken(tmp_path, damage):
             plain["bodies"][first + 3] = 1.5
         else:
             plain["heads"][1, 1, 2] = 12345
-    assert [piece.version for piece in slots.read(path).pieces] == [2, 1, 2]
+    assert [piece.version for piece in store_file.read(path).pieces] == [2, 1, 2]
 
 
 def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
@@ -96,7 +96,7 @@ def test_another_format_is_refused(tmp_path):
     with h5py.File(tmp_path / "s.h5", "r+") as plain:
         plain.attrs["format"] = 99
     with pytest.raises(UserError, match="format 99, this version reads 3"):
-        slots.read(tmp_path / "s.h5")
+        store_file.read(tmp_path / "s.h5")
 
 
 class Desk:
@@ -129,7 +129,7 @@ class Desk:
         assert not self.store.thread.is_alive(), "the writing thread did not end in 20 s"
 
     def on_disk(self, path):
-        return {piece.version for piece in slots.read(path).pieces}
+        return {piece.version for piece in store_file.read(path).pieces}
 
 
 def test_many_updates_are_folded_into_one_write(tmp_path):
@@ -158,7 +158,7 @@ def test_at_the_end_nothing_gathers_any_more(tmp_path):
 
 
 def test_a_disk_that_takes_nothing_at_the_end_is_given_up_with_a_warning(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(behind, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(write_behind, "CLOSE_SECONDS", 0.2)
     gate = threading.Event()
     desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gate.wait)
     desk.until(lambda: desk.store.flying, "a copy on its way")
@@ -169,10 +169,10 @@ def test_a_disk_that_takes_nothing_at_the_end_is_given_up_with_a_warning(tmp_pat
 
 def test_the_last_flush_goes_on_while_the_disk_takes_something(tmp_path, monkeypatch):
     """However slow it is: what counts is when it took something for the last time."""
-    monkeypatch.setattr(behind, "CLOSE_SECONDS", 5.0)
-    monkeypatch.setattr(behind, "BUFFERS", 1)
+    monkeypatch.setattr(write_behind, "CLOSE_SECONDS", 5.0)
+    monkeypatch.setattr(write_behind, "BUFFERS", 1)
     now = types.SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(behind.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(write_behind.time, "monotonic", lambda: now.seconds)
     gates = threading.Semaphore(0)
     desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gates.acquire)
     for _ in range(4):
@@ -210,10 +210,10 @@ def test_what_is_acknowledged_is_noted_whatever_else_is_written(tmp_path):
     desk = Desk(tmp_path / "s.h5")
     desk.until(lambda: desk.store.whole, "the first write")
     desk.store.acknowledge(7, 70)
-    desk.until(lambda: slots.read(tmp_path / "s.h5").images == 70, "the note")
+    desk.until(lambda: store_file.read(tmp_path / "s.h5").images == 70, "the note")
     desk.store.acknowledge(8, 80)
     desk.close()
-    stored = slots.read(tmp_path / "s.h5")
+    stored = store_file.read(tmp_path / "s.h5")
     assert (stored.pushes, stored.images) == (8, 80)
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from adam_mpi.base.errors import LostRun, UserError
+from adam_mpi.checkpoint import identity, owner, resume, store_file, stores
+from adam_mpi.checkpoint.store_file import Piece, Stored
+from adam_mpi.checkpoint.stores import Sight
 from adam_mpi.config import load
-from adam_mpi.durable import identity, newest, owner, slots, stores
-from adam_mpi.durable.slots import Piece, Stored
-from adam_mpi.durable.stores import Sight
-from adam_mpi.errors import LostRun, UserError
-from adam_mpi.server.shards import Shard
+from adam_mpi.sharding.shards import Shard
 
 TOLD = {"parameters": 300, "began": 10**18}
 
@@ -76,9 +76,9 @@ def two(tmp_path):
         run.mkdir(parents=True)
         place = stores.folder(config, run, identity.of(run))
         for _ in range(2):
-            life = newest.next_life(place)
-            newest.describe_store(life, config, 1, 300, identity.of(run))
-            slots.create(life / "server-00000.h5", [Shard(0, "dense1", 0, 300)], ["weights"], 8)
+            life = resume.next_life(place)
+            resume.describe_store(life, config, 1, 300, identity.of(run))
+            store_file.create(life / "server-00000.h5", [Shard(0, "dense1", 0, 300)], ["weights"], 8)
     return config, runs
 
 
@@ -134,7 +134,7 @@ def test_lives_are_counted_beyond_four_digits(tmp_path):
     for name in ("9999", "10000", "0003", "mine"):
         (tmp_path / name).mkdir()
     assert [path.name for path in stores.lives(tmp_path)] == ["0003", "9999", "10000"]
-    assert newest.next_life(tmp_path).name == "10001"
+    assert resume.next_life(tmp_path).name == "10001"
     run = tmp_path / "run"
     run.mkdir()
     stores.forget(tmp_path / "10000", identity.of(run), owner.take(run, [owner.process()])[0])

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from strips import columns, exchange, gather, run, scatter
 
-from adam_mpi.errors import UserError
-from adam_mpi.model.engine import border, cpu, library, program
+from adam_mpi.base.errors import UserError
+from adam_mpi.model.engine import border, cpu, jit, program
 from adam_mpi.model.engine.convolution import shape_of
-from adam_mpi.model.engine.strip import EngineStripContext
+from adam_mpi.model.engine.strip_context import EngineStripContext
 from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.exchange_buffers import BACK, FORWARD
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
 from adam_mpi.model.partition import partition
-from adam_mpi.model.passage import BACK, FORWARD
-from adam_mpi.model.strip import StripContext
+from adam_mpi.model.strip_context import StripContext
 
 RELU, TANH = Activation("relu"), Activation("tanh")
 STACKS = {
@@ -111,19 +111,19 @@ def check_generated(stack, strips, lanes, make, images=6):
 @pytest.mark.parametrize("strips", [2, *(pytest.param(count, marks=pytest.mark.full) for count in (3, 4))])
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack not in SLOW])
 def test_the_generated_program_is_cut_at_its_exchanges(stack, strips):
-    check_generated(stack, strips, 4, library.plain)
+    check_generated(stack, strips, 4, jit.plain)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("stack", ["odd width", "stride 2", "normalise and dropout"])
 def test_a_few_images_are_blocks_of_their_own(stack):
-    assert all(built.lanes == 1 for built in check_generated(stack, 2, 8, library.plain, images=3))
+    assert all(built.lanes == 1 for built in check_generated(stack, 2, 8, jit.plain, images=3))
 
 
 @pytest.mark.parametrize("strips", [2, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("stack", TRANSFORMED)
 def test_transformed_convolutions_of_strips_agree(stack, strips):
-    for built in check_generated(stack, strips, 4, library.plain):
+    for built in check_generated(stack, strips, 4, jit.plain):
         wanted = "lines" if stack == "lines" else "winograd"
         assert {choice["algorithm"] for choice in built.choices.values()} == {wanted}
 
@@ -138,7 +138,7 @@ FURTHER = [("overlapping pools", 3), ("five convs", 4), ("squares", 2)]
 )
 def test_columns_that_neighbours_wait_for_come_first_where_that_pays(stack, strips, monkeypatch):
     monkeypatch.setattr(border, "SECONDS", -1.0)
-    for built in check_generated(stack, strips, 4, library.plain):
+    for built in check_generated(stack, strips, 4, jit.plain):
         ports = [part.port for part, after in pairwise(built.parts) if after.meanwhile and not after.training]
         assert ports and all(port.direction == FORWARD for port in ports)
 
@@ -166,7 +166,7 @@ def test_border_and_interior_are_all_columns(stack, strips, algorithm, monkeypat
     "stack", ["overlapping pools", *(pytest.param(stack, marks=pytest.mark.full) for stack in TRANSFORMED)]
 )
 def test_compiled_strips_agree(stack):
-    check_generated(stack, 2, cpu.lanes(), library.run, images=20)
+    check_generated(stack, 2, cpu.lanes(), jit.run, images=20)
 
 
 @every_stack

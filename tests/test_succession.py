@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adam_mpi.base.errors import LostState
 from adam_mpi.cluster.layout import Place, arrange
-from adam_mpi.cluster.succession import NEW, go_on
+from adam_mpi.cluster.role_assignment import NEW, go_on
 from adam_mpi.config import Layout
-from adam_mpi.errors import LostState
 
 
 def left(wanted, size, lost):

@@ -9,8 +9,8 @@ import pytest
 from launch import available, given
 from test_train import SMOOTH
 
-from adam_mpi.observe.rundir import compare_copies, grow
-from adam_mpi.worker.conservation import counted, left_copies
+from adam_mpi.checkpoint.run_directory import compare_copies, grow
+from adam_mpi.transport.conservation import counted, left_copies
 
 pytestmark = [
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),

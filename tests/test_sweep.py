@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from launch import given
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.cli import main
-from adam_mpi.errors import UserError
 from adam_mpi.sweep.points import lines, points
 from adam_mpi.sweep.table import Outcome, Row, advice, read, rows, usual_target
 

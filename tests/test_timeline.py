@@ -9,8 +9,10 @@ from launch import given
 from mpi4py import MPI
 
 from adam_mpi import config
+from adam_mpi.base import trace
+from adam_mpi.cluster import clock_offset
 from adam_mpi.cluster.world import World
-from adam_mpi.observe import clocks, timeline, trace
+from adam_mpi.monitor import timeline
 
 SMALL = given("data.images=2000", "train.epochs=1", "store.interval=0.5")
 
@@ -80,7 +82,7 @@ def test_clocks_are_aligned():
     """Clocks that are a thousand seconds per rank apart agree afterwards, to half of a message and its answer."""
     world = World(MPI.COMM_WORLD, config.load())
     wrong_by = 1_000_000_000_000 * world.rank
-    offset, most = clocks.offset(world, lambda: trace.now() + wrong_by)
+    offset, most = clock_offset.offset(world, lambda: trace.now() + wrong_by)
     assert abs(offset + wrong_by) <= most
     world.finish()
 

@@ -5,10 +5,10 @@ import pytest
 from launch import given, spread
 
 from adam_mpi import config
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import snapshot
 from adam_mpi.cli import main
 from adam_mpi.data.sets import describe
-from adam_mpi.durable import snapshot
-from adam_mpi.errors import UserError
 
 QUICK = given("data.images=3000", "train.epochs=2", "observe.interval=0.5")
 TRAIN_IMAGES = 22_000

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from adam_mpi.base.counter_rng import key_of, mix, roll
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform
 from adam_mpi.data import glyphs, warp
-from adam_mpi.data.chance import key_of, mix, roll
 from adam_mpi.data.transform import Transformer, output
-from adam_mpi.errors import UserError
 
 FULL = Transform(shift=1.5, rotation=10, scale=0.12, shear=0.1, elastic=0.6, reflect=True, brightness=0.2, contrast=0.2)
 UINT8 = np.dtype(np.uint8)

@@ -13,20 +13,20 @@ from launch import given
 from PIL import Image
 
 import adam_mpi
-from adam_mpi import predict as predicting
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import model_file
 from adam_mpi.cli import main
 from adam_mpi.config import Data, load, to_toml
 from adam_mpi.data import glyphs
+from adam_mpi.data.batch_loader import Preparation
 from adam_mpi.data.formats import arrays
 from adam_mpi.data.inputs import Inputs
-from adam_mpi.data.preparation import Preparation
 from adam_mpi.data.sets import open_set
-from adam_mpi.durable import model as model_file
-from adam_mpi.errors import UserError
-from adam_mpi.export.matching import match
+from adam_mpi.inference import predict as predicting
+from adam_mpi.inference.export.matching import match
+from adam_mpi.inference.trained import shapes_of
 from adam_mpi.model import parameters
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.trained import shapes_of
 
 SMALL = (
     'model.layers=[{kind="conv", maps=4, kernel=5}, "relu", {kind="pool", size=2}, {kind="lrn", size=3},'
@@ -242,7 +242,7 @@ def test_foreign_tensors_are_matched_by_shape_in_the_order_of_their_numbers(tmp_
     ],
 )
 def test_shapes_that_do_not_match_are_named(change, complaint, run, tmp_path, capsys):
-    from adam_mpi.export import named
+    from adam_mpi.inference.export import named
 
     tensors = named(adam_mpi.load(run))
     tensors = {f"x.{name}": values for name, values in tensors.items()}

@@ -10,8 +10,8 @@ import pytest
 from house import House, additive
 from launch import Disk, Freezer, available, given
 
-from adam_mpi.observe.rundir import grow
-from adam_mpi.server.serving import Server
+from adam_mpi.checkpoint.run_directory import grow
+from adam_mpi.server.server import Server
 
 full = pytest.mark.full
 survivable = [

@@ -6,11 +6,11 @@ import types
 import pytest
 from launch import given, spread
 
+from adam_mpi.base.errors import Stall
+from adam_mpi.cluster import watchdog
 from adam_mpi.cluster.layout import Place
+from adam_mpi.cluster.watchdog import Wait, Watchdog
 from adam_mpi.config import load
-from adam_mpi.errors import Stall
-from adam_mpi.observe import watchdog
-from adam_mpi.observe.watchdog import Wait, Watchdog
 
 ENDLESS = given("data.images=1000", "train.epochs=1000000", "observe.interval=0.2")
 

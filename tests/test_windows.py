@@ -6,9 +6,9 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
+from adam_mpi.base.errors import RankFailure, UserError
 from adam_mpi.cluster.windows import WINDOWS, SendWindow, SharedWindow, SurvivingWindow, Window, choose_kind, mapped
 from adam_mpi.cluster.world import World
-from adam_mpi.errors import RankFailure, UserError
 
 pytestmark = pytest.mark.mpi
 SECONDS = 30

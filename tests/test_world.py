@@ -8,10 +8,10 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
+from adam_mpi.base.errors import RankFailure, UserError
 from adam_mpi.cluster import world as world_file
 from adam_mpi.cluster.world import Idle, Interrupted, World
-from adam_mpi.crew import Crew
-from adam_mpi.errors import RankFailure, UserError
+from adam_mpi.runtime.rank_runtime import Crew
 
 pytestmark = pytest.mark.mpi
 

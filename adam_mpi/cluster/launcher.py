@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.sentinel import TELL_SECONDS, taken
-from adam_mpi.errors import UserError
 
 STARTED = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",

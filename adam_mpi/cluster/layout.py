@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from adam_mpi import config
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster.layout import Place
-from adam_mpi.errors import RankFailure
 
 REST_SECONDS, LOOK_SECONDS = 0.01, 1.0
 CALL, CALL_SECONDS, CALL_REST_SECONDS = "here?", 2.0, 0.001

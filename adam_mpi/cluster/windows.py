@@ -15,9 +15,9 @@ import numpy as np
 from mpi4py import MPI
 from numba import njit, types
 
+from adam_mpi.base.errors import RankFailure, UserError
+from adam_mpi.base.native import define
 from adam_mpi.cluster.world import gather
-from adam_mpi.errors import RankFailure, UserError
-from adam_mpi.model.engine.vector import define
 
 Request = MPI.Request
 REMOVE = getattr(mmap, "MADV_REMOVE", 9)

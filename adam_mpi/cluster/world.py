@@ -12,12 +12,12 @@ from typing import Any
 
 from mpi4py import MPI
 
+from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import layout, spares
-from adam_mpi.cluster.inject import Injector, check, parse
+from adam_mpi.cluster.fault_injection import Injector, check, parse
+from adam_mpi.cluster.role_assignment import go_on
 from adam_mpi.cluster.spares import Spares
-from adam_mpi.cluster.succession import go_on
 from adam_mpi.config import Config
-from adam_mpi.errors import RankFailure
 
 # MPICH moves a one-sided transfer on by one small piece per call: one call between two rests takes 0.3 s for 1 MB.
 POLLS = 8

@@ -2,8 +2,8 @@
 
 import math
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config.sections import Config, Optimiser
-from adam_mpi.errors import UserError
 
 MOST_BATCHES = 64
 """Batches in one push at the most: a message has room for the numbers of so many."""

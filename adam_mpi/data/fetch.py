@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 
 MIRRORS = {
     "mnist": (

@@ -5,7 +5,7 @@ import math
 import numba
 import numpy as np
 
-from adam_mpi.data.chance import key_of, roll
+from adam_mpi.base.counter_rng import key_of, roll
 
 TRAIN = 24_000
 TEST = 4_000

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform
-from adam_mpi.data.preparation import Preparation
+from adam_mpi.data.batch_loader import Preparation
 from adam_mpi.data.transform import middle, output
-from adam_mpi.errors import UserError
 
 Shape = tuple[int, int, int]
 DTYPES = ("uint8", "float32")

@@ -7,10 +7,10 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Data
 from adam_mpi.data import sets
 from adam_mpi.data.sets import DataSet
-from adam_mpi.errors import UserError
 
 CHUNK_BYTES = 1 << 14
 BLOCK_BYTES = 1 << 24

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Data
-from adam_mpi.data import formats, glyphs, noise, transform
+from adam_mpi.data import formats, glyphs, random_images, transform
 from adam_mpi.data.cache import Cache
 from adam_mpi.data.formats import idx
 from adam_mpi.data.formats.source import BadImages, Source
-from adam_mpi.errors import UserError
 
 log = logging.getLogger(__name__)
 NAMES = ("glyphs", "mnist", "fashion")
@@ -148,8 +148,8 @@ def open_set(data: Data) -> DataSet:
     """A data set ready to be read from; images come into memory as they are asked for."""
     if data.set == "glyphs":
         return DataSet(data, {"train": _glyphs("train", glyphs.TRAIN), "test": _glyphs("test", glyphs.TEST)})
-    if data.set.startswith(noise.PREFIX):
-        return DataSet(data, noise.open_parts(data.set))
+    if data.set.startswith(random_images.PREFIX):
+        return DataSet(data, random_images.open_parts(data.set))
     path = find(data.set) if data.set in NAMES else Path(data.set)
     if data.set not in NAMES and not path.exists():
         raise UserError(f"data set {data.set!r}: unknown; allowed are {', '.join(NAMES)}, or a path of files")

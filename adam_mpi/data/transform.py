@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
+from adam_mpi.base.counter_rng import key_of
+from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform
 from adam_mpi.data import warp
-from adam_mpi.data.chance import key_of
-from adam_mpi.errors import UserError
 
 Shape = tuple[int, int, int]
 # Of the training part, for the mean and deviation of each channel.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from adam_mpi.data.chance import mix, roll
+from adam_mpi.base.counter_rng import mix, roll
 
 UNIT = 256
 # Random numbers 0-9 of an image are its map and its light, from 100 on its elastic field.

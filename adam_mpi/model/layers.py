@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 from adam_mpi.model.exchange import Exchange
 
 FUNCTIONS = ("relu", "tanh", "sigmoid")

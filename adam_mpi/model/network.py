@@ -7,12 +7,12 @@ from numpy.typing import DTypeLike
 
 from adam_mpi.model import buffers, parameters
 from adam_mpi.model.context import Context
-from adam_mpi.model.engine import cpu, library, program
+from adam_mpi.model.engine import cpu, jit, program
 from adam_mpi.model.engine.context import EngineContext
-from adam_mpi.model.engine.strip import EngineStripContext
+from adam_mpi.model.engine.strip_context import EngineStripContext
 from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, Pool, infer
 from adam_mpi.model.partition import Strip
-from adam_mpi.model.strip import StripContext
+from adam_mpi.model.strip_context import StripContext
 
 ENGINES = ("generated", "reference")
 
@@ -80,9 +80,9 @@ class Network:
         """A context of its own for each thread, or for each block in flight; it reads `uncopied` layers in `shared`."""
         if self.program:
             text, lanes = self.program.text, self.program.lanes
-            settle = library.settle(text, lanes) if shared is not None and self.settled else None
+            settle = jit.settle(text, lanes) if shared is not None and self.settled else None
             return EngineContext(
-                self.shapes, self.images, self.seed, self.program, library.run(text, lanes), shared, settle
+                self.shapes, self.images, self.seed, self.program, jit.run(text, lanes), shared, settle
             )
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
@@ -90,7 +90,7 @@ class Network:
         """The same for a strip of a model."""
         assert self.strip is not None
         if self.program:
-            run = library.run(self.program.text, self.program.lanes)
+            run = jit.run(self.program.text, self.program.lanes)
             return EngineStripContext(self.strip, self.images, self.seed, self.program, run)
         return StripContext(self.strip, self.images, self.seed, self.dtype)
 

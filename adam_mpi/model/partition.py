@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.exchange import Assembly, Exchange, Span, ranks_of
 from adam_mpi.model.layers import Conv, Dense, Extent, LayerShape, Pool

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adam_mpi.model.exchange import Exchange
-from adam_mpi.model.kernels import conv, dense, dropout, normalise, pointwise, pool
+from adam_mpi.model.kernels import conv, dense, dropout, local_response_norm, pointwise, pool
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
 
 Views = dict[str, np.ndarray]
@@ -127,10 +127,10 @@ def _normalise(layer: Normalise, place: Place, scales: np.ndarray) -> Steps:
     size, offset, scale, power = layer.size, float(layer.offset), float(layer.scale), float(layer.power)
 
     def forward(weights: Views) -> None:
-        normalise.forward(inputs, size, offset, scale, power, outputs, flat_scales)
+        local_response_norm.forward(inputs, size, offset, scale, power, outputs, flat_scales)
 
     def backward(weights: Views, gradients: Views) -> None:
-        normalise.backward(errors, inputs, outputs, flat_scales, size, scale, power, input_errors)
+        local_response_norm.backward(errors, inputs, outputs, flat_scales, size, scale, power, input_errors)
 
     return Steps(forward, forward, None, backward)
 

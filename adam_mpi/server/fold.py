@@ -5,10 +5,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from adam_mpi.server.mail import Mail
-from adam_mpi.server.rules import Counted
-from adam_mpi.server.shards import Shard
+from adam_mpi.server.optimizer_rules import Counted
 from adam_mpi.server.stepper import Stepper
+from adam_mpi.sharding.shards import Shard
+from adam_mpi.transport.mailbox import Mail
 
 
 class Fold:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from adam_mpi.config import Optimiser
-from adam_mpi.durable.position import Position
+from adam_mpi.sharding.position import Position
 
 STEPS, STEP_FACTOR = 3, 0.3
 

@@ -6,18 +6,19 @@ from itertools import accumulate
 
 import numpy as np
 
+from adam_mpi.base.buffer_pool import NOTHING, Pool
+from adam_mpi.base.native import address
 from adam_mpi.config import Config
-from adam_mpi.durable.spans import Spans
-from adam_mpi.server import apply, mailbox, rules
-from adam_mpi.server.address import address
-from adam_mpi.server.codecs import BY_NUMBER, NUMBERS, bfloat16
-from adam_mpi.server.factors import FactorPlan
-from adam_mpi.server.holding import Holding
-from adam_mpi.server.mail import Mail
-from adam_mpi.server.pool import NOTHING, Pool
-from adam_mpi.server.published import Published
-from adam_mpi.server.rules import Counted
-from adam_mpi.server.shards import Shard
+from adam_mpi.server import apply_kernels, optimizer_rules
+from adam_mpi.server.optimizer_rules import Counted
+from adam_mpi.sharding import message_format
+from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS, bfloat16
+from adam_mpi.sharding.factors import FactorPlan
+from adam_mpi.sharding.shard_copy import Holding
+from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.spans import Spans
+from adam_mpi.transport.mailbox import Mail
+from adam_mpi.transport.published import Published
 
 # Parameters that factors are multiplied for at a time: enough rows for BLAS to be quick. A product that is not added to
 # the weights at once has to be in the cache still when it is applied.
@@ -42,7 +43,7 @@ class Stepper:
         self.config, self.shards, self.published = config, shards, published
         self.words, self.floats = memory.view(np.uint32), memory.view(np.float32)
         self.kind = _kind(config)
-        self.rule = apply.RULES.index(self.kind)
+        self.rule = apply_kernels.RULES.index(self.kind)
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
         self.batch, self.synchronous = config.train.batch, config.consistency.staleness == 0
         self.pool, self.folds = Pool(), Pool(arena)
@@ -85,7 +86,7 @@ class Stepper:
             mails = ready[shard.index]
             beside = bool(bands) and self.place[bands[-1][-1].index] == place - 1
             alike = beside and mails == ready[bands[-1][0].index]
-            multiplied = alike and all(mail.kind == mailbox.FACTOR for mail in mails)
+            multiplied = alike and all(mail.kind == message_format.FACTOR for mail in mails)
             if multiplied and _size(bands[-1]) + shard.size <= self.band:
                 bands[-1].append(shard)
             else:
@@ -127,7 +128,7 @@ class Stepper:
                 self._step_mixed(band, mails, self._scales(delays), rate)
         if places:
             messages = np.array(ends), *_messages(starts, scales)
-            apply.steps(self.rule, self.places[places], self.floats, *messages, np.array(numbers))
+            apply_kernels.steps(self.rule, self.places[places], self.floats, *messages, np.array(numbers))
         if self.followed:
             for band, mails, _ in works:
                 for shard in band:
@@ -137,14 +138,14 @@ class Stepper:
         """Messages of any kind: those for the same run of parameters together."""
         runs: dict[tuple[int, int], list[tuple[Mail, float]]] = defaultdict(list)
         for mail, scale in zip(mails, scales, strict=True):
-            if mail.finite and mail.kind == mailbox.SPARSE:
+            if mail.finite and mail.kind == message_format.SPARSE:
                 self._sparse(band[0].index, mail, rate, scale)
-            elif mail.finite and mail.kind == mailbox.FACTOR:
+            elif mail.finite and mail.kind == message_format.FACTOR:
                 runs[0, _size(band)].append((mail, scale))
             elif mail.finite:
                 runs[mail.first, mail.values].append((mail, scale))
         for (first, values), scaled in runs.items():
-            if self.kind == "descent" and all(mail.kind == mailbox.FACTOR for mail, _ in scaled):
+            if self.kind == "descent" and all(mail.kind == message_format.FACTOR for mail, _ in scaled):
                 self._descend(band, scaled, rate)
             else:
                 self._dense(band, slice(first, first + values), scaled, rate)
@@ -157,7 +158,7 @@ class Stepper:
         buffer, size = self.folds.take(_size(band)), _size(band)
         finite, scales = zip(*scaled, strict=True)
         if _plain_whole(finite, size):
-            apply.fold(buffer[:size], self.floats, *_messages([mail.start for mail in finite], scales))
+            apply_kernels.fold(buffer[:size], self.floats, *_messages([mail.start for mail in finite], scales))
         else:
             self._sum(band, scaled, buffer[:size])
         return buffer
@@ -169,7 +170,7 @@ class Stepper:
             holding.remember()
         if values.size:
             arguments = values, FIRST, UNSCALED, self._numbers(rate, counted)
-            apply.step(self.rule, holding.weights, holding.state, *arguments)
+            apply_kernels.step(self.rule, holding.weights, holding.state, *arguments)
         self._follow(index, counted)
 
     def counted(self, mails: Sequence[Mail]) -> Counted:
@@ -189,14 +190,14 @@ class Stepper:
         """
         if self.kind != "adagrad":
             return len(mails)
-        whole = [mail.kind == mailbox.FACTOR or (mail.kind, mail.values) == (mailbox.DELTA, size) for mail in mails]
+        whole = [mail.kind == message_format.FACTOR or (mail.kind, mail.values) == (message_format.DELTA, size) for mail in mails]
         return max(1, [*whole, False].index(False))
 
     def _numbers(self, rate: float, counted: Counted) -> np.ndarray:
         """The factors of a step of our rule."""
         optimiser, (begun, present, _) = self.config.optimiser, counted
         settings = optimiser.momentum, optimiser.decay
-        return rules.numbers(self.kind, settings, rate, begun / self.batch, present / self.batch)
+        return optimizer_rules.numbers(self.kind, settings, rate, begun / self.batch, present / self.batch)
 
     def _scales(self, delays: Sequence[int]) -> list[float]:
         if self.config.optimiser.staleness_scale == "inverse":
@@ -207,8 +208,8 @@ class Stepper:
         """What changes with the weights."""
         holding = self.holdings[index]
         if holding.average.size and counted.ended:
-            share = rules.average(self.config.optimiser, counted.ended / self.batch)
-            apply.average(holding.average, holding.weights, share)
+            share = optimizer_rules.average(self.config.optimiser, counted.ended / self.batch)
+            apply_kernels.average(holding.average, holding.weights, share)
         self.derive(index)
 
     def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
@@ -235,7 +236,7 @@ class Stepper:
         weights = self.published.run(band)
         shrink, gain = self._numbers(rate, self.counted([mail for mail, _ in scaled]))[:2]
         if shrink:
-            apply.lessen(weights, shrink)
+            apply_kernels.lessen(weights, shrink)
         for mail, scale in scaled:
             assert mail.factors is not None, "unpacked when it arrived"
             self.factors[band[0].layer].add_product(mail.factors, mail.values, band, -float(gain) * scale, weights)
@@ -245,18 +246,18 @@ class Stepper:
         values = self.pool.take(total.size)
         total[:] = 0
         for mail, scale in scaled:
-            if mail.kind == mailbox.SPARSE:
+            if mail.kind == message_format.SPARSE:
                 indices, numbers = self._pairs(mail)
                 total[indices - first] += numbers * np.float32(scale)
                 continue
-            part = total if mail.kind == mailbox.FACTOR else total[mail.first - first :][: mail.values]
+            part = total if mail.kind == message_format.FACTOR else total[mail.first - first :][: mail.values]
             self._work_out(band, mail, values[: part.size])
-            apply.add(part, values[: part.size], np.float32(scale))
+            apply_kernels.add(part, values[: part.size], np.float32(scale))
         self.pool.give(values)
 
     def _work_out(self, band: Sequence[Shard], mail: Mail, values: np.ndarray) -> None:
         """Decode a message, or multiply its factors."""
-        if mail.kind == mailbox.FACTOR:
+        if mail.kind == message_format.FACTOR:
             assert mail.factors is not None, "unpacked when it arrived"
             self.factors[band[0].layer].multiply(mail.factors, mail.values, band, values)
         else:
@@ -268,13 +269,13 @@ class Stepper:
     ) -> None:  # fmt: skip
         holding = self.holdings[shard]
         messages = _messages(starts, scales)
-        apply.step(self.rule, holding.weights[part], holding.state[part], mail, *messages, numbers)
+        apply_kernels.step(self.rule, holding.weights[part], holding.state[part], mail, *messages, numbers)
 
     def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""
         indices, values = self._pairs(mail)
         weights, state = self.holdings[shard].weights, self.holdings[shard].state
-        apply.SPARSE_KERNELS[self.kind](weights, state, indices, values * np.float32(scale), np.float32(rate))
+        apply_kernels.SPARSE_KERNELS[self.kind](weights, state, indices, values * np.float32(scale), np.float32(rate))
 
     def _pairs(self, mail: Mail) -> tuple[np.ndarray, np.ndarray]:
         """Indices, each at most once, and their values."""
@@ -290,7 +291,7 @@ class Stepper:
 
 def _plain(mail: Mail) -> bool:
     """Whether its values lie in the mailbox as they are."""
-    return mail.kind == mailbox.DELTA and mail.codec == AS_IT_IS
+    return mail.kind == message_format.DELTA and mail.codec == AS_IT_IS
 
 
 def _plain_whole(mails: Sequence[Mail], size: int) -> bool:

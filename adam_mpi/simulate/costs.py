@@ -13,18 +13,19 @@ from statistics import median
 import numpy as np
 
 from adam_mpi.config import Config
-from adam_mpi.data.course import Phase
-from adam_mpi.data.preparation import Preparation
+from adam_mpi.data.batch_loader import Preparation
 from adam_mpi.data.sets import Description, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.plan import network
-from adam_mpi.server import apply, mailbox
-from adam_mpi.server.rules import Numbers
+from adam_mpi.planning.plan import network
+from adam_mpi.server import apply_kernels
+from adam_mpi.server.optimizer_rules import Numbers
+from adam_mpi.sharding.phases import Phase
 from adam_mpi.simulate.cluster import Costs
-from adam_mpi.worker import contribution
-from adam_mpi.worker.copy import Copy
+from adam_mpi.transport import mailbox
+from adam_mpi.worker import gradient_buffer
+from adam_mpi.worker.thread_weights import Copy
 
 # Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
 SECONDS, MOST = 0.7, 1 << 24
@@ -171,7 +172,7 @@ def _apply(size: int) -> float:
     weights, mail = _arrays(2, size)
     starts, scales = np.zeros(1, np.int64), np.full(1, 1e-9, np.float32)
     numbers = np.array(Numbers(gain=1), np.float32)
-    step = partial(apply.step, apply.DESCENT, weights, weights, mail, starts, scales, numbers)
+    step = partial(apply_kernels.step, apply_kernels.DESCENT, weights, weights, mail, starts, scales, numbers)
     return _cold(step) / (4 * size)
 
 
@@ -182,6 +183,6 @@ def _pull(size: int) -> float:
     def pull() -> None:
         latest[:] = local
         arrived[:] = latest
-        contribution.renew(local, arrived, values, rows, np.float32(0))
+        gradient_buffer.renew(local, arrived, values, rows, np.float32(0))
 
     return _cold(pull) / (4 * size)

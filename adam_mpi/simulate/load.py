@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.config import Config
-from adam_mpi.data.batch import message_bytes
 from adam_mpi.data.sets import Description
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
-from adam_mpi.plan import plan_shelves
-from adam_mpi.server.codecs import CODECS
-from adam_mpi.server.mailbox import HEADER_WORDS
-from adam_mpi.server.protocol import MULTIPLY, Choice, captured_layers, choose, largest_push
-from adam_mpi.server.shelves import MOST_BATCHES, WIDTHS, Shelves
+from adam_mpi.planning.plan import plan_shelves
+from adam_mpi.sharding.codecs import CODECS
+from adam_mpi.sharding.memory_layout import MOST_BATCHES, WIDTHS, Shelves
+from adam_mpi.sharding.message_format import HEADER_WORDS
+from adam_mpi.sharding.push_protocol import MULTIPLY, Choice, captured_layers, choose, largest_push
 from adam_mpi.simulate.cluster import Costs
-from adam_mpi.worker.contribution import MOST_PUSHES
+from adam_mpi.transport.batch_message import message_bytes
+from adam_mpi.worker.gradient_buffer import MOST_PUSHES
 
 
 @dataclass

@@ -1,26 +1,28 @@
 """A prediction: the layout of the real program on the machines of a TOML file, run for a while of simulated time."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import monotonic
 
 import simpy
 
 from adam_mpi import config as configuration
+from adam_mpi.base.text import duration
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
-from adam_mpi.data.lines import AHEAD
+from adam_mpi.data.batch_loader import AHEAD
 from adam_mpi.data.sets import describe
-from adam_mpi.plan import model
-from adam_mpi.server.protocol import captured_layers
+from adam_mpi.planning.plan import model
+from adam_mpi.sharding.push_protocol import captured_layers
 from adam_mpi.simulate.cluster import Cluster, load
 from adam_mpi.simulate.costs import Setting, measured
 from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import load as weigh
 from adam_mpi.simulate.machine import Host, Rank
-from adam_mpi.simulate.progress import Progress
 from adam_mpi.simulate.roles import Copies, Data, Replica, Server, chance, cut
 
 # Batches of a replica that are simulated, and the part of them at the start that does not count.
@@ -140,3 +142,21 @@ class Stage:
             # Not counted after every event: there may be hundreds of replicas.
             for _ in range(EVENTS):
                 self.time.step()
+
+
+# Seconds between two lines; the share before which the time so far says nothing about the rest.
+INTERVAL, FIRST = 5.0, 0.01
+
+
+class Progress:
+    """Lines on stderr while a long simulation runs; a short one says nothing."""
+
+    def __init__(self) -> None:
+        self.begun = self.told = monotonic()
+
+    def __call__(self, share: float) -> None:
+        now = monotonic()
+        if now - self.told >= INTERVAL:
+            left = duration((now - self.begun) * (1 - share) / share) if share >= FIRST else "unknown"
+            print(f"simulated {share:.0%}, ETA {left}", file=sys.stderr, flush=True)
+            self.told = now

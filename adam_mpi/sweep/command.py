@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adam_mpi import config
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 from adam_mpi.sweep import jobs
 from adam_mpi.sweep import table as tables
 from adam_mpi.sweep.points import Point, points

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
-from adam_mpi.errors import UserError
-from adam_mpi.observe.rundir import write_json
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.files import write_json
 from adam_mpi.sweep.points import Point, lines
 
 LIST, ABOUT = "jobs.txt", "sweep.json"

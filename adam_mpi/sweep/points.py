@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 
 
 @dataclass(frozen=True)

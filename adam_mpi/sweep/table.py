@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from adam_mpi.observe.rundir import read_metrics
+from adam_mpi.checkpoint.run_directory import read_metrics
 from adam_mpi.sweep.points import Point
 
 

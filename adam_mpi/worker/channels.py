@@ -7,8 +7,8 @@ Every strip lays out its memory the same way, so that the others know where to r
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from adam_mpi.model.exchange_buffers import BACK, FORWARD
 from adam_mpi.model.partition import Partition
-from adam_mpi.model.passage import BACK, FORWARD
 
 LINE = 64
 SUMS = 2

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.cluster.inject import Injector
-from adam_mpi.data.batch import Batch
-from adam_mpi.model.engine.strip import EngineStripContext
-from adam_mpi.model.passage import Port
-from adam_mpi.model.strip import Segment, StripContext
-from adam_mpi.observe import trace
+from adam_mpi.base import trace
+from adam_mpi.cluster.fault_injection import Injector
+from adam_mpi.model.engine.strip_context import EngineStripContext
+from adam_mpi.model.exchange_buffers import Port
+from adam_mpi.model.strip_context import Segment, StripContext
+from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker.link import Link, shaped
 
 Arrays = dict[int, np.ndarray]

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from adam_mpi.durable import snapshot
-from adam_mpi.durable.cut import Cut
-from adam_mpi.durable.position import Position
-from adam_mpi.durable.spans import Spans
-from adam_mpi.server.codecs import Codec
-from adam_mpi.server.pool import Pool
-from adam_mpi.worker.contribution import Encoded
-from adam_mpi.worker.holding import Holding
-from adam_mpi.worker.lane import Lane
+from adam_mpi.base.buffer_pool import Pool
+from adam_mpi.checkpoint import snapshot
+from adam_mpi.checkpoint.snapshot_barrier import Cut
+from adam_mpi.sharding.codecs import Codec
+from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.spans import Spans
+from adam_mpi.sharding.worker_shards import Holding
+from adam_mpi.transport.ring_sender import Lane
+from adam_mpi.worker.gradient_buffer import Encoded
 
 
 class Residual:

@@ -4,10 +4,10 @@ from collections import deque
 
 import numpy as np
 
+from adam_mpi.model.exchange_buffers import FORWARD
 from adam_mpi.model.partition import Partition
-from adam_mpi.model.passage import FORWARD
 from adam_mpi.worker.channels import SUMS
-from adam_mpi.worker.contribution import Contribution
+from adam_mpi.worker.gradient_buffer import Contribution
 from adam_mpi.worker.link import Link
 
 

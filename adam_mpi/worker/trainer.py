@@ -8,14 +8,14 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from adam_mpi.cluster.inject import Injector
+from adam_mpi.base import trace
+from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.config.checks import MOST_BATCHES
-from adam_mpi.data.batch import Batch
 from adam_mpi.model.network import Network
-from adam_mpi.observe import trace
-from adam_mpi.observe.hunter import Hunter
-from adam_mpi.worker.contribution import MOST_PUSHES, Contribution, Done, Pool, done_with
-from adam_mpi.worker.copy import Copy
+from adam_mpi.transport.batch_message import Batch
+from adam_mpi.worker.diagnostics import Hunter
+from adam_mpi.worker.gradient_buffer import MOST_PUSHES, Contribution, Done, Pool, done_with
+from adam_mpi.worker.thread_weights import Copy
 
 
 @dataclass

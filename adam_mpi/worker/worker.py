@@ -10,33 +10,31 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.cluster.post import Post
+from adam_mpi.base import trace
+from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
-from adam_mpi.data.batch import cut_batch
-from adam_mpi.data.client import DataClient, Slot
-from adam_mpi.data.joint import Cuts, Piece
-from adam_mpi.durable.position import batch_id
-from adam_mpi.durable.spans import Spans
-from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
-from adam_mpi.observe import trace
-from adam_mpi.observe.norms import Probe
-from adam_mpi.observe.watchdog import Wait
-from adam_mpi.server.factors import matrices
-from adam_mpi.server.protocol import Choice, largest_push
-from adam_mpi.server.shelves import Shelves
-from adam_mpi.settlement import Word
-from adam_mpi.worker import figures, trainer
-from adam_mpi.worker.conservation import Conservation
-from adam_mpi.worker.contribution import Contribution, Done, Pool, contributions, renew
-from adam_mpi.worker.copy import Copy
-from adam_mpi.worker.holding import Holding
-from adam_mpi.worker.noise import Noise
-from adam_mpi.worker.pull import PullClient
-from adam_mpi.worker.push import PushClient
+from adam_mpi.sharding.factors import matrices
+from adam_mpi.sharding.joint_batches import Cuts, Piece
+from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.position import batch_id
+from adam_mpi.sharding.push_protocol import Choice, largest_push
+from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.spans import Spans
+from adam_mpi.sharding.worker_shards import Holding
+from adam_mpi.transport.batch_message import cut_batch
+from adam_mpi.transport.conservation import Conservation
+from adam_mpi.worker import statistics, trainer
+from adam_mpi.worker.data_client import DataClient, Slot
+from adam_mpi.worker.diagnostics import Probe
+from adam_mpi.worker.gradient_buffer import Contribution, Done, Noise, Pool, contributions, descend, renew
+from adam_mpi.worker.pull_client import PullClient
+from adam_mpi.worker.push_client import PushClient
+from adam_mpi.worker.statistics import Waits
+from adam_mpi.worker.thread_weights import Copy
 from adam_mpi.worker.trainer import Result, Trainer
-from adam_mpi.worker.waits import Waits
 
 # Tasks a thread has in hand: the next one is there when it is done with one.
 TASKS_AHEAD = 2
@@ -476,4 +474,4 @@ class Worker:
         return (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers)
 
     def stats(self) -> dict[str, Any]:
-        return figures.told(self)
+        return statistics.told(self)

@@ -15,19 +15,18 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
-from adam_mpi.data.batch import Batch, shares
+from adam_mpi.inference.strip_evaluation import arrange
 from adam_mpi.model.engine import border
-from adam_mpi.model.engine.update import descend
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
+from adam_mpi.transport.batch_message import Batch, shares
 from adam_mpi.worker import channels
-from adam_mpi.worker.contribution import Contribution
-from adam_mpi.worker.evaluation import arrange
 from adam_mpi.worker.flow import Flow
+from adam_mpi.worker.gradient_buffer import Contribution, descend
 from adam_mpi.worker.link import Link
-from adam_mpi.worker.strip import REST_SECONDS
+from adam_mpi.worker.strip_worker import REST_SECONDS
 from adam_mpi.worker.sums import Sums
 
 SHAPES = MODELS["alexnet"].shapes

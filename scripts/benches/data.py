@@ -15,7 +15,7 @@ from scipy import ndimage
 
 from adam_mpi.config import LAYERS, load
 from adam_mpi.data import glyphs
-from adam_mpi.data.course import Phase
+from adam_mpi.sharding.phases import Phase
 
 AFFINE = [
     "data.transform.rotation=10",
@@ -86,11 +86,11 @@ def _server(settings: list[str]) -> Contender:
     """
     from mpi4py import MPI
 
-    from adam_mpi.cluster.post import Post
+    from adam_mpi.cluster.control_channel import Post
     from adam_mpi.cluster.world import Idle, World
-    from adam_mpi.data.client import DataClient
-    from adam_mpi.data.serving import DataServer
+    from adam_mpi.data.server import DataServer
     from adam_mpi.data.sets import open_set
+    from adam_mpi.worker.data_client import DataClient
 
     world = World(MPI.COMM_SELF, load(None, [f"train.batch={BATCH}", "data.images=12000", *settings]))
     server = DataServer(world, open_set(world.config.data), Post(world.control))

@@ -11,14 +11,14 @@ from _timing import Times, interleaved
 from adam_mpi import config
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.server import shelves
-from adam_mpi.server.factors import FactorPlan
-from adam_mpi.server.mail import Mail
-from adam_mpi.server.mailbox import FACTOR, HEADER
-from adam_mpi.server.protocol import choose
-from adam_mpi.server.published import Published
-from adam_mpi.server.shelves import Shelves
 from adam_mpi.server.stepper import Stepper
+from adam_mpi.sharding import memory_layout
+from adam_mpi.sharding.factors import FactorPlan
+from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.message_format import FACTOR, HEADER
+from adam_mpi.sharding.push_protocol import choose
+from adam_mpi.transport.mailbox import Mail
+from adam_mpi.transport.published import Published
 
 SIDE, IMAGES, SECONDS = 4096, 64, 2.0
 
@@ -27,7 +27,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
     weight = Tensor("dense1/weight", "dense1", (SIDE, SIDE), 0, SIDE * SIDE)
     tensors = [weight, Tensor("dense1/bias", "dense1", (SIDE,), SIDE * SIDE, SIDE)]
     settings = config.load(None, [f"push.images={IMAGES}", "push.protocol=factor"])
-    shelved = shelves.plan(tensors, {0: "host"}, [1], settings)
+    shelved = memory_layout.plan(tensors, {0: "host"}, [1], settings)
     choice = choose(shelved, settings, IMAGES, hosts=2)["dense1"]
     yield {"name": "delta_bytes_over_factor_bytes",
            "value": round(choice.delta_bytes / choice.factor_bytes, 2), "unit": "x", "target": 16}  # fmt: skip

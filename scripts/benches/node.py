@@ -13,9 +13,9 @@ from _models import MODELS, Model, in_torch
 from _timing import Times, interleaved
 
 from adam_mpi.model import parameters
-from adam_mpi.model.engine.update import descend
 from adam_mpi.model.network import Network
-from adam_mpi.worker.copy import ROUND, Copy
+from adam_mpi.worker.gradient_buffer import descend
+from adam_mpi.worker.thread_weights import ROUND, Copy
 
 RATE = np.float32(1e-4)
 STEPS, SMALL_RATE = 100, 0.0005

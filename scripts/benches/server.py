@@ -9,10 +9,10 @@ import numpy as np
 from _jobs import under_mpi
 from _timing import interleaved
 
-from adam_mpi.server import apply
-from adam_mpi.server.mailbox import message_words
-from adam_mpi.server.rules import Numbers
-from adam_mpi.server.shelves import MOST_BATCHES
+from adam_mpi.server import apply_kernels
+from adam_mpi.server.optimizer_rules import Numbers
+from adam_mpi.sharding.memory_layout import MOST_BATCHES
+from adam_mpi.sharding.message_format import message_words
 
 # 96 MB, far more than a last-level cache holds: at 32 MB a part of `a += b` and of one message came from there.
 SIZE, MESSAGES, SECONDS = 96 * 262_144, 8, 6.0
@@ -50,7 +50,7 @@ def _kernels() -> Iterator[dict]:
     scales = np.full(MESSAGES, 1e-3, np.float32)
 
     def fold(count: int) -> None:
-        apply.step(apply.DESCENT, weights, state, mail, starts[:count], scales[:count], numbers)
+        apply_kernels.step(apply_kernels.DESCENT, weights, state, mail, starts[:count], scales[:count], numbers)
 
     times = interleaved(
         {

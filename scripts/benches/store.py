@@ -22,13 +22,13 @@ from _jobs import LAUNCH, ROOT
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
+from adam_mpi.checkpoint.store_file import Record, Slots
+from adam_mpi.checkpoint.write_behind import BUFFERS
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.cluster.world import Idle
-from adam_mpi.durable.behind import BUFFERS
-from adam_mpi.durable.conductor import Conductor
-from adam_mpi.durable.slots import Record, Slots
-from adam_mpi.server.shards import Shard
-from adam_mpi.start import SWITCH_SECONDS
+from adam_mpi.runtime.checkpoint_manager import Conductor
+from adam_mpi.runtime.generation import SWITCH_SECONDS
+from adam_mpi.sharding.shards import Shard
 
 SHARD, SHARDS, ROUNDS = 262_144, 128, 5
 PARTS = ("weights", "state")

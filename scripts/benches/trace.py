@@ -20,7 +20,7 @@ from statistics import median
 import _jobs
 
 from adam_mpi import train
-from adam_mpi.observe import trace
+from adam_mpi.base import trace
 
 SETTINGS = ("train.epochs=6", "worker.threads=1")
 SPANS = 100_000

@@ -12,7 +12,7 @@ NAMES = ("table1", "figures", "ddp", "speech", "clicks", "results")
 # What the benchmarks share is used here too.
 sys.path.append(str(HERE.parent / "benches"))
 
-from adam_mpi.errors import UserError  # noqa: E402
+from adam_mpi.base.errors import UserError  # noqa: E402
 
 
 def main() -> int:

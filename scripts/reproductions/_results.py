@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adam_mpi.errors import UserError
-from adam_mpi.observe.rundir import write_json
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "results"

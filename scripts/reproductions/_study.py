@@ -12,7 +12,7 @@ import tomli_w
 from _spread import compared, spread
 from _training import Hosts, Training
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 
 Points = dict[str, Callable[[], dict[str, Any] | None]]
 """Name -> what measures it; None when time was up first."""

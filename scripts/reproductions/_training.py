@@ -17,7 +17,7 @@ import _child
 import tomli_w
 from _results import FOLDER, ROOT, Clock
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 from adam_mpi.sweep import table
 
 LAST_LINES = 8

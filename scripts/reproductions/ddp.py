@@ -22,8 +22,8 @@ from _results import Clock, Results, heading, not_run
 from _training import Training
 
 from adam_mpi import config
-from adam_mpi.errors import UserError
-from adam_mpi.observe.provenance import machine
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.provenance import machine
 
 TARGET, EPOCHS, PROCESSES, RANKS, ROUNDS, WANTED = 0.99, 8, 2, 4, 10, 2.5
 FINALISTS, TRIES = 6, (0, 11, 12, 13, 14)

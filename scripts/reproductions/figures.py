@@ -15,9 +15,9 @@ from _spread import sentence
 from _study import Scale
 from _training import Training
 
-from adam_mpi.errors import UserError
-from adam_mpi.observe.provenance import machine
-from adam_mpi.observe.report import charts
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.provenance import machine
+from adam_mpi.report import charts
 
 STUDIES = (
     "threads", "server", "strips", "replicas", "traffic", "quorum", "sizes", "staleness", "codecs", "skew", "noise",

@@ -13,7 +13,7 @@ from _search import EPOCHS, MODES, NAMES, search, told
 from _spread import compared, spread
 from _training import Run, Training
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 
 SEEDS = 5
 PAPER = {"Goodfellow et al.": 99.55, "Adam": 99.63, "Adam, synchronous": 99.39}

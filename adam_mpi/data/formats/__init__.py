@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.data.formats import arrays, cifar, folder, hdf5, idx
 from adam_mpi.data.formats.source import Source
-from adam_mpi.errors import UserError
 
 KNOWN = "a folder of idx, CIFAR binary or npy files, or of images class/name.png|jpg; an npz or HDF5 file"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.data.formats.rows import join, rows_at
 from adam_mpi.data.formats.source import Source
-from adam_mpi.errors import UserError
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

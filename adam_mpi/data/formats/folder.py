@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.data.formats.source import BadImages, Shape, Source
-from adam_mpi.errors import UserError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 100_000_000

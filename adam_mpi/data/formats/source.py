@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_mpi.errors import UserError
+from adam_mpi.base.errors import UserError
 
 Shape = tuple[int, int, int]
 

@@ -12,7 +12,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from adam_mpi.model.engine import cpu, tiles, wide
+from adam_mpi.model.engine import cpu, row_vectors, tiles
 from adam_mpi.model.engine.memory import ALIGNMENT
 from adam_mpi.model.engine.source import BROADCAST, Source
 
@@ -58,7 +58,7 @@ def emit(
     row = turned_row(features, lanes)
     head = f"{name}(memory, gradient, weight, errors, turned, blocks, fresh)"
     with source.kernel(head, f"{units} x {features}, {tile}."):
-        for run in wide.runs(features, lanes, tile.columns):
+        for run in row_vectors.runs(features, lanes, tile.columns):
             step = tiles.up(group, run.width)
             with source.inside(f"for group in range({run.start}, {run.stop}, {step}):"):
                 source(f"end = min(group + {step}, {run.stop})")

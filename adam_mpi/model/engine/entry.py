@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
-from adam_mpi.model.engine.parts import Part
+from adam_mpi.model.engine.segments import Part
 from adam_mpi.model.engine.source import Source
 
 Timed = Callable[[], float]

@@ -8,27 +8,27 @@ from adam_mpi.model import parameters
 from adam_mpi.model.engine import (
     average,
     border,
-    convs,
+    dense_fused_update,
     dense_product,
-    dense_settle,
     dense_weights,
     dropout,
     entry,
-    image_conv,
-    image_dense,
-    lines_step,
+    local_response_norm,
     loss,
-    normalise,
-    parts,
+    per_image_conv,
+    per_image_dense,
     pixels,
     pointwise,
     pool,
     tiles,
-    winograd_step,
+    winograd1d_step,
+    winograd2d_step,
 )
+from adam_mpi.model.engine import conv_step as convs
+from adam_mpi.model.engine import segments as parts
 from adam_mpi.model.engine.convolution import shape_of
 from adam_mpi.model.engine.memory import Buffer, Call, Step
-from adam_mpi.model.engine.parts import Crossing, Part
+from adam_mpi.model.engine.segments import Crossing, Part
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.exchange import Exchange, ranks_of
 from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
@@ -90,7 +90,7 @@ def build(
 def conv_step(job: convs.Job, choice: convs.Choice) -> Step:
     if choice["algorithm"] == "direct":
         return convs.direct(job, choice)
-    return {"winograd": winograd_step, "lines": lines_step}[choice["algorithm"]].step(job)
+    return {"winograd": winograd2d_step, "lines": winograd1d_step}[choice["algorithm"]].step(job)
 
 
 class Builder:
@@ -211,7 +211,7 @@ class Builder:
             inputs, outputs, errors, input_errors if self.learning else None, apart,
         )  # fmt: skip
         if self.lanes < self.wide:
-            self.steps.append(image_conv.step(job, self.wide))
+            self.steps.append(per_image_conv.step(job, self.wide))
         else:
             choice = self.choices.get(job.name) or convs.choices(shape, window, self.registers)[0]
             self.choices[job.name] = choice
@@ -232,9 +232,9 @@ class Builder:
         if name in self.settled:
             self.errors = errors = Buffer(errors.name, units, images=self.images)
         if self.lanes < self.wide:
-            layer = image_dense.Layer(weights, units, features, int(weight), bias, self.wide)
+            layer = per_image_dense.Layer(weights, units, features, int(weight), bias, self.wide)
             buffers = inputs, outputs, errors, input_errors if self.learning else None
-            step = image_dense.step(source, name, layer, relu, mask, self.registers, *buffers, self.apart)
+            step = per_image_dense.step(source, name, layer, relu, mask, self.registers, *buffers, self.apart)
             self.keep(step, name, (inputs, features), (errors, units))
             self.steps.append(step)
             self.learning, self.relu = True, relu
@@ -268,7 +268,7 @@ class Builder:
         self, name: str, units: int, features: int, weight: str, bias: int, errors: Buffer, turned: Buffer
     ) -> None:
         tile = tiles.choose(units, -(-features // self.lanes), self.registers, overhead=1.0)
-        dense_settle.emit(self.source, f"{name}_settle", units, features, bias, self.lanes, tile)
+        dense_fused_update.emit(self.source, f"{name}_settle", units, features, bias, self.lanes, tile)
         panel = Buffer(f"{name}/panel of a round", self.images * tile.columns * self.lanes, each_block=False)
         places = ("memory", "shared", "contribution", weight, errors, turned, panel)
         self.settling.append(Call(f"{name}_settle", (*places, "blocks", "factor", "unit_value")))
@@ -323,10 +323,10 @@ class Builder:
         shape, inputs, input_errors, masks = self.shapes[index], self.values, self.errors, self.mask_calls(True)
         outputs, errors = self.output(index)
         scales = Buffer(f"{shape.name}/scales", outputs.floats)
-        normalise.emit_forward(self.source, f"{shape.name}_forward", shape.input, layer, self.lanes)
+        local_response_norm.emit_forward(self.source, f"{shape.name}_forward", shape.input, layer, self.lanes)
         step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, outputs, scales))])
         if self.learning:
-            normalise.emit_backward(self.source, f"{shape.name}_backward", shape.input, layer, self.lanes)
+            local_response_norm.emit_backward(self.source, f"{shape.name}_backward", shape.input, layer, self.lanes)
             arguments = ("memory", errors, inputs, outputs, scales, input_errors)
             step.backward = [Call(f"{shape.name}_backward", arguments), *masks]
         self.steps.append(step)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from adam_mpi.model.engine import convs, cpu, entry, library
+from adam_mpi.model.engine import conv_step as convs
+from adam_mpi.model.engine import cpu, entry, jit
 from adam_mpi.model.engine.context import aligned
 from adam_mpi.model.engine.convolution import Shape, shape_of
 from adam_mpi.model.engine.memory import Buffer, Phase
@@ -70,12 +71,12 @@ def _job(shape: Shape, relu: bool, window: int, learning: bool) -> convs.Job:
 
 def _cached(job: convs.Job) -> convs.Choice:
     candidates = convs.choices(job.shape, job.window, job.registers, CANDIDATES)
-    key = library.key(repr((job.shape, job.relu, job.window, job.input_errors is None, candidates)))
-    path = library.folder() / f"choice_{key}.json"
+    key = jit.key(repr((job.shape, job.relu, job.window, job.input_errors is None, candidates)))
+    path = jit.folder() / f"choice_{key}.json"
     # Ranks of one node measure once, one of them alone.
-    with library.lock(path.with_suffix(".lock")):
+    with jit.lock(path.with_suffix(".lock")):
         if not path.exists():
-            library.write(path, json.dumps(measure(job, candidates)))
+            jit.write(path, json.dumps(measure(job, candidates)))
         return json.loads(path.read_text())
 
 
@@ -96,7 +97,7 @@ def _runnable(job: convs.Job, choice: convs.Choice) -> entry.Timed:
         Phase(False, tuple(step.finish)),
     ]
     text, floats = entry.emit_timed(job.source, [phase for phase in phases if phase.calls])
-    run = library.timed(text, job.lanes)
+    run = jit.timed(text, job.lanes)
     memory = aligned(floats)
     memory[:] = np.random.default_rng(0).standard_normal(floats)
     weights = np.zeros(job.bias + job.shape.maps, np.float32)

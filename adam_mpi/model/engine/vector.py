@@ -5,15 +5,15 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from inspect import Parameter, Signature
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
 
-from adam_mpi.model.engine import bundle, cpu, functions
+from adam_mpi.base.native import define
+from adam_mpi.model.engine import cpu, functions, vector_bundle
 
 INDEX = ir.IntType(32)
 FLOAT = ir.FloatType()
@@ -43,7 +43,7 @@ def kit(lanes: int) -> dict[str, Any]:
     """The functions by the names that emitted source uses."""
     vector = Vector(lanes)
     basic = _memory(vector) | _arithmetic(vector) | _choices(vector)
-    basic |= bundle.kit(vector, define, _builders(vector))
+    basic |= vector_bundle.kit(vector, define, _builders(vector))
     derived = {name: kernel(function) for name, function in functions.over(basic).items()}
     return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero, "restore": restore}
 
@@ -51,27 +51,6 @@ def kit(lanes: int) -> dict[str, Any]:
 def wide(lanes: int) -> dict[str, Any]:
     """The same under names of their own, for kernels that use vectors along an image."""
     return {f"wide_{name}": function for name, function in kit(lanes).items()}
-
-
-def define(build: Callable, result: types.Type, *arguments: types.Type | None) -> Callable:
-    """An intrinsic of `build(builder, values...)`; None stands for an array, which it gets as a pointer to its data."""
-
-    def typed(context: Any, *given: types.Type) -> tuple:
-        kinds = [kind or value for kind, value in zip(arguments, given, strict=True)]
-        return result(*kinds), generate
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        ready = [
-            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
-            for kind, value in zip(signature.args, values, strict=True)
-        ]
-        made = build(builder, *ready)
-        return context.get_dummy_value() if result is types.void else made
-
-    # numba wants to know how many arguments there are.
-    names = ["context", *(f"argument{number}" for number in range(len(arguments)))]
-    typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])  # type: ignore
-    return intrinsic(typed)
 
 
 def _builders(vector: Vector) -> dict[str, Callable]:

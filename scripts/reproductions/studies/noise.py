@@ -9,8 +9,8 @@ from _study import Found, Points, Scale, accuracies, bars, contrast, job, mean
 from adam_mpi import config
 from adam_mpi.data.sets import open_set
 from adam_mpi.model import parameters
-from adam_mpi.model.engine.update import descend
-from adam_mpi.plan import model, network
+from adam_mpi.planning.plan import model, network
+from adam_mpi.worker.gradient_buffer import descend
 
 TITLE = "Control: synchronous training with the noise of asynchrony"
 KIND = "measured, 2 replicas"

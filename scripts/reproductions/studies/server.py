@@ -9,7 +9,7 @@ import numpy as np
 from _study import Found, Points, Scale, by_threads
 from server import mailbox
 
-from adam_mpi.server import apply
+from adam_mpi.server import apply_kernels
 
 TITLE = "Figure 9: parameter server by threads"
 KIND = "measured"
@@ -46,7 +46,7 @@ def _memory(threads: int, plain: bool) -> float:
         if plain:
             np.add(weights, mail, out=weights)
         else:
-            apply.step(apply.DESCENT, weights, mail, mail, starts, scales, one, one, none)
+            apply_kernels.step(apply_kernels.DESCENT, weights, mail, mail, starts, scales, one, one, none)
 
     times = []
     with ThreadPoolExecutor(threads) as pool:

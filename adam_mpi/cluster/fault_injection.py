@@ -1,0 +1,139 @@
+"""Faults on purpose, at named points of the program: for studies of stragglers and failures, and for tests.
+
+A fault is a line `KIND key=value ...`; `rank=N` or `role=NAME` says whose. See docs/FAILURES.md.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.cluster.layout import Place
+
+POINTS = (
+    "start", "batch", "compute", "push", "pull", "apply", "applied", "prepare", "rebuild", "evaluate", "store", "write",
+    "snapshot", "rename", "recover", "exchange",
+)  # fmt: skip
+KEYS: dict[str, dict[str, type]] = {
+    "slow": {"factor": float},
+    "delay": {"at": str, "seconds": float},
+    "kill": {"at": str, "step": str},
+    "stop": {"at": str, "step": str},
+    "raise": {"at": str, "step": str},
+}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    rank: int | None
+    role: str | None
+    at: str = "compute"
+    first: int = 1
+    last: int = 1
+    factor: float = 1.0
+    seconds: float = 0.0
+
+    def hits(self, place: Place) -> bool:
+        return place.rank == self.rank or self.role in place.roles
+
+
+class InjectedFault(Exception):
+    """Raised by a `raise` fault."""
+
+
+def parse(lines: Sequence[str]) -> list[Fault]:
+    return [_parse_line(f"inject.faults[{index}]", line) for index, line in enumerate(lines)]
+
+
+def check(faults: Sequence[Fault], places: Sequence[Place]) -> None:
+    """Raise a UserError for a fault that strikes nobody of a job."""
+    for index, fault in enumerate(faults):
+        if any(fault.hits(place) for place in places):
+            continue
+        if fault.rank is not None:
+            told = f"inject.faults[{index}]: there is no rank {fault.rank}"
+            raise UserError(f"{told}; give one of 0 to {len(places) - 1}")
+        roles = sorted({role for place in places for role in place.roles})
+        raise UserError(f"inject.faults[{index}]: nobody has the role {fault.role}; give one of {', '.join(roles)}")
+
+
+def _parse_line(name: str, line: str) -> Fault:
+    kind, *words = line.split() or [""]
+    if kind not in KEYS:
+        raise UserError(f"{name} = {line!r}: unknown fault; allowed: {', '.join(KEYS)}")
+    allowed: dict[str, type] = {"rank": int, "role": str, **KEYS[kind]}
+    given: dict[str, object] = {"rank": None, "role": None}
+    for word in words:
+        key, _, text = word.partition("=")
+        try:
+            given[key] = allowed[key](text)
+        except (KeyError, ValueError):
+            raise UserError(f"{name} = {line!r}: {word!r}: allowed for {kind}: {'=…, '.join(allowed)}=…") from None
+    if (given["rank"] is None) == (given["role"] is None):
+        raise UserError(f"{name} = {line!r}: say whose: either rank=N or role=data|worker|server")
+    if given.get("at", "compute") not in POINTS:
+        raise UserError(f"{name} = {line!r}: unknown point; at= is one of {', '.join(POINTS)}")
+    given["first"], given["last"] = _steps(name, line, str(given.pop("step", "1")))
+    return Fault(kind, **given)  # type: ignore[arg-type]
+
+
+def _steps(name: str, line: str, text: str) -> tuple[int, int]:
+    first, _, last = text.partition("..")
+    if not first.isdigit() or not (last or "0").isdigit():
+        raise UserError(f"{name} = {line!r}: step= is a number or a range like 10..50, drawn by run.seed")
+    return int(first), int(last or first)
+
+
+class Injector:
+    """The faults of one rank. `at(point)` counts the visits of a point; trainer threads call it too."""
+
+    def __init__(self, faults: Sequence[Fault], place: Place, seed: int) -> None:
+        draw = np.random.Generator(np.random.Philox(key=seed))
+        # Every rank draws for every fault, so that the moment does not depend on whose it is.
+        drawn = [(fault, int(draw.integers(fault.first, fault.last + 1))) for fault in faults]
+        self.faults = [(fault, step) for fault, step in drawn if fault.hits(place)]
+        self.place = place
+        self.visits: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    def announce(self) -> None:
+        """Log the faults of this rank, once its log is open."""
+        for fault, step in self.faults:
+            log.warning("injected here: %s (step %d)", fault, step)
+
+    def at(self, point: str) -> None:
+        if not self.faults:
+            return
+        with self.lock:
+            self.visits[point] += 1
+            visit = self.visits[point]
+        for fault, step in self.faults:
+            if fault.at == point and fault.kind == "delay":
+                time.sleep(fault.seconds)
+            elif fault.at == point and fault.kind != "slow" and visit == step:
+                self._strike(fault.kind, point, visit)
+
+    def latency(self, point: str) -> float:
+        """Seconds that delays at a point add to what travels there, without stopping anybody."""
+        return sum(fault.seconds for fault, _ in self.faults if fault.kind == "delay" and fault.at == point)
+
+    def slow(self, seconds: float) -> None:
+        """Make work that took so many seconds take `factor` times as long."""
+        for fault, _ in self.faults:
+            if fault.kind == "slow":
+                time.sleep(seconds * (fault.factor - 1))
+
+    def _strike(self, kind: str, point: str, visit: int) -> None:
+        log.warning("injected %s at %s, step %d", kind, point, visit)
+        if kind == "raise":
+            raise InjectedFault(f"injected at {point}, step {visit}, on {self.place}")
+        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)

@@ -1,0 +1,101 @@
+"""Evaluate the weights of a run, a snapshot or a file: in one process, or on ranks with a strip of the network each."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adam_mpi import config
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.text import amount
+from adam_mpi.checkpoint import model_file
+from adam_mpi.checkpoint.hdf5_file import open_file
+from adam_mpi.config import Config
+from adam_mpi.data.batch_loader import Block, Preparation
+from adam_mpi.data.sets import DataSet, open_set
+from adam_mpi.inference.trained import weights_file
+from adam_mpi.model import parameters
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.planning.plan import model, network
+from adam_mpi.sharding.phases import Phase
+
+PARTS = ("validation", "test")
+Judge = Callable[[Block], tuple[float, int]]
+
+
+def evaluate(path: Path) -> int:
+    """The command: prints a line for each part of the data that was not trained on; returns the exit code."""
+    comm = _world()
+    try:
+        lines = _evaluate(comm, path)
+    except UserError as error:
+        # Every rank has the same error; one tells it.
+        if comm is None or comm.rank == 0:
+            print(f"adam_mpi: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Exception:
+        if comm is None:
+            raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        # Only a death reaches those who wait for us inside MPI.
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm is None or comm.rank == 0:
+        print("\n".join(lines))
+    return 0
+
+
+def _world() -> Any:
+    """The ranks, where there are several; one process needs no MPI."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return None
+    return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
+
+
+def _evaluate(comm: Any, path: Path) -> list[str]:
+    file = weights_file(path)
+    with open_file(file, model_file.KIND) as opened:
+        if "config" not in opened.attrs:
+            raise UserError(f"{file}: does not say which network it is of; give a run or a snapshot")
+        settings = config.from_toml(str(opened.attrs["config"]), str(file))
+        group = "average/" if "average" in opened else ""
+    data = open_set(settings.data)
+    shapes = model(settings, data.description)
+    preparation = Preparation(data, settings.run.seed)
+    if comm is None:
+        judge = _alone(settings, data, shapes, file, group)
+        return [_line(part, preparation, judge, settings.train.batch) for part in PARTS]
+    from adam_mpi.inference.strip_evaluation import Evaluation
+
+    strips = Evaluation(comm, settings, data.description, shapes, file, group)
+    lines = [_line(part, preparation, strips.judge, strips.images) for part in PARTS]
+    strips.end()
+    return lines
+
+
+def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file: Path, group: str) -> Judge:
+    limit, size = settings.layout.memory, 4 * parameters.total(shapes)
+    if limit and size > limit:
+        raise UserError(
+            f"{file}: {amount(size)} of weights, layout.memory = {amount(limit)}; evaluate on several ranks: "
+            f"mpirun -n RANKS python -m adam_mpi eval {file}"
+        )
+    weights = model_file.read(file, parameters.tensors(shapes), group)
+    context = network(settings, data.description, shapes).context()
+    return lambda block: context.evaluate(weights, block.pixels, block.labels)
+
+
+def _line(part: str, preparation: Preparation, judge: Judge, images: int) -> str:
+    wanted, count, loss, correct = getattr(preparation.data.description, part), 0, 0.0, 0
+    for first in range(0, wanted, images):
+        block = preparation.prepare(Phase(0, part, 0), np.arange(first, min(first + images, wanted)))
+        more = judge(block)
+        count, loss, correct = count + len(block.ids), loss + more[0], correct + more[1]
+    return f"{part}: accuracy {correct / max(count, 1):.4f}, loss {loss / max(count, 1):.4f}, {count} images"

@@ -1,0 +1,83 @@
+"""ONNX: the whole network from pixels to probabilities; nothing has to be known about it to use it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.inference.trained import INPUT, PROBABILITIES, Trained
+from adam_mpi.model.layers import Activation, Average, Conv, Dense, LayerShape, Normalise, Pool
+
+# The first operator set with float32 versions of all of these that every runtime since 2020 has.
+OPERATORS, FORMAT = 13, 7
+POINTWISE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
+
+
+def write(model: Trained, path: Path) -> None:
+    last = model.shapes[-1].name
+    constants = {**model.tensors, **_scaling(model)}
+    nodes = [*_first(model), *_layers(model.shapes), helper.make_node("Softmax", [last], [PROBABILITIES], axis=1)]
+    inner = model.inputs.network_shape(model.config.data.transform)
+    pixels = TensorProto.UINT8 if model.inputs.dtype == "uint8" else TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "adam_mpi",
+        [helper.make_tensor_value_info(INPUT, pixels, ["images", *inner])],
+        [helper.make_tensor_value_info(PROBABILITIES, TensorProto.FLOAT, ["images", model.inputs.classes])],
+        [numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPERATORS)], ir_version=FORMAT)
+    helper.set_model_props(made, {"classes": "\n".join(model.names)})
+    onnx.checker.check_model(made)
+    onnx.save(made, path)
+
+
+def _scaling(model: Trained) -> dict[str, np.ndarray]:
+    """What pixels are reduced by, and multiplied with: to levels from 0 to 1, or to mean 0 and deviation 1."""
+    if model.inputs.mean:
+        mean, factor = (np.array(values, np.float32) for values in (model.inputs.mean, model.inputs.factor))
+    else:
+        mean, factor = np.zeros(1, np.float32), np.full(1, 1 / 255 if model.inputs.dtype == "uint8" else 1, np.float32)
+    return {"mean": mean[:, None, None], "factor": factor[:, None, None]}
+
+
+def _first(model: Trained) -> Iterator[onnx.NodeProto]:
+    yield helper.make_node("Cast", [INPUT], ["numbers"], to=TensorProto.FLOAT)
+    yield helper.make_node("Sub", ["numbers", "mean"], ["centred"])
+    yield helper.make_node("Mul", ["centred", "factor"], ["scaled"])
+
+
+def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
+    before, flat = "scaled", False
+    for shape in shapes:
+        if isinstance(shape.layer, Dense) and not flat:
+            yield helper.make_node("Flatten", [before], ["flat"], axis=1)
+            before, flat = "flat", True
+        yield _node(shape, before)
+        before = shape.name
+
+
+def _node(shape: LayerShape, before: str) -> onnx.NodeProto:
+    layer, name = shape.layer, shape.name
+    weights = [before, f"{name}/weight", f"{name}/bias"]
+    if isinstance(layer, Conv):
+        sides: dict[str, Any] = {"kernel_shape": [layer.kernel] * 2, "strides": [layer.stride] * 2}
+        sides["pads"] = [layer.pad] * 4
+        return helper.make_node("Conv", weights, [name], **sides)
+    if isinstance(layer, Dense):
+        return helper.make_node("Gemm", weights, [name], transB=1)
+    if isinstance(layer, Pool):
+        kind = "AveragePool" if isinstance(layer, Average) else "MaxPool"
+        return helper.make_node(kind, [before], [name], kernel_shape=[layer.size] * 2, strides=[layer.stride] * 2)
+    if isinstance(layer, Normalise):
+        if layer.size % 2 == 0:
+            raise UserError(f"{name}: ONNX puts a window of {layer.size} channels elsewhere; take an odd size, or npz")
+        numbers: dict[str, Any] = {"size": layer.size, "bias": layer.offset, "alpha": layer.scale, "beta": layer.power}
+        return helper.make_node("LRN", [before], [name], **numbers)
+    # Dropout is of training only.
+    kind = POINTWISE[layer.function] if isinstance(layer, Activation) else "Identity"
+    return helper.make_node(kind, [before], [name])

@@ -1,0 +1,99 @@
+"""`adam_mpi predict`: classes and probabilities of images in files."""
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.data.formats.arrays import Held, members
+from adam_mpi.data.formats.folder import ENDINGS, decode
+from adam_mpi.data.formats.source import IMAGES, LABELS
+from adam_mpi.inference.trained import Trained
+
+BEST = 3
+MOST_BYTES = 4 << 30
+"""Of an array in an npz, which is held in memory as a whole."""
+
+
+def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Iterator[str]:
+    """A line for each image; the accuracy at the end, where there are labels; all probabilities into `output`."""
+    chances = []
+    for path in paths:
+        names, images, labels = read(model, path)
+        chances.append(model.predict(images))
+        yield from (f"{name}: {best(model, row)}" for name, row in zip(names, chances[-1], strict=True))
+        if labels is not None:
+            right = np.count_nonzero(chances[-1].argmax(axis=1) == labels)
+            yield f"{path}: {right} of {len(labels)} right, {right / max(len(labels), 1):.2%}"
+    if output is not None:
+        with output.open("wb") as file:
+            np.savez(file, probabilities=np.concatenate(chances), classes=np.array(model.names))
+        yield f"probabilities: {output}"
+
+
+def best(model: Trained, chances: np.ndarray) -> str:
+    """ "7 99.8 % (1 0.1 %, 9 0.1 %)" """
+    order = np.argsort(-chances)[:BEST]
+    first, *others = (f"{model.names[number]} {chances[number]:.1%}" for number in order)
+    return f"{first} ({', '.join(others)})"
+
+
+def read(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
+    """Names, images and, where there are any, labels."""
+    if path.suffix == ".npz":
+        return _read_arrays(path)
+    files = _files(path)
+    images = [_picture(model, file) for file in files]
+    return [str(file) for file in files], np.stack(images), None
+
+
+def _files(path: Path) -> list[Path]:
+    """The image itself, or all images in a folder and those below it."""
+    if not path.exists():
+        raise UserError(f"{path}: not there; give images, folders of images or npz files")
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS)
+    if not found:
+        raise UserError(f"{path}: no images in it; they end in {', '.join(ENDINGS)}")
+    return found
+
+
+def _picture(model: Trained, file: Path) -> np.ndarray:
+    _, height, width = model.inputs.shape
+    if model.inputs.dtype != "uint8":
+        raise UserError(f"{file}: this model takes numbers, not images; give an npz file")
+    decoded = decode(file, model.inputs.shape, fit=height == width)
+    if isinstance(decoded, str):
+        raise UserError(f"{file}: {decoded}")
+    return decoded
+
+
+def _read_arrays(path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
+    """The arrays of an npz as a data set has them, of its test part where it has one."""
+    try:
+        held = members(path)
+        images, labels = (_first(list(held), words) for words in (IMAGES, LABELS))
+        if images is None:
+            raise UserError(f"{path}: no array called images (or test_images, x_test ...); it has {list(held)}")
+        for name in filter(None, (images, labels)):
+            _check_size(path, name, held[name])
+        values = held[images].all()
+        return [f"{path}:{i}" for i in range(len(values))], values, None if labels is None else held[labels].all()
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def _check_size(path: Path, name: str, held: Held) -> None:
+    """Refuse more than is taken into memory at once: a small file can announce very much."""
+    if held.bytes > MOST_BYTES:
+        told = f"{path}: {name} has {held.bytes / 2**30:.1f} GiB"
+        raise UserError(f"{told}; at most {MOST_BYTES / 2**30:g} GiB are taken at once: write several files")
+
+
+def _first(names: Sequence[str], words: Sequence[str]) -> str | None:
+    wanted = [name for word in words for name in (f"test_{word}", f"{word}_test", word)]
+    return next((name for name in wanted if name in names), None)

@@ -1,0 +1,94 @@
+"""Evaluation on strips: all ranks hold one copy of a network together, each its strip; no servers, no data ranks."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import model_file
+from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.cluster.world import World
+from adam_mpi.config import Config
+from adam_mpi.data.batch_loader import Block
+from adam_mpi.data.sets import Description
+from adam_mpi.model import parameters
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.partition import Partition, partition
+from adam_mpi.planning.plan import network
+from adam_mpi.runtime import compile
+from adam_mpi.sharding.spans import Spans
+from adam_mpi.transport.batch_message import Batch
+from adam_mpi.worker import channels
+from adam_mpi.worker.flow import Flow
+from adam_mpi.worker.link import Link
+
+
+class Evaluation:
+    """Collective: every rank goes through the same blocks of at most `images` images, and gets the same results."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, config: Config, description: Description, shapes: tuple[LayerShape, ...],
+        file: Path, group: str,
+    ) -> None:  # fmt: skip
+        """`group`: which of the vectors in the file, as in `model.read`."""
+        cut = _cut(shapes, comm.size)
+        # Faults on purpose were for the training.
+        config.inject.faults = []
+        self.world, self.strip = World(comm, config, arrange), cut.strips[comm.rank]
+        net = network(config, description, self.strip.shapes, strip=self.strip)
+        compile.compile_once(self.world, net)
+        self.weights, self.images, self.number = self._read(file, shapes, group), net.images, 0
+        context, nothing = net.strip_context(), np.zeros(0, np.float32)
+        self.flow = Flow([context], [nothing], self.world.injector)
+        self.link = Link(self.world, channels.plan(cut, 1, context.room))
+        self.flow.attach(self.link)
+        self.flow.start(1)
+
+    def _read(self, file: Path, shapes: tuple[LayerShape, ...], group: str) -> np.ndarray:
+        """The weights of this strip; others are not even read."""
+        spans = [(piece.start, piece.start + piece.size) for piece in self.strip.pieces]
+        weights = Spans(spans)
+        for start, values in model_file.pieces(file, parameters.tensors(shapes), group, spans):
+            weights.put(start, values.reshape(-1))
+        return weights.flat
+
+    def judge(self, block: Block) -> tuple[float, int]:
+        """Sum of losses, and how many are right."""
+        first, last = self.strip.columns
+        pixels = np.ascontiguousarray(block.pixels[..., first:last])
+        batch = Batch(0, 0, self.number, block.ids, block.labels, pixels)
+        self._wait(lambda: self.flow.takes(self.number))
+        self.flow.begin(self.number, batch, None, self.weights, training=False)
+        self._wait(self._landed)
+        flight = self.flow.landed.popleft()
+        result = self.flow.contexts[flight.context].result
+        self.flow.release(flight)
+        self.number += 1
+        return result
+
+    def _landed(self) -> bool:
+        self.flow.step()
+        return bool(self.flow.landed)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        self.world.wait(done, f"other strips with block {self.number}", self.world.config.cluster.seconds)
+
+    def end(self) -> None:
+        self.flow.stop()
+        self.world.finish()
+        self.link.window.free()
+
+
+def arrange(hosts: Sequence[str], _: object) -> Layout:
+    """All ranks are the strips of one replica."""
+    places = [Place(rank, host, ("worker",), 0, rank) for rank, host in enumerate(hosts)]
+    return Layout(tuple(places), len(hosts))
+
+
+def _cut(shapes: tuple[LayerShape, ...], ranks: int) -> Partition:
+    try:
+        return partition(shapes, ranks)
+    except UserError as error:
+        raise UserError(f"eval on {ranks} ranks, a strip for each: {error}") from None

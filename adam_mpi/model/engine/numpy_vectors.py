@@ -1,0 +1,68 @@
+"""The vector kit for numpy: with it emitted source runs uncompiled, so that tests can try hundreds of shapes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adam_mpi.model.engine import functions, numpy_vector_bundle
+
+
+def kit(lanes: int) -> dict[str, Any]:
+    """The same names as `vector.kit`."""
+    basic = _memory(lanes) | _arithmetic(lanes)
+    basic |= numpy_vector_bundle.kit(basic)
+    entry = {"kernel": _as_it_is, "entry": _as_it_is, "flush_to_zero": lambda: None, "restore": lambda before: None}
+    return basic | functions.over(basic) | entry
+
+
+def wide(lanes: int) -> dict[str, Any]:
+    """The same under names of their own, for kernels that use vectors along an image."""
+    return {f"wide_{name}": function for name, function in kit(lanes).items()}
+
+
+def _as_it_is(function: Callable) -> Callable:
+    return function
+
+
+def _memory(lanes: int) -> dict[str, Callable]:
+    def load(array: np.ndarray, index: int) -> np.ndarray:
+        return load_part(array, index, lanes)
+
+    def load_part(array: np.ndarray, index: int, count: int) -> np.ndarray:
+        assert 0 <= index <= index + count <= array.size
+        return np.concatenate([array[index : index + count], np.zeros(lanes - count, array.dtype)])
+
+    def store(array: np.ndarray, index: int, value: np.ndarray) -> None:
+        store_part(array, index, value, lanes)
+
+    def store_part(array: np.ndarray, index: int, value: np.ndarray, count: int) -> None:
+        assert 0 <= index <= index + count <= array.size
+        array[index : index + count] = value[:count]
+
+    def broadcast(array: np.ndarray, index: int) -> np.ndarray:
+        assert 0 <= index < array.size
+        return np.full(lanes, array[index])
+
+    return {f.__name__: f for f in (load, load_part, store, store_part, broadcast)}
+
+
+def _arithmetic(lanes: int) -> dict[str, Callable]:
+    return {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "fma": lambda a, b, c: a * b + c,
+        "root": np.sqrt,
+        "whole": np.rint,
+        "power": np.exp2,
+        "exponent": lambda v: (np.frexp(v)[1] - 1).astype(np.float32),
+        "mantissa": lambda v: np.frexp(v)[0] * np.float32(2),
+        "zero": lambda: np.zeros(lanes, np.float32),
+        "splat": lambda value: np.full(lanes, value, np.float32),
+        "greater": lambda a, b, yes, no: np.where(a > b, yes, no),
+        "equal": lambda a, b, yes, no: np.where(a == b, yes, no),
+        "total": np.sum,
+        "maximum": lambda a, b: np.where(a > b, a, b),
+    }

@@ -1,0 +1,99 @@
+"""A strip's context by the generated program: the parts of the program are the segments between exchanges."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine.memory import Buffer
+from adam_mpi.model.engine.program import Program
+from adam_mpi.model.engine.segments import Crossing
+from adam_mpi.model.exchange import Assembly
+from adam_mpi.model.exchange_buffers import BACK, AssemblyPassage, Passage, Port
+from adam_mpi.model.partition import Strip
+from adam_mpi.model.strip_context import Segment, edge
+
+
+class EngineStripContext(EngineContext):
+    """One block of images on its way through a strip; used as `StripContext` is."""
+
+    def __init__(self, strip: Strip, images: int, seed: int, program: Program, run: Callable) -> None:
+        super().__init__(strip.stack, images, seed, program, run)
+        self.room, self.own_room = (blocks * program.lanes for blocks in (program.blocks, program.own_blocks))
+        self.number, self.result = strip.number, (0.0, 0)
+        self.own_keys, self.own_count = np.zeros_like(self.keys), 0
+        """Of our images, in a hybrid replica."""
+        self.blocks = program.blocks
+        """That are in use, of the last block of images."""
+        self.weights = self.gradient = self.unused
+        self.passages = [self._passage(strip.number, crossing) for crossing in program.crossings]
+        self.training, self.evaluating = self._segments(True), self._segments(False)
+
+    def begin(
+        self, weights: np.ndarray, gradient: np.ndarray | None, pixels: np.ndarray, labels: np.ndarray, ids: np.ndarray,
+        epoch: int, edges: Sequence[int] = (),
+    ) -> list[Segment]:  # fmt: skip
+        """As `StripContext.begin`."""
+        self.count, self.own_count = self.take(pixels, labels), len(pixels)
+        edge(self.passages, edges)
+        self.blocks = -(-self.count // self.program.lanes)
+        self.weights, self.result = weights, (0.0, 0)
+        if gradient is None:
+            return self.evaluating
+        self.gradient = gradient
+        if not self.count:
+            gradient[:] = 0
+        self.draw(ids, epoch)
+        if edges:
+            self.own_keys[: self.own_count] = self.keys[edges[self.number] : edges[self.number + 1]]
+        return self.training
+
+    def _segments(self, training: bool) -> list[Segment]:
+        segments, port = [Segment()], None
+        for number, part in enumerate(self.program.parts):
+            if part.training and not training:
+                break
+            work = partial(self._part, number, training)
+            if part.meanwhile:
+                segments[-1].meanwhile.append(work)
+                continue
+            if port is not None:
+                self._end(segments, port)
+            segments[-1].work.append(work)
+            port = part.port
+        return segments
+
+    def _end(self, segments: list[Segment], port: Port) -> None:
+        """Errors of the loss are known to everybody: a strip takes its own."""
+        passage = self.passages[port.passage]
+        if port.direction == BACK and not passage.exchange.summed:
+            segments[-1].work.append(partial(passage.unpack, BACK, {}))
+            return
+        segments[-1].port = port
+        segments.append(Segment())
+
+    def _part(self, number: int, training: bool) -> None:
+        own = self.program.parts[number].own
+        images = (self.own_count, self.own_keys) if own else (self.count, self.keys)
+        loss, correct = self.call(number, training, True, False, self.weights, self.gradient, *images)
+        self.result = self.result[0] + loss, self.result[1] + correct
+
+    def _passage(self, strip: int, crossing: Crossing) -> Passage | AssemblyPassage:
+        exchange = crossing.exchange
+        buffers = crossing.owned, crossing.needed, crossing.owned_errors, crossing.needed_errors
+        if isinstance(exchange, Assembly):
+            counts = (self.program.own_blocks, self.program.blocks) * 2
+            arrays = (self._array(buffer, 1, count)[:, 0] for buffer, count in zip(buffers, counts, strict=True))
+            return AssemblyPassage(exchange, strip, *arrays)
+        # Errors that nobody needs have no place.
+        blocks = self.program.blocks
+        return Passage(exchange, strip, *(self._array(buffer, exchange.lines, blocks) for buffer in buffers))
+
+    def _array(self, buffer: Buffer, lines: int, blocks: int) -> np.ndarray:
+        """(blocks, lines, places, lanes)."""
+        place, lanes = self.program.places.get(buffer), self.program.lanes
+        shape = blocks, lines, buffer.floats // lines // lanes, lanes
+        if place is None:
+            return np.zeros(shape, np.float32)
+        return self.memory[place : place + blocks * buffer.floats].reshape(shape)

@@ -1,0 +1,130 @@
+"""A strip's context: the layers of one rank of a replica, cut at the exchanges into segments that run one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from adam_mpi.model import parameters
+from adam_mpi.model.context import Context
+from adam_mpi.model.exchange import Assembly, Exchange
+from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyPassage, Passage, Port
+from adam_mpi.model.partition import Strip
+
+Work = Callable[[], None]
+
+
+@dataclass
+class Segment:
+    """What is computed up to an exchange; `meanwhile` may be computed while that is under way. The last has no port."""
+
+    work: list[Work] = field(default_factory=list)
+    meanwhile: list[Work] = field(default_factory=list)
+    port: Port | None = None
+
+
+class StripContext(Context):
+    """One block of images on its way through a strip; `begin`, then run the segments in order.
+
+    Before a segment runs, what the exchange before it brings has to be there: see `Passage.unpack`.
+    """
+
+    def __init__(self, strip: Strip, images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()) -> None:
+        super().__init__(strip.stack, images, seed, dtype, captured)
+        self.stack, self.room, self.blocks, self.result = strip.stack, images, 1, (0.0, 0)
+        self.number, self.own_room = strip.number, len(self.arrays["pixels"])
+        self.views: dict[str, np.ndarray] = {}
+        self.gradients: dict[str, np.ndarray] = {}
+        self.labels = self.arrays["labels"][:0]
+        self.passages: list[Passage | AssemblyPassage] = [
+            _passage(shape.layer, strip.number, place.inputs, place.outputs, place.input_errors, place.errors)
+            for shape, place in zip(self.stack, self.places, strict=True)
+            if isinstance(shape.layer, Exchange)
+        ]
+        self.training, self.evaluating = self._segments(True), self._segments(False)
+
+    def begin(
+        self, weights: np.ndarray, gradient: np.ndarray | None, pixels: np.ndarray, labels: np.ndarray, ids: np.ndarray,
+        epoch: int, edges: Sequence[int] = (),
+    ) -> list[Segment]:  # fmt: skip
+        """Take in a block; returns the segments to run: up to the loss, and where a gradient is wanted back again.
+
+        The gradient is overwritten. `edges`: in a hybrid replica, where the images of each rank begin and end among all
+        that labels and ids are of; pixels are of our own.
+        """
+        self.views = parameters.views(weights, self.tensors)
+        self.load(pixels)
+        self.labels, self.count = labels, len(labels)
+        edge(self.passages, edges)
+        if gradient is None:
+            return self.evaluating
+        gradient[:] = 0
+        self.gradients = parameters.views(gradient, self.tensors)
+        self._draw(ids, epoch)
+        if edges:
+            own = self.arrays["keys"][edges[self.number] : edges[self.number + 1]]
+            self.arrays["own keys"][: own.size] = own
+        return self.training
+
+    def _segments(self, training: bool) -> list[Segment]:
+        segments = [Segment()]
+        passages = 0
+        for shape, step in zip(self.stack, self.steps, strict=True):
+            if isinstance(shape.layer, Exchange):
+                _end(segments, Port(passages, FORWARD))
+                passages += 1
+            else:
+                segments[-1].work.append(self._forward(step.forward if training else step.inference))
+        segments[-1].work.append(self._end)
+        if training:
+            self._go_back(segments, passages)
+        return segments
+
+    def _go_back(self, segments: list[Segment], passages: int) -> None:
+        """Last layer first, down to the first with weights; what others wait for comes before our own gradients."""
+        first = next(index for index, shape in enumerate(self.stack) if shape.weight)
+        for index in range(len(self.stack) - 1, first - 1, -1):
+            layer, step = self.stack[index].layer, self.steps[index]
+            if isinstance(layer, Exchange):
+                passages -= 1
+                if layer.summed:
+                    _end(segments, Port(passages, BACK))
+                else:
+                    segments[-1].work.append(partial(self.passages[passages].unpack, BACK, {}))
+                continue
+            if index > first:
+                segments[-1].work.append(self._backward(step.backward_data))
+            if step.backward_weights is not None:
+                border = index > first and isinstance(self.stack[index - 1].layer, Exchange)
+                work = segments[-1].meanwhile if border else segments[-1].work
+                work.append(self._backward(step.backward_weights))
+
+    def _forward(self, step: Callable) -> Work:
+        return lambda: step(self.views)
+
+    def _backward(self, step: Callable) -> Work:
+        return lambda: step(self.views, self.gradients)
+
+    def _end(self) -> None:
+        self.result = self._loss(self.labels)
+
+
+def _end(segments: list[Segment], port: Port) -> None:
+    segments[-1].port = port
+    segments.append(Segment())
+
+
+def edge(passages: Sequence[Passage | AssemblyPassage], edges: Sequence[int]) -> None:
+    """Tell an assembly whose images are which."""
+    for passage in passages:
+        if isinstance(passage, AssemblyPassage):
+            passage.edges = tuple(edges)
+
+
+def _passage(exchange: Exchange, strip: int, *arrays: np.ndarray) -> Passage | AssemblyPassage:
+    """Arrays of a context are (channels, rows, columns, images): one block, its lanes all images."""
+    if isinstance(exchange, Assembly):
+        return AssemblyPassage(exchange, strip, *(array.reshape(1, -1, array.shape[-1]) for array in arrays))
+    return Passage(exchange, strip, *(array.reshape(1, exchange.lines, -1, array.shape[-1]) for array in arrays))

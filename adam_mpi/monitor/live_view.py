@@ -1,0 +1,114 @@
+"""What a terminal shows of a running job: a line for the run, a table by role, and one by rank."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.text import amount, duration
+
+
+def run_line(run: dict[str, Any]) -> Text:
+    """Epoch, progress, loss, accuracy, speed, and when it will be done."""
+    text = Text(f"{run['name']}  {run['share']:4.0%}", style="bold", no_wrap=True, overflow="ellipsis")
+    for name, value in words(run).items():
+        text.append(f"  {name} ", style="dim")
+        text.append(value, style="not dim")
+    return text
+
+
+def words(run: dict[str, Any]) -> dict[str, str]:
+    found = {
+        "loss": f"{run['loss']:.4f}",
+        "accuracy": f"{run['accuracy']:.4f}",
+        "images/s": f"{run['images_per_second']:.0f}",
+        "staleness": f"{run['staleness']:.2f}",
+    }
+    return found | ({"ETA": duration(run["eta"])} if run.get("eta") is not None else {})
+
+
+def by_role(groups: list[dict[str, Any]], staleness: float) -> Table:
+    table = _table("role", "ranks", "busy", "waiting for", "queue", "staleness", "traffic")
+    for group in groups:
+        waited = f"{group['waiting']} {group['waited']:.0%}" if group["waiting"] else ""
+        stale = "" if group["role"] == "data" else f"{staleness:.2f}"
+        traffic = f"{amount(group['bytes'])}/s"
+        table.add_row(
+            group["role"], str(group["ranks"]), _busy(group["busy"]), waited, f"{group['queue']:g}", stale, traffic
+        )
+    return table
+
+
+def by_rank(ranks: list[dict[str, Any]]) -> Table:
+    table = _table("rank", "role", "host", "busy", "waiting for", "queue", "images/s", "traffic", "")
+    for row in ranks:
+        strip = "" if row["replica"] is None or row["role"] != "worker" else f" {row['replica']}.{row['strip']}"
+        images = f"{row['images']:.0f}" if row["role"] == "worker" else ""
+        notes = ["slow"] * row["slow"] + [f"silent for {row['silent']:.0f} s"] * (row["silent"] > 10)
+        table.add_row(
+            str(row["rank"]), row["role"] + strip, row["host"], _busy(row["busy"]), row["waiting"], str(row["queue"]),
+            images, f"{amount(row['bytes'])}/s", Text(", ".join(notes), style="red"),
+        )  # fmt: skip
+    return table
+
+
+def _busy(share: float) -> Text:
+    return Text(f"{share:4.0%}", style="green" if share > 0.8 else "yellow" if share > 0.3 else "")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("ranks", "busy", "queue", "images/s") else "left")
+    return table
+
+
+ENDS = {"DONE": "done", "STOPPED": "stopped", "log/failure.txt": "failed"}
+LOOK_SECONDS = 0.5
+
+
+def top(run: Path, once: bool) -> None:
+    """Show the job until it has ended; once where no terminal is looking."""
+    console = Console()
+    if once or not console.is_terminal:
+        console.print(view(run, read(run)))
+        return
+    with Live(view(run, read(run)), console=console, auto_refresh=False) as live:
+        while not ended(run):
+            time.sleep(LOOK_SECONDS)
+            live.update(view(run, read(run)), refresh=True)
+
+
+def read(run: Path) -> dict[str, Any]:
+    """What the job's head wrote last."""
+    path = run / "status.json"
+    if not (run / "config.toml").exists():
+        raise UserError(f"{run}: no run directory; give that of a job that is running or has run")
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def ended(run: Path) -> str:
+    """How the job ended, if it has."""
+    return next((word for file, word in ENDS.items() if (run / file).exists()), "")
+
+
+def view(run: Path, status: dict[str, Any]) -> Group:
+    if not status:
+        return Group(Text(f"{run}: {ended(run) or 'starting'}; nothing told yet"))
+    age, end = time.time() - status["time"], ended(run)
+    note = f"{run}: {end or 'running'}, {status['seconds']:.0f} s"
+    if not end and age > 5 * max(status["interval"], 1.0):
+        note += f"; not heard of for {age:.0f} s: is it still there?"
+    spares = status.get("spares", {"ready": 0, "coming": 0})
+    if any(spares.values()):
+        note += f"; spares: {spares['ready']} stand by, {spares['coming']} on their way"
+    return Group(Text(note, style="bold"), run_line(status["run"]), by_rank(status["ranks"]))

@@ -1,0 +1,117 @@
+"""The plan of a job: strips, network, memory layout and the memory it needs. Pure."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.text import amount
+from adam_mpi.cluster.layout import Layout
+from adam_mpi.config import Config
+from adam_mpi.data.sets import Description
+from adam_mpi.model import layers, parameters
+from adam_mpi.model.engine import cpu
+from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.network import Network
+from adam_mpi.model.partition import Partition, Strip, fitting, most, partition
+from adam_mpi.planning import memory
+from adam_mpi.sharding import batch_parts as parts
+from adam_mpi.sharding import memory_layout as shelving
+from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.push_protocol import captured_layers, choose, largest_push
+from adam_mpi.worker import thread_weights
+
+
+def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> int:
+    """Strips of a replica: as configured, or as few as make each rank's working set fit its last-level cache."""
+    if config.layout.partitions:
+        return config.layout.partitions
+    cache = max(cpu.caches().values(), default=0)
+    if not cache:
+        raise UserError('layout.partitions = "auto": this machine does not tell its cache sizes; give a number')
+    return len(fitting(shapes, config.train.batch, cache, ranks, config.layout.scheme))
+
+
+def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
+    """The layers of the configured network on the configured data set."""
+    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def network(
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = (),
+    choices: dict | None = None, strip: Strip | None = None,
+) -> Network:  # fmt: skip
+    """The network as configured; numbers that are no pixels are left to the reference."""
+    engine = config.kernels.engine if description.dtype == "uint8" else "reference"
+    images = config.train.batch
+    if strip is not None:
+        images = parts.largest(images, *parts.most(config.worker.in_flight, strip.ranks))
+    return Network(
+        shapes, images, config.run.seed, engine=engine, captured=captured, choices=choices,
+        batches=thread_weights.batches(config), strip=strip,
+    )  # fmt: skip
+
+
+def largest_network(config: Config, description: Description, cut: Partition, captured: Sequence[str]) -> Network:
+    """That of the strip with the most to hold."""
+    strip = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
+    return network(config, description, strip.shapes, captured, strip=strip if len(cut) > 1 else None)
+
+
+def check_memory(
+    config: Config, description: Description, shapes: tuple[LayerShape, ...], layout: Layout, survivable: bool = True
+) -> None:  # fmt: skip
+    """Refuse what needs more than `layout.memory`: the error names the layer, and how many strips or servers fit.
+
+    `survivable`: whether training goes on when a rank is lost; servers need memory for that.
+    """
+    limit = config.layout.memory
+    if not limit:
+        return
+    scheme = config.layout.scheme
+    shelves = plan_shelves(config, partition(shapes, layout.partitions, scheme), layout)
+    captured = captured_layers(choose(shelves, config, largest_push(config), len({p.host for p in layout.places})))
+
+    def takes(strips: int) -> int:
+        # Strips push gradients, never factors.
+        factors = captured if strips == 1 else ()
+        net = largest_network(config, description, partition(shapes, strips, scheme), factors)
+        return memory.worker(config, description, net, shelves, factors)
+
+    if takes(layout.partitions) > limit:
+        raise UserError(_too_few_strips(limit, takes, layout.partitions, shapes, scheme))
+    if (needed := memory.server(config, shelves, survivable)) > limit:
+        raise UserError(_too_few_servers(limit, needed, shelves))
+
+
+def _too_few_strips(
+    limit: int, takes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
+) -> str:  # fmt: skip
+    candidates = range(strips, most(shapes, scheme) + 1)
+    least = bisect_left(candidates, True, key=lambda strips: takes(strips) <= limit)
+    advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"
+    if least < len(candidates):
+        advice = f"set layout.partitions = {candidates[least]} or more"
+    layer = max(shapes, key=lambda shape: shape.parameters)
+    return (
+        f"layout.memory = {amount(limit)}: a worker takes {amount(takes(strips))} with layout.partitions = {strips}, "
+        f"and {layer.name} alone has {amount(4 * layer.parameters)} of weights; {advice}"
+    )
+
+
+def _too_few_servers(limit: int, needed: int, shelves: Shelves) -> str:
+    """Mailboxes do not become less with more servers."""
+    count, fixed = len(shelves.servers), shelves.mailbox_bytes + shelves.mirror_bytes
+    advice = f"lower server.mailbox_bytes: mailboxes take {amount(fixed)}"
+    if limit > fixed:
+        advice = f"set layout.servers = {math.ceil(count * (needed - fixed) / (limit - fixed))} or more"
+    return f"layout.memory = {amount(limit)}: a server takes {amount(needed)} with layout.servers = {count}; {advice}"
+
+
+def plan_shelves(
+    config: Config, cut: Partition, layout: Layout, replicas: int = 0, holders: Sequence[tuple[int, ...]] = ()
+) -> Shelves:
+    """`replicas`: how many the job began with; `holders`: who has which shard, where hashing does not say it."""
+    servers, tensors = {rank: layout.places[rank].host for rank in layout.servers}, parameters.tensors(cut.shapes)
+    shards = shelving.cut_for(tensors, (replicas or layout.replicas) * layout.partitions, config, cut)
+    return shelving.plan(tensors, servers, layout.pushers, config, cut, shards, holders)

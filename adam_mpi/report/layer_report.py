@@ -1,0 +1,53 @@
+"""`adam_mpi inspect --layers` and `--image`: a trained network layer by layer, in numbers and as a picture."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from adam_mpi.inference.predict import best, read
+from adam_mpi.inference.trained import Trained
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+BINS = 24
+
+
+def table(model: Trained) -> Iterator[str]:
+    """Shapes, statistics of each tensor, and a histogram of its values from the least to the greatest."""
+    yield f"{'layer':12}{'input':>14}{'output':>14}{'parameters':>12}"
+    for shape in model.shapes:
+        sizes = f"{_by(shape.input):>14}{_by(shape.output):>14}"
+        yield f"{shape.name:12}{sizes}{shape.parameters:12,}"
+        for part in ("weight", "bias"):
+            if f"{shape.name}/{part}" in model.tensors:
+                yield f"  {part:8}{statistics(model.tensors[f'{shape.name}/{part}'])}"
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def statistics(values: np.ndarray) -> str:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return f"none of {values.size} values is finite"
+    counts, _ = np.histogram(finite, BINS)
+    heights = np.ceil(counts / max(counts.max(), 1) * (len(BLOCKS) - 1)).astype(int)
+    bad = f"  NOT FINITE: {values.size - finite.size}" if finite.size < values.size else ""
+    return (
+        f"mean {finite.mean():+.3e}  deviation {finite.std():.3e}  least {finite.min():+.3e}  "
+        f"greatest {finite.max():+.3e}  zeros {np.mean(finite == 0):.1%}  |{''.join(BLOCKS[h] for h in heights)}|{bad}"
+    )
+
+
+def image(model: Trained, file: Path, output: Path) -> str:
+    """What each layer makes of an image, as a picture; and what the network takes it for."""
+    from adam_mpi.report.charts import activations
+
+    names, images, _ = read(model, file)
+    layers = [shape.name for shape in model.shapes]
+    *outputs, chances = model.run({"input": images[:1]}, [*layers, "probabilities"])
+    rows = {"input": images[0]} | {name: one[0] for name, one in zip(layers, outputs, strict=True)}
+    sizes = {"input": model.inputs.shape} | {shape.name: shape.output for shape in model.shapes}
+    output.write_bytes(activations({f"{name}\n{_by(sizes[name])}": row for name, row in rows.items()}))
+    return f"{names[0]}: {best(model, chances.reshape(len(images[:1]), -1)[0])}\nactivations: {output}"

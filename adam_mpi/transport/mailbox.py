@@ -1,0 +1,227 @@
+"""Messages in a mailbox: how a push is packed, and how its arrival is judged.
+
+A put completes locally only and may be seen half written, so a message counts as arrived when its header carries
+the expected ring position and its checksum agrees. Words are weighted by their place: a sum would pass a torn message.
+Inside a node a pusher writes into the mailbox itself, the position last and after a memory barrier (`Win.Sync`); such
+a message is whole when its position is there, and carries no checksum. Whoever has seen the position reads the rest
+behind a barrier of its own: x86 keeps the order of reads by itself, other CPUs do not.
+
+    message = header (128 bytes) | body, padded to 8 bytes | batch numbers (int64)
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from adam_mpi.base.native import acquire
+from adam_mpi.cluster.world import World
+from adam_mpi.sharding.memory_layout import Rings
+from adam_mpi.sharding.message_format import HEADER, HEADER_WORDS, MOST_PARTS, message_words
+from adam_mpi.transport.published import Published
+
+EXPONENT = np.uint32(0x7F800000)  # all ones in a NaN and in an infinity
+FIRST_SUMMED = 4  # words 0-3 are the position and the checksum itself
+MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, and large: positions that are near each other give sums that are not
+
+
+def body(message: np.ndarray) -> np.ndarray:
+    """Where the body of a message goes."""
+    return message[HEADER_WORDS:]
+
+
+def seal(message: np.ndarray, header: np.ndarray, batches: np.ndarray) -> int:
+    """Put header and batch numbers around a body of `header["words"]` words; returns the message's length in words.
+
+    The position is left out: `post` writes it.
+    """
+    last = HEADER_WORDS + int(header["words"])
+    end = message_words(last - HEADER_WORDS, batches.size)
+    message[last : end - 2 * batches.size] = 0
+    message[end - 2 * batches.size : end] = batches.view(np.uint32)
+    np.ndarray((), HEADER, message)[()] = header
+    return end
+
+
+def post(message: np.ndarray, position: int) -> None:
+    message[:2].view(np.int64)[0] = position
+
+
+def sign(message: np.ndarray) -> None:
+    """Write the checksum, for a message that travels."""
+    message[2:4].view(np.uint64)[0] = checksum(message)
+
+
+@njit(nogil=True, cache=True)
+def copy(body: np.ndarray, values: np.ndarray) -> bool:
+    """Copy words into the body of a message; whether none of them is a NaN or an infinity."""
+    peak = np.uint32(0)
+    for i in range(values.size):
+        word = values[i]
+        body[i] = word
+        peak = max(peak, word & np.uint32(0x7FFFFFFF))
+    return bool(peak < EXPONENT)
+
+
+@njit(nogil=True, cache=True)
+def finite(values: np.ndarray) -> bool:
+    """Whether none of these words is a NaN or an infinity."""
+    peak = np.uint32(0)
+    for i in range(values.size):
+        peak = max(peak, values[i] & np.uint32(0x7FFFFFFF))
+    return bool(peak < EXPONENT)
+
+
+@njit(nogil=True, cache=True)
+def checksum(message: np.ndarray) -> np.uint64:
+    """Sum of the words behind it, weighted, on top of the position.
+
+    With the position in it, neither fresh memory nor the slot's last message passes when only the position has come.
+    """
+    total = np.uint64(message[0]) * MIX + np.uint64(message[1])
+    # Counters without a sign: what may wrap around is not vectorised.
+    summed, weight = message[FIRST_SUMMED:], np.uint32(2 * FIRST_SUMMED + 1)
+    for i in range(summed.size):
+        total += np.uint64(summed[i]) * np.uint64(weight + np.uint32(2) * np.uint32(i))
+    return total
+
+
+# What a slot holds: not the message that is expected next, one that is not whole (yet), or a whole one.
+ABSENT, TORN, WHOLE = 0, 1, 2
+
+
+@njit(nogil=True, cache=True)
+def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bool) -> int:
+    """What the slot that starts at word `start` holds for this position; `near`: its pusher writes here itself."""
+    header = ring[start : start + HEADER_WORDS].view(np.int64)
+    if header[0] != position:
+        return ABSENT
+    # Between the position and all that it stands for: the caller reads the rest of the header and the body after this.
+    acquire()
+    words, batches = header[6], header[7]
+    if words < 0 or batches < 0 or words > slot_words or batches > slot_words:
+        return TORN
+    length = HEADER_WORDS + words + words % 2 + 2 * batches
+    if length > slot_words:
+        return TORN
+    if near or np.uint64(header[1]) == checksum(ring[start : start + length]):
+        return WHOLE
+    return TORN
+
+
+@njit(nogil=True, cache=True)
+def arrived(
+    words: np.ndarray, slots: int, slot_words: int, collected: np.ndarray, applied: np.ndarray, near: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """One look at all rings: the slots of whole messages, each ring's in order, and the rings whose next is torn.
+
+    `collected` goes on with what is found. Beyond what is `applied` a ring has room for one message per slot.
+    """
+    whole, torn, found, broken = np.empty(near.size * slots, np.int64), np.empty(near.size, np.int64), 0, 0
+    for ring in range(near.size):
+        held = ABSENT
+        while collected[ring] < applied[ring] + slots:
+            slot = ring * slots + collected[ring] % slots
+            held = state(words, slot * slot_words, slot_words, collected[ring] + 1, near[ring])
+            if held != WHOLE:
+                break
+            whole[found] = slot
+            found += 1
+            collected[ring] += 1
+        if held == TORN:
+            torn[broken] = ring
+            broken += 1
+    return whole[:found], torn[:broken]
+
+
+
+
+@dataclass(slots=True, eq=False)
+class Mail:
+    """A message that has arrived: its place, and the fields of its header."""
+
+    ring: int
+    start: int
+    """Place of its body in the mailbox, in 32-bit words."""
+    position: int
+    checksum: int
+    generation: int
+    pusher: int
+    sequence: int
+    clock: int
+    words: int
+    batches: int
+    first: int
+    values: int
+    images: int
+    seen: int
+    shard: int
+    kind: int
+    codec: int
+    last: int
+    finite: int
+    part: int
+    parts: int
+    targets: Sequence[int] = ()
+    """Shards that it is for and that do not have it yet."""
+    known: Sequence[int] = ()
+    """Those that have it: it was sent again."""
+    shards: int = 1
+    """How many of them have still to be stepped on by it."""
+    factors: np.ndarray | None = None
+    """The body of a factor push as float32, and the buffer it was unpacked into if it was."""
+    buffer: np.ndarray | None = None
+
+    @property
+    def number(self) -> int:
+        """Grows with every message of a pusher to a shard."""
+        return self.sequence * MOST_PARTS + self.part
+
+
+class Intake:
+    def __init__(
+        self, world: World, rings: Rings, senders: Sequence[int], memory: np.ndarray, published: Published
+    ) -> None:
+        """`senders`: the rank that writes each ring."""
+        self.slots, self.slot_words = rings.slots, rings.slot_bytes // 4
+        self.words = memory.view(np.uint32)
+        self.headers = np.ndarray(len(senders) * self.slots, HEADER, memory, strides=(rings.slot_bytes,))
+        host, shared = world.place.host, world.config.cluster.transport == "shared"
+        self.near = np.array([shared and world.layout.places[rank].host == host for rank in senders], bool)
+        """Whose messages are written where we read them, and carry no checksum."""
+        lines = slice(rings.first_line, rings.first_line + len(senders))
+        self.applied, self.torn, self.asked = published.applied[lines], published.torn[lines], published.asked[lines]
+        self.arrived = published.arrived[lines]
+        self.collected = np.zeros(len(senders), np.int64)
+        self.seconds = world.config.server.torn_seconds
+        self.since: dict[tuple[int, int], float] = {}
+        """(ring, position) of messages that are there in part -> since when."""
+
+    def collect(self) -> list[Mail]:
+        """Everything that has arrived whole since the last time."""
+        place = self.words, self.slots, self.slot_words, self.collected, self.applied, self.near
+        whole, torn = arrived(*place)
+        if torn.size or self.since:
+            broken = [(ring, int(self.collected[ring]) + 1) for ring in torn.tolist()]
+            self.since = {message: self.since.get(message, time.monotonic()) for message in broken}
+        if not whole.size:
+            return []
+        self.arrived[:] = self.collected
+        headers = zip(whole.tolist(), self.headers[whole].tolist(), strict=True)
+        return [
+            Mail(slot // self.slots, slot * self.slot_words + HEADER_WORDS, *fields) for slot, fields in headers
+        ]
+
+    def ask_again(self) -> list[tuple[int, int]]:
+        """For messages that have been there in part for too long; returns which."""
+        if not self.since:
+            return []
+        now = time.monotonic()
+        late = [message for message, since in self.since.items() if now - since > self.seconds]
+        for ring, position in late:
+            self.since[ring, position] = now
+            self.torn[ring] = position
+            self.asked[ring] += 1
+        return late
