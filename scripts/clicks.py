@@ -53,7 +53,7 @@ def train(server: ParameterServer, features: np.ndarray, clicked: np.ndarray) ->
 
 def main() -> None:
     comm = MPI.COMM_WORLD
-    with ParameterServer(comm, FEATURES, optimiser="adagrad", rate=0.1, keep=significant(1e-4)) as server:
+    with ParameterServer(comm, FEATURES, optimizer="adagrad", rate=0.1, keep=significant(1e-4)) as server:
         if server.serve():
             return
         features, clicked = draw(seed=1 + comm.rank)

@@ -1,4 +1,4 @@
-"""Chaos: whole jobs whose ranks are killed at seeded moments, and what must be true of them afterwards.
+"""Chaos: whole jobs whose ranks are killed at seeded moments, and what must be true of them afterward.
 
 In a *training* run ranks are killed from outside at random moments; it must reach its accuracy, and a synchronous one
 the weights of an undisturbed run. In a *conservation* run every push adds exactly 1 to every parameter, and ranks are
@@ -39,7 +39,7 @@ from adam_mpi.sharding.codecs import CODECS
 
 SECONDS = 200
 # Ten ranks on two loaded cores have long delays: at the default rate such a run may diverge.
-TARGET = ["train.epochs=20", "train.target=0.85", "optimiser.rate=0.01"]
+TARGET = ["train.epochs=20", "train.target=0.85", "optimizer.learning_rate=0.01"]
 # The batch is cut in another way when somebody has died: what is rounding must stay rounding.
 IN_STEP = ["consistency.staleness=0", "train.epochs=3", "data.images=3000", "server.shard=2000", SMOOTH]
 FACTOR, STRIPS = "push.protocol=factor", "layout.partitions=2"
@@ -54,7 +54,7 @@ KINDS = {
 TRAINING = ["data.images=8000", "server.shard=12000", "observe.interval=0.5", "snapshot.minutes=0"]
 CONSERVATION = [
     "data.images=3200", "train.epochs=3", "server.shard=12000", "observe.interval=0.5", "inject.conserve=true",
-    "optimiser.rate=1", "optimiser.schedule=constant", "store.interval=0.5",
+    "optimizer.learning_rate=1", "optimizer.schedule=constant", "store.interval=0.5",
 ]  # fmt: skip
 # Where a rank is killed, whose it is, and what has to happen first for the point to be reached.
 POINTS = {

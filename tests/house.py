@@ -3,7 +3,7 @@
 import numpy as np
 from mpi4py import MPI
 
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
@@ -13,8 +13,8 @@ from adam_mpi.server.server import Server
 from adam_mpi.sharding import memory_layout
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.push_protocol import choose
-from adam_mpi.transport.published import Published
-from adam_mpi.worker.gradient_buffer import Contribution, Done
+from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer
 from adam_mpi.worker.pull_client import PullClient
 from adam_mpi.worker.push_client import PushClient
 
@@ -22,7 +22,7 @@ from adam_mpi.worker.push_client import PushClient
 def additive(shard=128, transport="rma", codec="none", threads=1):
     """Pushes are added as they are."""
     config = Config()
-    config.optimiser.where, config.push.codec = "worker", codec
+    config.optimizer.where, config.push.codec = "worker", codec
     config.server.shard, config.cluster.transport, config.server.torn_seconds = shard, transport, 0.1
     config.server.threads = threads
     return config
@@ -32,30 +32,30 @@ class House:
     def __init__(self, config, size, tensors=None):
         self.world = world = World(MPI.COMM_SELF, config, lambda hosts, _: _alone(hosts[0]))
         tensors = tensors or [Tensor("dense1/weight", "dense1", (size,), 0, size)]
-        self.shelves = memory_layout.plan(tensors, {0: world.hosts[0]}, (0,), config)
+        self.memory_layout = memory_layout.plan(tensors, {0: world.hosts[0]}, (0,), config)
         kind = WINDOWS[config.cluster.transport]
-        self.mail = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes)
-        self.window = kind.to_read(world.comm, world.node, self.shelves.published_bytes(0))
-        published = Published(self.shelves, 0, self.window.memory)
-        post = Post(world.control)
-        self.server = Server(world, self.shelves, published, self.mail, self.window, post, 1000, Position(8))
+        self.mail = kind.to_write(world.comm, world.node, self.memory_layout.mailbox_bytes)
+        self.window = kind.to_read(world.comm, world.node, self.memory_layout.published_bytes(0))
+        published = PublishedWeights(self.memory_layout, 0, self.window.memory)
+        channel = ControlChannel(world.control)
+        self.server = Server(world, self.memory_layout, published, self.mail, self.window, channel, 1000, Position(8))
         self.server.start({"weights": np.zeros(size, np.float32)})
-        self.pushes = PushClient(world, self.shelves, choose(self.shelves, config, 1, 1), self.mail, self.window)
-        self.pulls = PullClient(world, self.shelves, self.window)
+        self.pushes = PushClient(world, self.memory_layout, choose(self.memory_layout, config, 1, 1), self.mail, self.window)
+        self.pulls = PullClient(world, self.memory_layout, self.window)
         self.lane = self.pushes.lanes[0]
         self.size = size
 
     @property
     def weights(self):
-        return np.concatenate([self.server.published.weights[shard.index] for shard in self.shelves.shards])
+        return np.concatenate([self.server.published.weights[shard.index] for shard in self.memory_layout.shards])
 
     @property
     def counts(self):
-        return self.server.counts + self.server.inbox.counts
+        return self.server.counts + self.server.push_queue.counts
 
     def contribution(self, values, images=1):
-        done = [Done(0, 0, images, 0.0, 0)]
-        return Contribution(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
+        done = [BatchResult(0, 0, images, 0.0, 0)]
+        return GradientBuffer(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
 
     def push(self, values, images=1):
         self.pushes.push(self.contribution(values, images))

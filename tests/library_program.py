@@ -30,7 +30,7 @@ def push(server: ParameterServer, rounds: int) -> None:
             server.wait(server.pull(first=50, count=500))
 
 
-def check(server: ParameterServer, clients: int, optimiser: str) -> None:
+def check(server: ParameterServer, clients: int, optimizer: str) -> None:
     """Meet the other clients, by way of the servers; then all must be there."""
     server.wait(server.push(np.ones(1, np.float32), first=COUNTER))
     while abs(server.wait(server.pull(first=COUNTER))[0]) < clients:
@@ -39,7 +39,7 @@ def check(server: ParameterServer, clients: int, optimiser: str) -> None:
     wanted[100:150] += 2 * ROUNDS * CLIENTS
     wanted[CHOSEN] += 4 * ROUNDS * CLIENTS
     found = server.wait(server.pull(count=COUNTER))
-    right = np.array_equal(found, wanted if optimiser == "additive" else -wanted)
+    right = np.array_equal(found, wanted if optimizer == "additive" else -wanted)
     say(f"client {server.world.place.member} {'right' if right else 'WRONG'} generation {server.world.generation}")
 
 
@@ -66,9 +66,9 @@ def doomed(server: ParameterServer, folded: int) -> None:
 def main() -> None:
     scenario, rank = sys.argv[1], MPI.COMM_WORLD.rank
     copies, servers = (1, 2) if scenario in ("alone", "raise", "exit", "with") else (2, 3)
-    optimiser = "descent" if scenario == "two servers" else "additive"
+    optimizer = "descent" if scenario == "two servers" else "additive"
     server = ParameterServer(
-        MPI.COMM_WORLD, SIZE, servers, shard=256, copies=copies, optimiser=optimiser, seconds=30.0
+        MPI.COMM_WORLD, SIZE, servers, shard=256, copies=copies, optimizer=optimizer, seconds=30.0
     )  # fmt: skip
     doom = {"server": {3: 40}, "two servers": {4: 30, 2: 200}, "alone": {2: 40}}.get(scenario, {})
     if rank in doom:
@@ -93,7 +93,7 @@ def main() -> None:
             die()
         while scenario == "client" and server.world.generation == 0:
             server.step()
-        check(server, CLIENTS, optimiser)
+        check(server, CLIENTS, optimizer)
     server.close()
     say(f"closed {rank}")
 

@@ -27,7 +27,7 @@ from adam_mpi.checkpoint.run_directory import compare_copies
 KILLS, RANKS, SERVERS, SLOTS = 100, 8, 3, 24
 SETTINGS = [
     "data.images=3200", "train.epochs=1000000", "server.shard=12000", "observe.interval=0.5", "inject.conserve=true",
-    "optimiser.rate=1", "optimiser.schedule=constant", "store.interval=2", "snapshot.minutes=0", "push.protocol=delta",
+    "optimizer.learning_rate=1", "optimizer.schedule=constant", "store.interval=2", "snapshot.minutes=0", "push.protocol=delta",
     "layout.data=1", f"layout.servers={SERVERS}", "recover.respawn=true", "cluster.seconds=120",
     "recover.seconds=60", "worker.threads=1",
 ]  # fmt: skip

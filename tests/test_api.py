@@ -15,7 +15,7 @@ from adam_mpi.config import load
 SMALL = {
     "data": {"images": 640},
     "train": {"epochs": 1},
-    "model": {"layers": [{"kind": "conv", "maps": 4, "kernel": 5}, "relu", {"kind": "pool", "size": 4},
+    "model": {"layers": [{"kind": "conv", "channels": 4, "kernel": 5}, "relu", {"kind": "max_pool", "size": 4},
                          {"kind": "dense", "units": 10}]},
     "kernels": {"engine": "reference"},
 }  # fmt: skip
@@ -38,7 +38,7 @@ try:
     adam_mpi.train(config, set=['inject.faults=["raise role=worker at=compute step=2"]'], run="bad")
 except Exception as error:
     print("raised", error)
-second = adam_mpi.train(config, set=["model.weights=first/weights.h5", "optimiser.rate=0"], run="second")
+second = adam_mpi.train(config, set=["model.weights=first/weights.h5", "optimizer.learning_rate=0"], run="second")
 assert (second.weights == first.weights).all(), "training at rate 0 begins and ends with what was given"
 print("done")
 """
@@ -72,4 +72,4 @@ def test_all_ranks_of_a_program_train_together(tmp_path_factory):
     assert signal.getsignal(signal.SIGINT) is before
     assert model.summary["ranks"]["total"] == comm.size and model.summary["images"] == 640
     everywhere = comm.allgather(model.predict(np.zeros((1, 28, 28), np.uint8)))
-    assert all((chances == everywhere[0]).all() for chances in everywhere)
+    assert all((probabilities == everywhere[0]).all() for probabilities in everywhere)

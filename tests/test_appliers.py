@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-from adam_mpi.base.thread_pool import Appliers
+from adam_mpi.base.thread_pool import ThreadPool
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_every_job_runs_once_and_a_shard_stays_on_its_thread(threads):
-    appliers, seen = Appliers(threads), {}
+    appliers, seen = ThreadPool(threads), {}
 
     def note(shard):
         seen.setdefault(shard, []).append(threading.get_ident())
@@ -23,7 +23,7 @@ def test_every_job_runs_once_and_a_shard_stays_on_its_thread(threads):
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_an_error_is_raised_where_the_batch_was_started(shard):
-    appliers = Appliers(2)
+    appliers = ThreadPool(2)
 
     def fail():
         raise ZeroDivisionError(f"shard {shard}")
@@ -34,7 +34,7 @@ def test_an_error_is_raised_where_the_batch_was_started(shard):
 
 
 def test_after_an_error_nobody_is_still_at_work():
-    appliers = Appliers(2)
+    appliers = ThreadPool(2)
 
     def fail():
         raise ZeroDivisionError
@@ -46,7 +46,7 @@ def test_after_an_error_nobody_is_still_at_work():
 
 def test_threads_end_when_nothing_is_to_be_run_any_more():
     before = set(threading.enumerate())
-    appliers = Appliers(3)
+    appliers = ThreadPool(3)
     mine = set(threading.enumerate()) - before
     appliers.run([(shard, lambda: None) for shard in range(9)])
     assert len(mine) == 2

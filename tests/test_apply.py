@@ -139,5 +139,5 @@ def test_add_and_average():
     assert np.allclose(total, wanted, atol=1e-6)
     mean, weights = begin(777)
     wanted = 0.9 * mean + 0.1 * weights
-    apply_kernels.average(mean, weights, np.float32(0.1))
+    apply_kernels.update_ema(mean, weights, np.float32(0.1))
     assert np.allclose(mean, wanted, atol=1e-6)

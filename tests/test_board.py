@@ -1,6 +1,6 @@
 """The board: figures of the whole job from the last word of every rank."""
 
-from adam_mpi.monitor.job_statistics import Board
+from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.sharding.phases import Phase
 
 
@@ -22,7 +22,7 @@ def data(phase, finished, loss=0.0, correct=0, done=False):
 
 
 def test_a_last_word_stays_the_last_when_a_periodic_one_follows():
-    board = Board()
+    board = JobStatistics()
     board.hear(2, worker(2, sent=5, final=True))
     board.hear(2, worker(2, sent=6))
     board.hear(3, worker(3, sent=1))
@@ -31,7 +31,7 @@ def test_a_last_word_stays_the_last_when_a_periodic_one_follows():
 
 
 def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
-    board = Board()
+    board = JobStatistics()
     for word in [server(0, of_3=9, of_4=1), server(1, of_3=7, of_4=1), server(2, shards=0)]:
         board.hear(word["rank"], word)
     board.hear(3, worker(3, sent=9, waited=0.5))
@@ -44,7 +44,7 @@ def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
 
 
 def test_pushes_of_a_rank_that_has_taken_over_another_strip_are_those_of_its_last_one():
-    board = Board()
+    board = JobStatistics()
     board.hear(0, server(0) | {"tables": [("3", 0, 5), ("3", 1, 9)], "strips": [0, 1]})
     board.hear(1, server(1) | {"tables": [("3", 0, 6)]})
     board.hear(3, worker(3, sent=9))
@@ -53,7 +53,7 @@ def test_pushes_of_a_rank_that_has_taken_over_another_strip_are_those_of_its_las
 
 def test_what_a_pusher_counts_as_acknowledged_and_a_shard_lacks_is_short():
     """Also of a pusher that is lost, and where a server has never had anything of him."""
-    board = Board()
+    board = JobStatistics()
     board.hear(0, server(0, of_3=9, of_4=4, of_5=6))
     board.hear(1, server(1, of_3=9, of_4=3))
     for rank, sent in ((3, 9), (4, 4), (5, 6)):
@@ -65,7 +65,7 @@ def test_what_a_pusher_counts_as_acknowledged_and_a_shard_lacks_is_short():
 
 
 def test_the_pushes_of_the_dead_are_counted_though_another_head_heard_them():
-    board = Board()
+    board = JobStatistics()
     board.go_on({"3": [5, 4], "4": [2, 2]}, {})
     board.hear(0, server(0, of_3=6, of_4=9))
     # Of a server that is lost: what it had applied is not what the others have.
@@ -77,7 +77,7 @@ def test_the_pushes_of_the_dead_are_counted_though_another_head_heard_them():
 
 
 def test_figures_count_only_the_phase_they_are_of():
-    board = Board()
+    board = JobStatistics()
     board.hear(0, data(phase=3, finished=30, loss=15.0, correct=20, done=True))
     board.hear(1, data(phase=2, finished=99, loss=99.0, correct=99, done=True))
     figures = board.figures(Phase(3, "train", 2), seconds=2.0)
@@ -86,13 +86,13 @@ def test_figures_count_only_the_phase_they_are_of():
 
 
 def test_histograms_of_all_servers_are_one():
-    board = Board()
+    board = JobStatistics()
     board.hear(0, server(0, leads={"0": 3, "10": 1}))
     board.hear(1, server(1, leads={"0": 1, "2": 1}))
     assert board.distribution("leads") == {"max": 10, "mean": 2.0, "histogram": {"0": 4, "2": 1, "10": 1}}
 
 
 def test_a_board_that_has_heard_nothing_has_figures_too():
-    board = Board()
+    board = JobStatistics()
     assert board.figures(Phase(0, "train", 1), 0.0)["loss"] == 0 and board.pushes([])["applied"] == 0
     assert board.distribution("leads") == {"max": 0, "mean": 0.0, "histogram": {}}

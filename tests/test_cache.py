@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from adam_mpi.config import Data
-from adam_mpi.data.batch_loader import Preparation
+from adam_mpi.data.batch_loader import BatchLoader
 from adam_mpi.data.cache import Cache
 from adam_mpi.data.formats.source import BadImages, Source
 from adam_mpi.data.sets import open_set
@@ -93,7 +93,7 @@ def test_a_set_ten_times_the_cache_stays_out_of_memory(write, tmp_path):
     assert images.nbytes > 9 * CACHE
     del images
     data = open_set(Data(set=str(path), validation=0.0, cache=CACHE))
-    preparation, phase = Preparation(data, seed=1), Phase(0, "train", 1)
+    preparation, phase = BatchLoader(data, seed=1), Phase(0, "train", 1)
     process = psutil.Process()
     before, most, seen = process.memory_info().rss, 0, []
     for epoch in range(2):

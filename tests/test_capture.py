@@ -11,18 +11,18 @@ from adam_mpi.config import Config
 from adam_mpi.data.sets import Description
 from adam_mpi.model.engine import jit, program
 from adam_mpi.model.engine.context import EngineContext
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer
+from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, MaxPool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
 from adam_mpi.planning import plan
 from adam_mpi.sharding.factors import Matrix
 from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker import gradient_buffer, trainer
-from adam_mpi.worker.thread_weights import Copy
+from adam_mpi.worker.thread_weights import ThreadWeights
 
 RELU, TANH = Activation("relu"), Activation("tanh")
 STACKS = {
-    "dropout": ((2, 5, 4), [Conv(3, 2), RELU, Pool(2), Dropout(0.3), Dense(9), RELU, Dropout(0.5), Dense(5), TANH]),
+    "dropout": ((2, 5, 4), [Conv(3, 2), RELU, MaxPool(2), Dropout(0.3), Dense(9), RELU, Dropout(0.5), Dense(5), TANH]),
     "dense only": ((1, 3, 3), [Dense(7), TANH, Dropout(0.4), Dense(16), RELU]),
     "first dense": ((3, 1, 3), [Dropout(0.2), Dense(4), RELU]),
 }
@@ -114,7 +114,7 @@ def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes
     shapes = network("dense only")
     network_ = Network(shapes, 8, 11, engine="reference", captured=["dense1"])
     pool = gradient_buffer.Pool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
-    copy, place = Copy(network_, initial(shapes, 5), 0, True), Place(0, "here", ("worker",))
+    copy, place = ThreadWeights(network_, initial(shapes, 5), 0, True), Place(0, "here", ("worker",))
     thread = trainer.Trainer(0, network_, copy, pool, SimpleQueue(), Injector([], place, 1))
     pushed = []
     for number, size in enumerate(sizes):

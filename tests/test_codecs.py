@@ -116,7 +116,7 @@ def test_topk_sends_the_largest_values_as_they_are():
 
 
 def nearest_even(value):
-    """bfloat16 by definition: the nearer of the two neighbours, the even one half-way between."""
+    """bfloat16 by definition: the nearer of the two neighbors, the even one half-way between."""
     word = int(np.float32(value).view(np.uint32))
     low, rest = word >> 16, word & 0xFFFF
     return low + (rest > 0x8000 or (rest == 0x8000 and low % 2 == 1))

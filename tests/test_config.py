@@ -24,9 +24,9 @@ def test_defaults_stand():
 def test_the_file_goes_over_the_defaults_and_set_over_the_file(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text('[train]\nepochs = 7\nbatch = 16\n[data]\nset = "mnist"\n')
-    loaded = config.load(file, ["train.epochs=9", "optimiser.rate=1"])
+    loaded = config.load(file, ["train.epochs=9", "optimizer.learning_rate=1"])
     assert (loaded.train.epochs, loaded.train.batch, loaded.data.set) == (9, 16, "mnist")
-    assert loaded.optimiser.rate == 1.0 and isinstance(loaded.optimiser.rate, float)
+    assert loaded.optimizer.learning_rate == 1.0 and isinstance(loaded.optimizer.learning_rate, float)
 
 
 def test_set_takes_toml_values_and_bare_words():
@@ -49,19 +49,19 @@ def test_set_takes_toml_values_and_bare_words():
         ("train.epochs=many", "--set: train.epochs = 'many': expected a whole number"),
         ("train.epochs=2.5", "--set: train.epochs = 2.5: expected a whole number"),
         ("train.epochs=true", "--set: train.epochs = True: expected a whole number"),
-        ("optimiser.rate=fast", "--set: optimiser.rate = 'fast': expected a number"),
+        ("optimizer.learning_rate=fast", "--set: optimizer.learning_rate = 'fast': expected a number"),
         ("data.set=3", "--set: data.set = 3: expected a string"),
         ("inject.faults=kill", "--set: inject.faults = 'kill': expected a list"),
         ("inject.faults=[1]", "--set: inject.faults = [1]: expected a list"),
         ("layout.place=here", "--set: layout.place = 'here': expected a table"),
         ("train.batch=0", "--set: train.batch = 0: must be at least 1"),
-        ("optimiser.rate=nan", "--set: optimiser.rate = nan: must be at least 0"),
+        ("optimizer.learning_rate=nan", "--set: optimizer.learning_rate = nan: must be at least 0"),
         ("data.validation=0.9", "--set: data.validation = 0.9: must be between 0 and 0.5"),
-        ("optimiser.schedule=linear", "--set: optimiser.schedule = 'linear': must be one of constant, step, cosine"),
+        ("optimizer.schedule=linear", "--set: optimizer.schedule = 'linear': must be one of constant, step, cosine"),
         ("consistency.staleness=1.5", "consistency.staleness = 1.5: must be a whole number or inf"),
         (
-            "optimiser.decay=40",
-            "optimiser.decay = 40: with optimiser.rate = 0.03 a step leaves nothing of a weight; "
+            "optimizer.decay=40",
+            "optimizer.decay = 40: with optimizer.learning_rate = 0.03 a step leaves nothing of a weight; "
             "rate * decay must be below 1",
         ),
         ("layout.place.cook=['h']", "layout.place.cook: unknown role; allowed: data, worker, server"),
@@ -79,10 +79,10 @@ def test_mistakes_are_named(override, said):
     ("given", "allowed"), [("kind='adagrad'", "'momentum'"), ("momentum=0.9", "0.0"), ("decay=0.001", "0.0")]
 )
 def test_what_workers_that_step_would_ignore_is_refused(given, allowed):
-    said = complaint(None, "optimiser.where=worker", f"optimiser.{given}")
-    assert said.startswith(f"optimiser.{given.replace('=', ' = ')}: workers take plain steps")
-    assert said.endswith(f'it must be {allowed}, or set optimiser.where = "server"')
-    assert config.load(None, ["optimiser.where=worker", "optimiser.average=0.1"]).optimiser.average == 0.1
+    said = complaint(None, "optimizer.where=worker", f"optimizer.{given}")
+    assert said.startswith(f"optimizer.{given.replace('=', ' = ')}: workers take plain steps")
+    assert said.endswith(f'it must be {allowed}, or set optimizer.where = "server"')
+    assert config.load(None, ["optimizer.where=worker", "optimizer.ema=0.1"]).optimizer.ema == 0.1
 
 
 def test_a_section_given_as_a_value_is_named(tmp_path):

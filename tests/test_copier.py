@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adam_mpi.transport import mailbox, shared_memcpy
-from adam_mpi.transport.shared_memcpy import LEAST, TRIES, TURN, Copier, copy_past
+from adam_mpi.transport.shared_memcpy import LEAST, TRIES, TURN, SharedMemcpy, copy_past
 
 GUARD = 0xDEADBEEF
 
@@ -50,7 +50,7 @@ def test_the_way_past_the_caches_is_taken_where_the_other_takes_much_longer(monk
     clock = Clock(seconds)
     monkeypatch.setattr(shared_memcpy, "WAYS", clock.ways())
     monkeypatch.setattr(shared_memcpy, "perf_counter", lambda: clock.now)
-    own, body = Copier(), np.zeros(LEAST, np.uint32)
+    own, body = SharedMemcpy(), np.zeros(LEAST, np.uint32)
     for _ in range(TURN):
         assert own.copy(body, body)
     assert clock.taken == [0, 1, 0, 1] + [chosen] * (TURN - TRIES)
@@ -66,7 +66,7 @@ def test_one_slow_copy_by_chance_changes_nothing(monkeypatch):
     clock = Clock([1.0, 1.0])
     monkeypatch.setattr(shared_memcpy, "WAYS", clock.ways())
     monkeypatch.setattr(shared_memcpy, "perf_counter", lambda: clock.now)
-    own, body = Copier(), np.zeros(LEAST, np.uint32)
+    own, body = SharedMemcpy(), np.zeros(LEAST, np.uint32)
     for turn in range(TURN):
         clock.seconds[0] = 100.0 if turn == 0 else 1.0
         own.copy(body, body)
@@ -78,5 +78,5 @@ def test_little_is_copied_the_usual_way(monkeypatch):
     monkeypatch.setattr(shared_memcpy, "WAYS", clock.ways())
     words = np.arange(LEAST - 1, dtype=np.uint32)
     body = np.zeros_like(words)
-    assert Copier().copy(body, words) == mailbox.finite(words) and np.array_equal(body, words)
+    assert SharedMemcpy().copy(body, words) == mailbox.finite(words) and np.array_equal(body, words)
     assert not clock.taken

@@ -10,7 +10,7 @@ from adam_mpi.model.engine import cpu, jit, program
 from adam_mpi.model.layers import Activation, Conv, Dense, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, spans, total
-from adam_mpi.worker.thread_weights import ROUND, Copy
+from adam_mpi.worker.thread_weights import ROUND, ThreadWeights
 
 RATE, RELU = 0.01, Activation("relu")
 SHAPES = infer([Conv(2, 3), RELU, Dense(12), RELU, Dense(3)], (1, 5, 5), 3)
@@ -34,7 +34,7 @@ def work(copy, batches, contribution):
 def test_a_thread_takes_the_steps_of_plain_descent(alone):
     network, shared = Network(SHAPES, 4, 0), initial(SHAPES, 0)
     wanted, sums, gradient = shared.copy(), np.zeros_like(shared), np.zeros_like(shared)
-    copy, contribution = Copy(network, shared, 0, alone), np.zeros_like(shared)
+    copy, contribution = ThreadWeights(network, shared, 0, alone), np.zeros_like(shared)
     for number, batch in enumerate(blocks(2 * ROUND), start=1):
         network.context().train(wanted, gradient, *batch, 1, overwrite=True)
         wanted -= np.float32(RATE) * gradient
@@ -50,7 +50,7 @@ def test_a_thread_takes_the_steps_of_plain_descent(alone):
 
 def test_a_push_ends_a_round_and_the_next_begins_with_the_shared_weights():
     network, shared = Network(SHAPES, 4, 0), initial(SHAPES, 0)
-    copy, contribution = Copy(network, shared, 0, False), np.zeros_like(shared)
+    copy, contribution = ThreadWeights(network, shared, 0, False), np.zeros_like(shared)
     copy.begin()
     copy.gradient[:] = 1
     copy.step(contribution, RATE, 1.0, last=True)
@@ -64,28 +64,28 @@ def test_a_push_ends_a_round_and_the_next_begins_with_the_shared_weights():
 
 
 def test_threads_end_their_rounds_apart():
-    copies = [Copy(Network(SHAPES, 4, 0), np.zeros(total(SHAPES), np.float32), index, False) for index in range(ROUND)]
+    copies = [ThreadWeights(Network(SHAPES, 4, 0), np.zeros(total(SHAPES), np.float32), index, False) for index in range(ROUND)]
     assert sorted(copy.length for copy in copies) == list(range(1, ROUND + 1))
 
 
 def test_two_threads_lose_next_to_nothing():
     network, shared = Network(SHAPES, 4, 0), np.zeros(total(SHAPES), np.float32)
-    contributions = [np.zeros_like(shared) for _ in range(2)]
+    gradient_buffers = [np.zeros_like(shared) for _ in range(2)]
 
     def descend(index):
-        copy = Copy(network, shared, index, False)
+        copy = ThreadWeights(network, shared, index, False)
         for _ in range(100 * ROUND):
             copy.begin()
             copy.gradient[:] = -1
-            copy.step(contributions[index], 1.0, 1.0)
-        copy.end(contributions[index], 1.0, 1.0)
+            copy.step(gradient_buffers[index], 1.0, 1.0)
+        copy.end(gradient_buffers[index], 1.0, 1.0)
 
     threads = [threading.Thread(target=descend, args=(index,)) for index in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    given = -sum(contribution.mean() for contribution in contributions)
+    given = -sum(contribution.mean() for contribution in gradient_buffers)
     assert given > 200 and shared.mean() == pytest.approx(given, rel=0.05)
 
 
@@ -105,7 +105,7 @@ def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(large):
     assert network.uncopied == network.settled == ("dense1",)
     assert network.copied() == [(0, start), (stop, total(SHAPES))]
     shared, batches = initial(SHAPES, 0), blocks(2)
-    copy, contribution = Copy(network, shared, 0, False), np.zeros_like(shared)
+    copy, contribution = ThreadWeights(network, shared, 0, False), np.zeros_like(shared)
     work(copy, batches, contribution)
     # The copy has steps in it, the shared weights have not; of the large layer there is no copy and no gradient.
     assert not copy.weights[start:stop].any() and (copy.weights[:start] != shared[:start]).any()
@@ -123,7 +123,7 @@ def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(large):
 def test_large_layers_take_the_step_of_their_gradient_over_a_round(large, alone):
     network, (start, stop) = large
     shared, contribution = initial(SHAPES, 0), np.zeros(total(SHAPES), np.float32)
-    copy = Copy(network, shared, 0, alone)
+    copy = ThreadWeights(network, shared, 0, alone)
     for number in range(2 * ROUND):
         if number % ROUND == 0 or alone:
             before, sums, gradient = shared.copy(), contribution.copy(), np.zeros_like(shared)

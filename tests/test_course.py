@@ -1,12 +1,12 @@
 """The phases of a job: train, validate, again or stop, test once."""
 
 from adam_mpi.config import Train
-from adam_mpi.sharding.phases import Course
+from adam_mpi.sharding.phases import PhaseSchedule
 
 
 def walk(train, validates=True, accuracies=(), **resumed):
     """Part and epoch of every phase, with these validation accuracies in turn, and why training stopped."""
-    course, given, seen = Course(train, validates, **resumed), iter(accuracies), []
+    course, given, seen = PhaseSchedule(train, validates, **resumed), iter(accuracies), []
     while (phase := course.phase) is not None:
         assert phase.number == len(seen)
         seen.append(f"{phase.part} {phase.epoch}")

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from adam_mpi.runtime import rank_runtime
-from adam_mpi.runtime.rank_runtime import Crew
+from adam_mpi.runtime.rank_runtime import RankRuntime
 
 
 class Window:
@@ -27,7 +27,7 @@ class Role:
         return {}
 
 
-class Post:
+class ControlChannel:
     def send(self, message, to):
         pass
 
@@ -42,16 +42,16 @@ def clock(monkeypatch):
 
 def test_only_memory_that_late_messages_may_touch_is_kept(clock):
     near, far = Window(late=False), Window(late=True)
-    post, role = Post(), Role("a lane")
-    [left] = Crew(post, {"worker": role}, None, [near, far]).abandon()
+    channel, role = ControlChannel(), Role("a lane")
+    [left] = RankRuntime(channel, {"worker": role}, None, [near, far]).abandon()
     assert near.forgotten == 1 and far.forgotten == 0
-    assert left.windows == [far] and left.transfers == [post, "a lane"]
+    assert left.windows == [far] and left.transfers == [channel, "a lane"]
 
 
 def test_it_is_let_go_of_after_a_while_without_another_loss(clock):
     far = Window(late=True)
-    later = Crew(Post(), {"data": Role()}, None, [])
-    later.abandoned = Crew(Post(), {}, None, [far]).abandon()
+    later = RankRuntime(ControlChannel(), {"data": Role()}, None, [])
+    later.abandoned = RankRuntime(ControlChannel(), {}, None, [far]).abandon()
     later.tell(0)
     assert far.forgotten == 0 and len(later.abandoned) == 1
     clock[0] += rank_runtime.LATE_SECONDS + 1

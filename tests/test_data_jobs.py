@@ -60,11 +60,11 @@ def test_dynamic_assignment_gives_a_straggler_less(launch):
 
 def test_features_with_bad_rows(launch, tmp_path):
     random = np.random.default_rng(0)
-    centres, labels = random.standard_normal((4, 20)), np.arange(2400) % 4
-    features = (centres[labels] + 0.5 * random.standard_normal((2400, 20))).astype(np.float32) * 50 + 300
+    centers, labels = random.standard_normal((4, 20)), np.arange(2400) % 4
+    features = (centers[labels] + 0.5 * random.standard_normal((2400, 20))).astype(np.float32) * 50 + 300
     features[[7, 90]] = np.nan
     np.savez(tmp_path / "set.npz", features=features, labels=labels)
-    given = [f"data.set={tmp_path / 'set.npz'}", "data.transform.normalise=true", "train.epochs=2",
+    given = [f"data.set={tmp_path / 'set.npz'}", "data.transform.normalize=true", "train.epochs=2",
              'model.layers=[{kind="dense",units=4}]', "data.validation=0"]  # fmt: skip
     stopped = launch(2, "train", *settings(*given))
     assert stopped.returncode == 2 and "set.npz:features.npy, image" in stopped.stderr, stopped.said()

@@ -12,7 +12,7 @@ from test_network import block, prepare
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.report.layer_report import statistics
 from adam_mpi.transport.batch_message import Batch
-from adam_mpi.worker.diagnostics import Hunter, describe, suspects
+from adam_mpi.worker.diagnostics import NaNDetector, describe, suspects
 
 INSPECT = [sys.executable, "-m", "adam_mpi", "inspect"]
 
@@ -62,7 +62,7 @@ def test_the_first_layer_is_named(name, value, what):
     shapes, weights = prepare("conv relu pool")
     views(weights, tensors(shapes))[name][:] = value
     pixels = block(3)[0]
-    hunter = Hunter(shapes)
+    hunter = NaNDetector(shapes)
     hunter.look(0.5, weights, batch(pixels, number=6))
     hunter.look(float("nan"), weights, batch(pixels))
     hunter.look(float("nan"), weights, batch(pixels, number=8))
@@ -80,7 +80,7 @@ def test_nothing_is_suspected_of_a_sound_network():
 def test_a_job_that_diverges_says_where_and_ends(launch):
     """Steps far too large: the first output that overflows is named on the terminal and in the summary."""
     # In step: the first step is on the weights of the start for certain.
-    settings = given("data.images=3000", "train.epochs=1", "optimiser.rate=1e12", "observe.interval=0.2")
+    settings = given("data.images=3000", "train.epochs=1", "optimizer.learning_rate=1e12", "observe.interval=0.2")
     job = launch(3, "train", *settings, *given("consistency.staleness=0", "worker.threads=1"))
     assert job.returncode == 2 and not (job.run / "DONE").exists(), job.said()
     failure = job.summary["failure"]
@@ -94,8 +94,8 @@ def test_a_job_that_diverges_says_where_and_ends(launch):
 
 def test_a_job_that_learned_nothing_says_so_in_the_end(launch):
     """Weights that do not move are as good as guessing."""
-    job = launch(2, "train", *given("data.images=640", "train.epochs=1", "optimiser.rate=1e-12"))
+    job = launch(2, "train", *given("data.images=640", "train.epochs=1", "optimizer.learning_rate=1e-12"))
     assert job.returncode == 0 and (job.run / "DONE").exists(), job.said()
     (warning,) = job.summary["warnings"]
-    assert warning.startswith("nothing was learned: test accuracy ") and "optimiser.rate" in warning
+    assert warning.startswith("nothing was learned: test accuracy ") and "optimizer.learning_rate" in warning
     assert job.stdout.splitlines()[-1] == f"warning: {warning}"

@@ -113,7 +113,7 @@ def test_mpirun_as_it_is_written_starts_here_with_two_cores_as_whoever_we_are(wo
 @pytest.fixture
 def sandbox(tmp_path):
     """A folder with what the documents speak of."""
-    (tmp_path / "my.toml").write_text("[optimiser]\nrate = 0.02\n")
+    (tmp_path / "my.toml").write_text("[optimizer]\nrate = 0.02\n")
     (tmp_path / "cluster.toml").write_text("[hosts]\ncount = 2\n")
     images, labels = glyphs.draw(1, "test", np.arange(5))
     (tmp_path / "digits").mkdir()

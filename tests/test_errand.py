@@ -11,8 +11,8 @@ from test_snapshot import Servers
 
 from adam_mpi.checkpoint import disk_task as errands
 from adam_mpi.checkpoint import snapshot_barrier as cuts
-from adam_mpi.checkpoint.disk_task import Errand, advance, reason
-from adam_mpi.checkpoint.snapshot_barrier import Cut
+from adam_mpi.checkpoint.disk_task import DiskTask, advance, reason
+from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import Shard
 
@@ -34,7 +34,7 @@ def clock(monkeypatch):
 
 
 def test_an_errand_gives_what_it_was_sent_for():
-    assert over(Errand("test", lambda: 7, 60)).result() == 7
+    assert over(DiskTask("test", lambda: 7, 60)).result() == 7
 
 
 @pytest.mark.parametrize("error", [OSError(28, "no room"), MemoryError(), SystemExit(1)])
@@ -43,7 +43,7 @@ def test_an_errand_that_fails_raises_where_its_result_is_wanted(error):
         raise error
 
     with pytest.raises(type(error)):
-        over(Errand("test", fail, 60)).result()
+        over(DiskTask("test", fail, 60)).result()
 
 
 def test_an_errand_hangs_when_it_has_not_got_further_for_too_long(clock):
@@ -56,7 +56,7 @@ def test_an_errand_hangs_when_it_has_not_got_further_for_too_long(clock):
             taken.release()
         steps.acquire()
 
-    errand = Errand("test", work, 10)
+    errand = DiskTask("test", work, 10)
     for _ in range(3):
         clock.seconds += 9
         assert not errand.over
@@ -97,14 +97,14 @@ def test_a_copy_that_cannot_be_written_is_told_whatever_the_reason(error, tmp_pa
         raise error
 
     monkeypatch.setattr(cuts.snapshot, "write", fail)
-    cut = Cut(1, 60)
+    cut = SnapshotBarrier(1, 60)
     take(cut, tmp_path)
     assert word(cut) == {"error": f"{tmp_path / 'server-00001.h5'}: {reason(error)}", "hung": False}
 
 
 def test_a_copy_whose_disk_hangs_is_told_and_the_next_one_is_written(tmp_path, clock):
     go = threading.Event()
-    cut = Cut(1, 60, go.wait)
+    cut = SnapshotBarrier(1, 60, go.wait)
     take(cut, tmp_path)
     assert cut.written() is None
     clock.seconds += 61
@@ -117,7 +117,7 @@ def test_a_copy_whose_disk_hangs_is_told_and_the_next_one_is_written(tmp_path, c
 
 def test_a_snapshot_whose_name_hangs_is_left_out_and_touches_nothing_later(tmp_path, clock, capsys):
     servers, hangs, go = Servers(tmp_path / "snapshots"), threading.Event(), threading.Event()
-    conductor = servers.conductor
+    conductor = servers.snapshots
     servers.take(1, 0, 1)
     conductor.renaming, conductor.seconds, conductor.keep = lambda: hangs.set() or go.wait(), 60, 1
     servers.settle = lambda: None
@@ -141,16 +141,16 @@ def test_a_snapshot_that_cannot_be_named_is_left_out_whatever_the_reason(tmp_pat
     def fail():
         raise MemoryError
 
-    servers.conductor.renaming = fail
+    servers.snapshots.renaming = fail
     with caplog.at_level(logging.WARNING):
         servers.take(1, 0, 1)
-    assert servers.conductor.error.endswith(".part-0-1: MemoryError") and servers.conductor.taken == []
+    assert servers.snapshots.error.endswith(".part-0-1: MemoryError") and servers.snapshots.taken == []
     assert list((tmp_path / "snapshots").iterdir()) == []
 
 
 def test_who_does_not_answer_in_a_snapshot_is_awaited(tmp_path):
     servers = Servers(tmp_path / "snapshots")
-    conductor = servers.conductor
+    conductor = servers.snapshots
     assert conductor.awaits() == []
     conductor.order()
     conductor.hear(3, {"kind": "held", "role": "server", "clocks": [1]})

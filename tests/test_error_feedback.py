@@ -14,7 +14,7 @@ EPOCHS, IMAGES, BATCHES, REPLICAS = 2, 3200, 100, 3
 LAYOUT = ["layout.data=2", "layout.servers=2", "worker.threads=1", f"train.epochs={EPOCHS}", "train.test=false"]
 CONSERVE = [
     *LAYOUT, f"data.images={IMAGES}", "data.validation=0", "server.shard=12000", "push.protocol=delta",
-    "inject.conserve=true", "optimiser.rate=1", "optimiser.schedule=constant",
+    "inject.conserve=true", "optimizer.learning_rate=1", "optimizer.schedule=constant",
 ]  # fmt: skip
 RANKS, STRIPS = 4 + REPLICAS, "layout.partitions=2"
 DATA, SERVER, WORKER = "kill rank=1 at=batch step=40", "kill rank=2 at=applied step=60", "kill rank=5 at=push step=20"

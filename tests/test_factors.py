@@ -18,7 +18,7 @@ from adam_mpi.sharding.factors import FactorPlan, matrices, plans
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.push_protocol import choose, largest_push
 from adam_mpi.worker.gradient_buffer import Factors
-from adam_mpi.worker.push_client import FactorLetter
+from adam_mpi.worker.push_client import FactorMessage
 
 
 def dense(inputs, outputs, offset=5):
@@ -83,14 +83,14 @@ def test_halves_keep_their_precision_and_the_largest_half_instead_of_an_infinity
 def house(*settings):
     """A server and a pusher of factors for a layer of 30 inputs, in shards of 34 rows; three images fit a message."""
     tensors = dense(30, 200, offset=0)
-    given = ["push.protocol=factor", "server.shard=1024", "optimiser.rate=0.5", "optimiser.schedule=constant"]
+    given = ["push.protocol=factor", "server.shard=1024", "optimizer.learning_rate=0.5", "optimizer.schedule=constant"]
     built = House(config.load(None, [*given, *settings]), 31 * 200, tensors)
     assert built.pushes.choices["dense1"].protocol == built.world.config.push.protocol
     return built
 
 
 def push(built, images):
-    activations, errors, gradient = drawn(30, built.shelves.tensors[1].size, images)
+    activations, errors, gradient = drawn(30, built.memory_layout.tensors[1].size, images)
     contribution = built.contribution(gradient, images)
     contribution.factors["dense1"] = factors = Factors(max(images, 1), 30, errors.shape[1])
     factors.add(activations, errors)
@@ -106,16 +106,16 @@ SYNCHRONOUS, HALF = "consistency.staleness=0", "push.factor_codec=float16"
     [
         [],
         ["server.threads=3"],
-        ["optimiser.momentum=0.9"],
-        ["optimiser.momentum=0.9", "server.threads=3", SYNCHRONOUS],
-        ["optimiser.kind=adagrad", SYNCHRONOUS],
-        ["optimiser.decay=0.1", HALF],
+        ["optimizer.momentum=0.9"],
+        ["optimizer.momentum=0.9", "server.threads=3", SYNCHRONOUS],
+        ["optimizer.kind=adagrad", SYNCHRONOUS],
+        ["optimizer.decay=0.1", HALF],
         [SYNCHRONOUS],
-        [SYNCHRONOUS, "optimiser.momentum=0.9", HALF],
-        ["optimiser.average=0.5"],
-        ["optimiser.decay=0.1", "train.batch=4"],
-        ["optimiser.momentum=0.9", "optimiser.decay=0.1", "train.batch=4"],
-        ["optimiser.kind=nesterov", "optimiser.momentum=0.9", "optimiser.decay=0.1", "train.batch=16"],
+        [SYNCHRONOUS, "optimizer.momentum=0.9", HALF],
+        ["optimizer.ema=0.5"],
+        ["optimizer.decay=0.1", "train.batch=4"],
+        ["optimizer.momentum=0.9", "optimizer.decay=0.1", "train.batch=4"],
+        ["optimizer.kind=nesterov", "optimizer.momentum=0.9", "optimizer.decay=0.1", "train.batch=16"],
     ],
     ids=" ".join,
 )
@@ -128,7 +128,7 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
         gradient = push(built, images)
         built.settle()
         plain.push(gradient, images)
-    for region in built.shelves.regions:
+    for region in built.memory_layout.regions:
         got, wanted = (np.concatenate([*one.server.published.regions[region].values()]) for one in (built, plain))
         assert np.abs(wanted).max() > 0.1
         assert np.allclose(got, wanted, atol=2e-3 if HALF in settings else 1e-5)
@@ -137,13 +137,13 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
         one.free()
 
 
-@pytest.mark.parametrize("settings", [[], ["optimiser.momentum=0.9"]], ids=" ".join)
+@pytest.mark.parametrize("settings", [[], ["optimizer.momentum=0.9"]], ids=" ".join)
 def test_a_push_that_comes_again_passes_over_the_shards_that_have_it(settings):
-    """Those on both sides of one that has it are no neighbours."""
+    """Those on both sides of one that has it are no neighbors."""
     built, plain = house(*settings), house(*settings, "push.protocol=delta")
     layer = [shard.index for shard in built.server.shards if shard.layer == "dense1"]
     assert len(layer) >= 3
-    built.server.inbox.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
+    built.server.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
     gradient = push(built, 3)
     built.settle()
     plain.push(gradient, 3)
@@ -164,14 +164,14 @@ def test_a_push_of_more_parts_than_a_ring_has_slots_is_no_factor_push_where_all_
 
 
 def test_an_asynchronous_push_that_adagrad_squares_comes_in_one_message():
-    adagrad = ["push.protocol=factor", "server.shard=1024", "optimiser.kind=adagrad"]
+    adagrad = ["push.protocol=factor", "server.shard=1024", "optimizer.kind=adagrad"]
     shelved, settings = planned(dense(30, 200, 0), 1, adagrad)
     for images, protocol in ((3, "factor"), (4, "delta")):
         assert choose(shelved, settings, images, hosts=1)["dense1"].protocol == protocol
 
 
 def test_several_pushes_folded_are_one_step_on_their_sum():
-    for settings in ([], ["optimiser.momentum=0.9"]):
+    for settings in ([], ["optimizer.momentum=0.9"]):
         built, plain = house(*settings), house(*settings, "push.protocol=delta")
         total = push(built, 3) + push(built, 2)
         built.pushes.step()
@@ -186,7 +186,7 @@ def test_several_pushes_folded_are_one_step_on_their_sum():
     "wrong", [{"codec": 1}, {"shard": 1}, {"values": 4}, {"values": -1}, {"values": 1 << 40}], ids=str
 )
 def test_factors_that_do_not_fit_are_refused(wrong, caplog, monkeypatch):
-    built, write = house(), FactorLetter.write
+    built, write = house(), FactorMessage.write
 
     def forged(letter, body):
         header = write(letter, body)
@@ -194,7 +194,7 @@ def test_factors_that_do_not_fit_are_refused(wrong, caplog, monkeypatch):
             header[name] = value
         return header
 
-    monkeypatch.setattr(FactorLetter, "write", forged)
+    monkeypatch.setattr(FactorMessage, "write", forged)
     push(built, 3)
     built.settle()
     assert built.counts["refused"] == 1 and not built.weights.any() and "rank 0" in caplog.text
@@ -247,7 +247,7 @@ def test_activations_are_counted_once_per_server():
 def test_the_choice_can_be_forced_and_is_refused_by_name_where_workers_step():
     shelved, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor"])
     assert choose(shelved, settings, 64, hosts=1)["dense1"].protocol == "factor"
-    shelved, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor", "optimiser.where=worker"])
+    shelved, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor", "optimizer.where=worker"])
     with pytest.raises(UserError, match="push.protocol"):
         choose(shelved, settings, 64, hosts=1)
 
@@ -257,7 +257,7 @@ def test_the_largest_push_is_whole_batches():
     assert largest_push(config.load(None, ["push.images=40", "train.batch=32", "consistency.staleness=0"])) == 32
 
 
-SMALL = '[{kind="pool",size=2},{kind="dense",units=300},"relu",{kind="dropout",rate=0.5},{kind="dense",units=10}]'
+SMALL = '[{kind="max_pool",size=2},{kind="dense",units=300},"relu",{kind="dropout",rate=0.5},{kind="dense",units=10}]'
 
 
 @pytest.mark.timeout(200)

@@ -124,7 +124,7 @@ def test_control_c_ends_in_order(start_job):
 def test_pushes_that_are_not_finite_are_refused_and_counted(ranks, launch):
     # In step, two clocks: the first leads to weights that overflow in the second, which is not most of the images.
     settings = "data.images=1000", "data.validation=0", "train.batch=500", "train.epochs=1", "train.test=false"
-    job = launch(ranks, "train", *given(*settings, "optimiser.rate=1e30", "consistency.staleness=0"))
+    job = launch(ranks, "train", *given(*settings, "optimizer.learning_rate=1e30", "consistency.staleness=0"))
     assert job.returncode == 0, job.said()
     pushes = job.summary["pushes"]
     assert pushes["refused"] > 0 and pushes["sent"] == pushes["acknowledged"] == pushes["applied"]

@@ -13,7 +13,7 @@ CONTENT = {"images.gz": bytes(range(256)) * 1000, "labels.gz": b"label" * 999}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves the server's `content`, honours Range, notes what was asked for, and can end a transfer early."""
+    """Serves the server's `content`, honors Range, notes what was asked for, and can end a transfer early."""
 
     def do_GET(self):
         self.server.asked.append((self.path.strip("/"), self.headers["Range"]))

@@ -139,7 +139,7 @@ def test_a_thread_that_does_not_come_back_is_not_waited_for_for_ever():
 
 def test_sums_over_a_replica_are_those_of_all_strips():
     from adam_mpi.worker import channels
-    from adam_mpi.worker.gradient_buffer import Contribution
+    from adam_mpi.worker.gradient_buffer import GradientBuffer
     from adam_mpi.worker.link import Link
     from adam_mpi.worker.sums import Sums
 
@@ -149,7 +149,7 @@ def test_sums_over_a_replica_are_those_of_all_strips():
     strip = cut.strips[world.place.strip]
     link = Link(world, channels.plan(cut, 1, IMAGES))
     sums = Sums(link, cut)
-    given = [Contribution(0, np.full(strip.parameters, 10.0**world.rank * (turn + 1), np.float32)) for turn in range(7)]
+    given = [GradientBuffer(0, np.full(strip.parameters, 10.0**world.rank * (turn + 1), np.float32)) for turn in range(7)]
     waiting, got = list(given), []
     limit = time.monotonic() + 30
     while len(got) < len(given):
@@ -172,7 +172,7 @@ def test_sums_over_a_replica_are_those_of_all_strips():
 
 def test_the_strip_that_has_not_read_is_named():
     from adam_mpi.worker import channels
-    from adam_mpi.worker.gradient_buffer import Contribution
+    from adam_mpi.worker.gradient_buffer import GradientBuffer
     from adam_mpi.worker.link import Link
     from adam_mpi.worker.sums import Sums
 
@@ -182,15 +182,15 @@ def test_the_strip_that_has_not_read_is_named():
     link = Link(world, channels.plan(cut, 1, IMAGES))
     sums = Sums(link, cut)
     values = np.zeros(cut.strips[world.place.strip].parameters, np.float32)
-    assert all(sums.begin(Contribution(0, values)) for _ in range(channels.SUMS))
+    assert all(sums.begin(GradientBuffer(0, values)) for _ in range(channels.SUMS))
     world.comm.Barrier()
     reads = world.rank > 0
     assert not reads or all(sums.step() for _ in range(channels.SUMS))
     world.comm.Barrier()
-    assert (sums.begin(Contribution(0, values)), sums.unread) == (False, [0])
+    assert (sums.begin(GradientBuffer(0, values)), sums.unread) == (False, [0])
     world.comm.Barrier()
     assert reads or all(sums.step() for _ in range(channels.SUMS))
     world.comm.Barrier()
-    assert sums.unread == [] and sums.begin(Contribution(0, values))
+    assert sums.unread == [] and sums.begin(GradientBuffer(0, values))
     world.comm.Barrier()
     link.window.free()

@@ -15,11 +15,11 @@ from adam_mpi.data import formats, sets
 from adam_mpi.data.pack import pack
 
 RANDOM = np.random.default_rng(5)
-COLOURED = {
+COLORED = {
     "train": RANDOM.integers(0, 256, (12, 3, 32, 32), np.uint8),
     "test": RANDOM.integers(0, 256, (6, 3, 32, 32), np.uint8),
 }
-GREY = {part: images[:, 0, :5, :7].copy() for part, images in COLOURED.items()}
+GRAY = {part: images[:, 0, :5, :7].copy() for part, images in COLORED.items()}
 FEATURES = {
     "train": RANDOM.standard_normal((12, 9)).astype(np.float32),
     "test": RANDOM.standard_normal((6, 9)).astype(np.float32),
@@ -29,15 +29,15 @@ LABELS = {"train": np.arange(12) % 3, "test": np.arange(6) % 3}
 
 def write_idx(path, ending=""):
     for part, names in formats.idx.FILES.items():
-        for name, array in zip(names, (GREY[part], LABELS[part]), strict=True):
+        for name, array in zip(names, (GRAY[part], LABELS[part]), strict=True):
             content = (
                 bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
             )
             (path / (name + ending)).write_bytes(gzip.compress(content) if ending else content)
-    return path, GREY
+    return path, GRAY
 
 
-def write_npz(path, arrays=COLOURED, save=np.savez):
+def write_npz(path, arrays=COLORED, save=np.savez):
     named = {f"{part}_images": images for part, images in arrays.items()}
     save(path / "set.npz", **named, **{f"{part}_labels": labels for part, labels in LABELS.items()})
     return path / "set.npz", arrays
@@ -50,7 +50,7 @@ def write_npy(path):
     return path, FEATURES
 
 
-def write_hdf5(path, arrays=COLOURED, **options):
+def write_hdf5(path, arrays=COLORED, **options):
     with h5py.File(path / "set.h5", "w") as file:
         for part, images in arrays.items():
             file.create_dataset(f"{part}/images", data=images, **options)
@@ -59,7 +59,7 @@ def write_hdf5(path, arrays=COLOURED, **options):
 
 
 def write_channels_last(path):
-    return write_npz(path, {part: images.transpose(0, 2, 3, 1) for part, images in COLOURED.items()})[0], COLOURED
+    return write_npz(path, {part: images.transpose(0, 2, 3, 1) for part, images in COLORED.items()})[0], COLORED
 
 
 def write_cifar(path, files=None, labels=1):
@@ -71,12 +71,12 @@ def write_cifar(path, files=None, labels=1):
     for name, (part, first, last) in files.items():
         fine = np.repeat(LABELS[part][first:last, None], labels, axis=1).astype(np.uint8)
         fine[:, :-1] = 77
-        records = np.concatenate([fine, COLOURED[part][first:last].reshape(last - first, -1)], axis=1)
+        records = np.concatenate([fine, COLORED[part][first:last].reshape(last - first, -1)], axis=1)
         (path / name).write_bytes(records.tobytes())
-    return path, COLOURED
+    return path, COLORED
 
 
-def write_folder(path, arrays=COLOURED):
+def write_folder(path, arrays=COLORED):
     image = pytest.importorskip("PIL.Image")
     for part, images in arrays.items():
         for index, (pixels, label) in enumerate(zip(images, LABELS[part], strict=True)):
@@ -102,7 +102,7 @@ WRITERS = {
     "cifar-10": write_cifar,
     "cifar-100": lambda path: write_cifar(path, {"train.bin": ("train", 0, 12), "test.bin": ("test", 0, 6)}, 2),
     "folder": write_folder,
-    "folder of grey images": lambda path: write_folder(path, GREY),
+    "folder of gray images": lambda path: write_folder(path, GRAY),
 }
 
 

@@ -58,10 +58,10 @@ def softmax_regression(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
         weights = flat.reshape(-1, glyphs.CLASSES).astype(np.float32)
         logits = images @ weights
         logits -= logits.max(axis=1, keepdims=True)
-        chances = np.exp(logits)
-        chances /= chances.sum(axis=1, keepdims=True)
-        value = -np.log(chances[rows, labels] + 1e-12).mean() + 5e-5 * (weights**2).sum()
-        slope = images.T @ (chances - wanted) / len(images) + 1e-4 * weights
+        probabilities = np.exp(logits)
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        value = -np.log(probabilities[rows, labels] + 1e-12).mean() + 5e-5 * (weights**2).sum()
+        slope = images.T @ (probabilities - wanted) / len(images) + 1e-4 * weights
         return float(value), slope.ravel().astype(np.float64)
 
     start = np.zeros(images.shape[1] * glyphs.CLASSES)

@@ -10,7 +10,7 @@ from adam_mpi.base.errors import LostState, RankFailure, Stall
 from adam_mpi.cluster import sentinel
 from adam_mpi.config import load
 from adam_mpi.runtime import coordinator as heads
-from adam_mpi.runtime.coordinator import Head
+from adam_mpi.runtime.coordinator import Coordinator
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def clock(monkeypatch):
 @pytest.fixture
 def head(clock, tmp_path):
     """One that has just heard of ranks 0 and 1."""
-    head = Head.__new__(Head)
+    head = Coordinator.__new__(Coordinator)
     places = ["rank 0, data on a", "rank 1, server on a"]
     place = types.SimpleNamespace(member=0)
     head.config, head.directory = load(None), tmp_path
     head.world = types.SimpleNamespace(generation=0, place=place, layout=types.SimpleNamespace(places=places))
-    head.keeper = types.SimpleNamespace(owner=types.SimpleNamespace(check=lambda: None))
+    head.checkpoints = types.SimpleNamespace(owner=types.SimpleNamespace(check=lambda: None))
     head.world.survivable, head.world.hosts, head.world.pids, head.evicted = False, ["a", "a"], [70, 71], {}
     (tmp_path / "log").mkdir()
     head.stepped, head.heard = clock.seconds, dict.fromkeys(range(2), clock.seconds)
@@ -85,7 +85,7 @@ def test_a_recovery_that_the_next_loss_interrupted_lasts_until_pushes_are_applie
     losses = [{"detected": at, "seconds": seconds, "seconds_all": None} for at, seconds in ((10.0, 0.2), (12.0, None))]
     head.recoveries = losses
     head.world.generation, words = 2, {"generation": 2, "rebuilt": 1, "dropped": 0, "went_on": [12.5, None]}
-    head.board = types.SimpleNamespace(of=lambda role: [words])
+    head.statistics = types.SimpleNamespace(of=lambda role: [words])
     first, last = head.told_recoveries()
     assert first == losses[0] and last["seconds"] == 0.5 and last["seconds_all"] is None and last["rebuilt"] == 1
     words["went_on"] = [12.5, 13.0]
@@ -94,9 +94,9 @@ def test_a_recovery_that_the_next_loss_interrupted_lasts_until_pushes_are_applie
 
 def test_a_job_whose_weights_lack_acknowledged_pushes_does_not_end_as_done(head):
     head.members, head.stopped_by = [1, 2], ""
-    head.board = types.SimpleNamespace(short=lambda members, pushers: {"2": 3}, finals=lambda role, members: 1)
+    head.statistics = types.SimpleNamespace(short=lambda members, pushers: {"2": 3}, finals=lambda role, members: 1)
     head.world.layout.workers, head.world.layout.servers = [0], [1]
-    head.keeper.finished = lambda: True
+    head.checkpoints.finished = lambda: True
     head.finished, head.finishing, head.ending = False, True, None
     with pytest.raises(LostState, match="acknowledged pushes are not in all weights: 3 of rank 2; the job is not done"):
         head._finish()

@@ -9,12 +9,12 @@ from house import House, additive
 
 from adam_mpi.base.errors import LostState
 from adam_mpi.config import Config
-from adam_mpi.server.progress import Books
-from adam_mpi.server.replication import PART, PartLetter, Replicator
+from adam_mpi.server.progress import ServerProgress
+from adam_mpi.server.replication import PART, PartMessage, Replicator
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.position import Position, batch_id
-from adam_mpi.sharding.rank_state import Word
-from adam_mpi.sharding.shard_copy import Holding
+from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 
 SHARD = Shard(0, "dense1", 0, 4)
@@ -24,12 +24,12 @@ def replicator(lacking=(), remembers=False):
     """On rank 0 of three servers that have one shard, served here; lanes only keep what is sent."""
     made = Replicator.__new__(Replicator)
     made.world = SimpleNamespace(injector=SimpleNamespace(at=lambda point: None))
-    made.shelves = SimpleNamespace(holders=((0, 1, 2),))
+    made.memory_layout = SimpleNamespace(holders=((0, 1, 2),))
     made.lanes = {server: SimpleNamespace(waiting=deque(), sent=[], step=lambda: False) for server in (1, 2)}
     made.lacking = defaultdict(deque, {server: deque([0]) for server in lacking})
     made.sending, made.alone, made.arriving, made.rebuilt = {}, defaultdict(list), {0: []}, 0
     made.header = np.zeros((), [(name, np.int64) for name in HEADER])
-    made.stepper, made.began = SimpleNamespace(holdings={0: Holding.empty(SHARD, False)}, remembers=remembers), {0: 4}
+    made.stepper, made.began = SimpleNamespace(holdings={0: ShardCopy.empty(SHARD, False)}, remembers=remembers), {0: 4}
     made._collect = lambda: False
     return made
 
@@ -47,7 +47,7 @@ def step_to(holding, version):
 def deliver(letters, receiver):
     """What was sent, taken as if it had come through a ring."""
     for letter in letters:
-        assert isinstance(letter, PartLetter)
+        assert isinstance(letter, PartMessage)
         body = np.zeros(8, np.uint32)
         header = letter.write(body)
         mail = SimpleNamespace(**{name: int(header[name]) for name in HEADER})
@@ -153,7 +153,7 @@ def enter(house, **settled):
     """The next generation, with the same ranks and windows."""
     server = house.server
     windows = server.published, server.mail, server.window
-    server.enter(server.world, server.shelves, *windows, server.post, None, **settled)
+    server.enter(server.world, server.memory_layout, *windows, server.channel, None, **settled)
 
 
 def test_a_server_does_not_begin_with_a_shard_that_lacks_what_was_acknowledged(house):
@@ -167,21 +167,21 @@ def test_a_server_does_not_begin_with_a_shard_that_lacks_what_was_acknowledged(h
 def test_a_server_tells_which_copies_were_not_waited_for_and_since_when(house):
     house.push(1.0)
     enter(house, acknowledged={0: 1}, lacking=[(0, 1), (5, 2)])
-    word = Word(0)
-    house.server.tell(word)
-    assert word.behind == {1: 0} and word.began == {0: {0: 1}} and set(word.copies) == {0, 1, 2, 3}
+    state = RankState(0)
+    house.server.export_state(state)
+    assert state.behind == {1: 0} and state.began == {0: {0: 1}} and set(state.copies) == {0, 1, 2, 3}
     house.server.discard([1])
-    house.server.tell(word)
-    assert set(word.copies) == {0, 2, 3} and not word.behind
+    house.server.export_state(state)
+    assert set(state.copies) == {0, 2, 3} and not state.behind
     enter(house)
-    house.server.tell(word)
-    assert not word.behind
+    house.server.export_state(state)
+    assert not state.behind
 
 
 def test_a_server_without_shards_of_its_own_may_miss_clocks_before_its_first_copy():
     config = Config()
     config.consistency.staleness = 0.0
-    books = Books(config, Position(8), 100)
+    books = ServerProgress(config, Position(8), 100)
     record = SimpleNamespace(sequence=4, images=10)
     books.taken(record, np.array([batch_id(1, 3)]))
     assert set(books.positions) == {0}

@@ -19,7 +19,7 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.model.engine import cpu, jit, program
 from adam_mpi.model.engine.strip_context import EngineStripContext
 from adam_mpi.model.exchange import Assembly
-from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyPassage
+from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyBuffers
 from adam_mpi.model.layers import Conv, Dense, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
@@ -32,7 +32,7 @@ from adam_mpi.transport.batch_message import Batch, cut_rounds, shares
 IMAGES, BATCH = 9, 104
 HYBRID = "layout.scheme=hybrid"
 WITH_CONV = [stack for stack, (_, layers) in STACKS.items() if any(isinstance(layer, Conv) for layer in layers)]
-QUICK = ("odd width", "normalise and dropout", "overlapping pools")
+QUICK = ("odd width", "normalize and dropout", "overlapping pools")
 full = pytest.mark.full
 
 
@@ -115,7 +115,7 @@ def test_errors_come_back_by_the_adjoint_of_the_way_forward(edges, lanes):
     sides = []
     for rank in range(ranks):
         arrays = some(own, edges[rank + 1] - edges[rank]), some(blocks, 0), some(own, 0), some(blocks, edges[-1])
-        sides.append(AssemblyPassage(Assembly("dense1", values, values, 1), rank, *arrays))
+        sides.append(AssemblyBuffers(Assembly("dense1", values, values, 1), rank, *arrays))
         sides[-1].edges = edges
     exchange(sides, FORWARD)
     for side in sides[1:]:
@@ -217,7 +217,7 @@ def test_the_same_way_whatever_carries_it(launch, tmp_path, setting):
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_with_another_scheme_and_other_ranks(launch, tmp_path):
     shape, text = CASES["odd width"]
-    path, constant = noise(tmp_path / "noise.npz", shape, BATCH // 8), "optimiser.schedule=constant"
+    path, constant = noise(tmp_path / "noise.npz", shape, BATCH // 8), "optimizer.schedule=constant"
     alone = hybrid(launch, path, text, 1, 1, constant)
     half, _ = hybrid(launch, path, text, 2, 1, constant, HYBRID, f"train.epochs={STEPS // 2}")
     more = constant, f"train.batch={BATCH}"
@@ -244,6 +244,6 @@ def test_asynchronous_hybrid_replicas_come_to_an_end_and_report_every_image(laun
 @pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank")
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 def test_a_rank_that_is_lost_ends_its_replica_only(launch, mpi):
-    more = ["layout.partitions=2", HYBRID, "train.batch=64", "optimiser.rate=0.02"]
+    more = ["layout.partitions=2", HYBRID, "train.batch=64", "optimizer.learning_rate=0.02"]
     summary = survive(launch, "kill rank=6 at=compute step=20", ranks=9, more=more)
     assert len(summary["recoveries"]) == 1 and summary["ranks"]["replicas"] == 1

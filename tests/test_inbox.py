@@ -80,15 +80,15 @@ def test_a_wrong_push_is_refused_and_named(name, build, caplog):
     house, (letter, words) = build(), WRONG[name]
     house.push(2.0)
     # More often than there are slots: each must be freed.
-    for number in range(house.shelves.slots + 1):
+    for number in range(house.memory_layout.slots + 1):
         letter.answered, letter.fields["sequence"] = False, 10 + number
         house.lane.waiting.append(letter)
         house.settle()
         assert letter.answered
     assert np.array_equal(house.weights, np.full(SIZE, 2.0))
-    assert house.counts["refused"] == house.shelves.slots + 1
+    assert house.counts["refused"] == house.memory_layout.slots + 1
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == house.shelves.slots + 1
+    assert len(said) == house.memory_layout.slots + 1
     assert said[0].startswith("push 10 of rank 0, data+worker+server") and words in said[0]
 
 

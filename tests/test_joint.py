@@ -10,12 +10,12 @@ import pytest
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.config import load
 from adam_mpi.data.order import Order
-from adam_mpi.runtime.recovery import settle
-from adam_mpi.server.progress import Books
+from adam_mpi.runtime.recovery import plan_recovery
+from adam_mpi.server.progress import ServerProgress
 from adam_mpi.sharding.joint_batches import Cuts, Left, Progress, begun, first_cuts, go_on
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.sharding.position import Position, batch_id
-from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard
 
 BATCHES, IMAGES, STALENESS = 12, 10, 3
@@ -159,10 +159,10 @@ def words(cuts):
     position = Position(BATCHES, 1, 60)
     position.batches[:6] = True
     reached = {1: 4, 2: 5, 3: 5}
-    server = Word(0, 1.0, {0: 9}, positions={0: position}, progress=Progress(cuts, reached=reached))
-    fast = Word(1, 1.0, clock=3, resent=((3, 4), (4, 4), (5, 4)), batches=frozenset(batch_id(1, n) for n in (3, 4, 5)))
+    server = RankState(0, 1.0, {0: 9}, positions={0: position}, progress=Progress(cuts, reached=reached))
+    fast = RankState(1, 1.0, clock=3, resent=((3, 4), (4, 4), (5, 4)), batches=frozenset(batch_id(1, n) for n in (3, 4, 5)))
     fast.progress = Progress(cuts, 6, (1, 0), {3: 4, 4: 4, 5: 4})
-    slow = Word(2, 1.0, clock=4, progress=Progress(cuts, 4, (1, 0)))
+    slow = RankState(2, 1.0, clock=4, progress=Progress(cuts, 4, (1, 0)))
     places = [Place(0, "h", ("server",)), Place(1, "h", ("worker",), 0, 0), Place(2, "h", ("worker",), 1, 0)]
     return [server, fast, slow], Layout(tuple(places), 1), shards
 
@@ -170,7 +170,7 @@ def words(cuts):
 def test_with_a_bound_replicas_go_on_where_they_are_and_no_clock_comes_twice():
     cuts = first_cuts(np.zeros(BATCHES, bool), 1, {1: 0, 2: 1, 3: 2})
     told, layout, shards = words(cuts)
-    settled = settle(told, layout, shards, 1, 3.0)
+    settled = plan_recovery(told, layout, shards, 1, 3.0)
     assert settled.clock == 6 and settled.clocks == {1: 3, 2: 4} and settled.begun == {1: 6, 2: 4}
     assert settled.position.count == 6 and settled.out == frozenset()
     due, lost = (1, 3), (2, 3)
@@ -181,17 +181,17 @@ def test_with_a_bound_replicas_go_on_where_they_are_and_no_clock_comes_twice():
 
 def test_in_asynchronous_training_there_are_no_joint_batches():
     told, layout, shards = words(None)
-    settled = settle(told, layout, shards, 1, math.inf)
+    settled = plan_recovery(told, layout, shards, 1, math.inf)
     assert settled.cuts is None and not settled.left and settled.out == {3, 4, 5} and settled.begun == {1: 6, 2: 4}
 
 
 def test_what_copies_take_does_not_move_the_position_of_a_snapshot():
     """Other servers go on when they have made their part of it, and send us what they apply."""
-    books = Books(load(None, ["consistency.staleness=3"]), Position(BATCHES, 1, 64), 640)
+    books = ServerProgress(load(None, ["consistency.staleness=3"]), Position(BATCHES, 1, 64), 640)
     books.taken(SimpleNamespace(sequence=1, images=32), np.array([batch_id(1, 4)]))
     books.went_on, books.feeding = {}, (0,)
     assert books.position.count == 0
-    word = Word(0)
-    books.tell(word)
-    known = [(position.batches.nonzero()[0].tolist(), position.images) for position in word.positions.values()]
+    state = RankState(0)
+    books.export_state(state)
+    known = [(position.batches.nonzero()[0].tolist(), position.images) for position in state.positions.values()]
     assert known == [([], 64), ([4], 64)]

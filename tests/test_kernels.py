@@ -158,12 +158,12 @@ def test_softmax_cross_entropy(classes, images, count):
     logits = random(classes, images) * 20
     labels = np.random.default_rng(1).integers(0, classes, images)
     labels[0] = logits[:, 0].argmax()
-    errors, normalisers = np.zeros_like(logits), np.zeros(images, np.float32)
-    loss.softmax(logits, errors, normalisers)
+    errors, normalizers = np.zeros_like(logits), np.zeros(images, np.float32)
+    loss.softmax(logits, errors, normalizers)
     probabilities = reference.softmax(logits.astype(np.float64))
     close(errors, probabilities)
 
-    total, correct = loss.cross_entropy(logits, normalisers, labels, count, errors)
+    total, correct = loss.cross_entropy(logits, normalizers, labels, count, errors)
     chosen = probabilities[labels[:count], np.arange(count)]
     assert total == pytest.approx(-np.log(chosen).sum(), rel=1e-5, abs=1e-6)
     assert correct == (probabilities.argmax(axis=0) == labels)[:count].sum() >= 1
@@ -173,9 +173,9 @@ def test_softmax_cross_entropy(classes, images, count):
 
 def test_cross_entropy_of_a_hopeless_guess_is_finite():
     logits = np.array([[0], [1000]], np.float32)
-    errors, normalisers = np.zeros_like(logits), np.zeros(1, np.float32)
-    loss.softmax(logits, errors, normalisers)
-    assert loss.cross_entropy(logits, normalisers, np.array([0]), 1, errors) == (1000, 0)
+    errors, normalizers = np.zeros_like(logits), np.zeros(1, np.float32)
+    loss.softmax(logits, errors, normalizers)
+    assert loss.cross_entropy(logits, normalizers, np.array([0]), 1, errors) == (1000, 0)
 
 
 def mask(ids, seed=1, epoch=2, layer=3, rate=0.3, units=500):

@@ -11,7 +11,7 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.model.engine import conv_step, cpu, dense_product, jit, memory, program, tuner, vector, winograd1d
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
 
@@ -68,16 +68,16 @@ def random_stack(random):
             height, width = ((size + 2 * pad - kernel) // stride + 1 for size in (height, width))
         else:
             size = int(random.integers(1, min(3, side) + 1))
-            kind = Average if random.random() < 0.3 else Pool
+            kind = AvgPool if random.random() < 0.3 else MaxPool
             stack.append(kind(size, int(random.integers(1, 4)) if random.random() < 0.5 else size))
             height, width = ((extent - size) // stack[-1].stride + 1 for extent in (height, width))
         if random.random() < 0.7:
             stack.append(FUNCTIONS[random.integers(3)] if random.random() < 0.4 else RELU)
         if min(height, width) >= 2 and random.random() < 0.3:
-            stack.append(Pool(2))
+            stack.append(MaxPool(2))
             height, width = height // 2, width // 2
         if random.random() < 0.2:
-            stack.append(Normalise(int(random.integers(1, 6)), 1.5, 0.3, float(random.choice([0.75, 0.4]))))
+            stack.append(LocalResponseNorm(int(random.integers(1, 6)), 1.5, 0.3, float(random.choice([0.75, 0.4]))))
         if random.random() < 0.2:
             stack.append(Dropout(float(random.choice([0.0, 0.3, 0.8]))))
     if random.random() < 0.7:
@@ -124,9 +124,9 @@ def test_packed_weights_agree_with_the_reference(monkeypatch, units, features, i
 # Wide enough for Winograd's transform: input shape, layers.
 TRANSFORMED = [
     ((16, 2, 2), [Conv(16, 3, 1, 1), TANH, Conv(16, 3, 1, 2), RELU]),
-    ((17, 6, 4), [Conv(16, 3, 1, 1), RELU, Conv(18, 3), RELU, Pool(2)]),
-    ((16, 6, 8), [Conv(16, 3, 1, 2), Pool(2)]),
-    ((16, 8, 8), [Conv(20, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU]),
+    ((17, 6, 4), [Conv(16, 3, 1, 1), RELU, Conv(18, 3), RELU, MaxPool(2)]),
+    ((16, 6, 8), [Conv(16, 3, 1, 2), MaxPool(2)]),
+    ((16, 8, 8), [Conv(20, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 1), RELU]),
 ]
 
 
@@ -142,8 +142,8 @@ def test_winograd_agrees_with_the_reference(case):
 # Kernels of five for Winograd's transform along lines: input shape, layers.
 LINES = [
     ((3, 9, 10), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 1), TANH]),
-    ((1, 12, 12), [Conv(10, 5), RELU, Pool(2)]),
-    ((2, 11, 13), [Conv(8, 5, 1, 4), RELU, Pool(2), Conv(11, 5, 1, 3), Pool(3)]),
+    ((1, 12, 12), [Conv(10, 5), RELU, MaxPool(2)]),
+    ((2, 11, 13), [Conv(8, 5, 1, 4), RELU, MaxPool(2), Conv(11, 5, 1, 3), MaxPool(3)]),
     ((9, 5, 8), [Conv(16, 5, 1, 2), RELU, Conv(8, 5), RELU]),
 ]
 
@@ -170,20 +170,20 @@ def test_matrices_of_lines_are_those_of_a_correlation():
 COMPILED = {
     "all kinds": (
         (2, 9, 8), 20,
-        [Conv(3, 3, 1, 1), RELU, Pool(2), Normalise(3), TANH, Pool(2, 1), Average(2, 1), Dropout(0.3), SIGMOID,
+        [Conv(3, 3, 1, 1), RELU, MaxPool(2), LocalResponseNorm(3), TANH, MaxPool(2, 1), AvgPool(2, 1), Dropout(0.3), SIGMOID,
          Dense(9), RELU],
     ),
-    "winograd": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, Pool(2)]),
-    "few images": ((2, 7, 6), 1, [Conv(3, 3, 2, 2), RELU, Conv(4, 2), RELU, Pool(2), Dense(9), RELU, Dropout(0.2)]),
-    "lines": ((2, 10, 11), 21, [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, Pool(2)]),
+    "winograd": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, MaxPool(2)]),
+    "few images": ((2, 7, 6), 1, [Conv(3, 3, 2, 2), RELU, Conv(4, 2), RELU, MaxPool(2), Dense(9), RELU, Dropout(0.2)]),
+    "lines": ((2, 10, 11), 21, [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2)]),
     "winograd twice": (
-        (3, 8, 8), 67, [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 1), RELU],
+        (3, 8, 8), 67, [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 1), RELU],
     ),
     "everything fused": (
-        (2, 11, 10), 67, [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 2), Pool(2), RELU, Dense(11), RELU],
+        (2, 11, 10), 67, [Conv(5, 3, 1, 1), RELU, MaxPool(2), Conv(7, 2), MaxPool(2), RELU, Dense(11), RELU],
     ),
-    "strides and overlap": ((3, 13, 12), 67, [Conv(6, 5, 2, 4), TANH, Pool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
-    "average and normalise": ((3, 7, 8), 67, [Conv(6, 2), RELU, Normalise(), Average(3, 2), TANH]),
+    "strides and overlap": ((3, 13, 12), 67, [Conv(6, 5, 2, 4), TANH, MaxPool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
+    "average and normalize": ((3, 7, 8), 67, [Conv(6, 2), RELU, LocalResponseNorm(), AvgPool(3, 2), TANH]),
     "activations": ((1, 6, 6), 67, [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
     "one pixel": ((1, 1, 1), 67, [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
 }  # fmt: skip
@@ -223,9 +223,9 @@ def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
 
 # Every operation but dropout, whose masks are our own.
 AS_IN_PYTORCH = [
-    ((2, 9, 8), [Conv(5, 3, 1, 1), RELU, Pool(2), Conv(7, 3, 2, 2), RELU, Pool(2, 1), Dense(11), RELU]),
-    ((2, 9, 8), [Conv(8, 5, 1, 2), RELU, Pool(2), Normalise(3, 1.5, 0.3), Conv(9, 2), TANH, Average(2, 1), SIGMOID]),
-    ((16, 4, 6), [Conv(16, 3, 1, 1), SIGMOID, Conv(17, 3, 1, 1), RELU, Pool(2)]),
+    ((2, 9, 8), [Conv(5, 3, 1, 1), RELU, MaxPool(2), Conv(7, 3, 2, 2), RELU, MaxPool(2, 1), Dense(11), RELU]),
+    ((2, 9, 8), [Conv(8, 5, 1, 2), RELU, MaxPool(2), LocalResponseNorm(3, 1.5, 0.3), Conv(9, 2), TANH, AvgPool(2, 1), SIGMOID]),
+    ((16, 4, 6), [Conv(16, 3, 1, 1), SIGMOID, Conv(17, 3, 1, 1), RELU, MaxPool(2)]),
 ]
 
 
@@ -238,10 +238,10 @@ def in_pytorch(torch, shapes, values, x):
             x = functions.conv2d(x, next(given), next(given), layer.stride, layer.pad)
         elif isinstance(layer, Dense):
             x = functions.linear(x.flatten(1), next(given), next(given))
-        elif isinstance(layer, Normalise):
+        elif isinstance(layer, LocalResponseNorm):
             x = functions.local_response_norm(x, layer.size, layer.scale, layer.power, layer.offset)
-        elif isinstance(layer, Pool):
-            pool = functions.avg_pool2d if isinstance(layer, Average) else functions.max_pool2d
+        elif isinstance(layer, MaxPool):
+            pool = functions.avg_pool2d if isinstance(layer, AvgPool) else functions.max_pool2d
             x = pool(x, layer.size, layer.stride)
         else:
             x = getattr(torch, layer.function)(x)

@@ -11,7 +11,7 @@ from launch import given
 from mpi4py import MPI
 
 from adam_mpi.checkpoint import model_file, store_file, stores
-from adam_mpi.checkpoint.store_file import Record, Slots
+from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.cli import main
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.sharding.shards import Shard
@@ -63,7 +63,7 @@ def store(tmp_path):
     """A store with all parameters in shards, of which the second slots are newer."""
     size = SIZE // COUNT
     shards = [Shard(index, "dense1", index * size, size) for index in range(COUNT)]
-    file = Slots(tmp_path / "server-00000.h5", shards, ["weights", "state"], 16)
+    file = StoreFile(tmp_path / "server-00000.h5", shards, ["weights", "state"], 16)
     for version in (1, 2):
         for place, shard in enumerate(shards):
             weights = VALUES[shard.start : shard.stop] * (version == 2)
@@ -121,8 +121,8 @@ def settings(tmp_path, strips, epochs):
     return given(
         f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", f"train.epochs={epochs}", "layout.data=1",
         f"model.layers={layers}", "consistency.staleness=0", f"layout.servers={SERVERS}", f"layout.partitions={strips}",
-        "worker.threads=1", "worker.in_flight=1", "optimiser.rate=0.001", "cluster.transport=send", "server.copies=1",
-        f"server.mailbox_bytes={16 << 20}", "optimiser.schedule=constant", f"layout.memory={PLANNED}",
+        "worker.threads=1", "worker.in_flight=1", "optimizer.learning_rate=0.001", "cluster.transport=send", "server.copies=1",
+        f"server.mailbox_bytes={16 << 20}", "optimizer.schedule=constant", f"layout.memory={PLANNED}",
     )  # fmt: skip
 
 

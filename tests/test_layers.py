@@ -3,15 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer, parse
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer, parse
 
 MNIST = [
-    {"kind": "conv", "maps": 10, "kernel": 5},
+    {"kind": "conv", "channels": 10, "kernel": 5},
     "relu",
-    {"kind": "pool", "size": 2},
-    {"kind": "conv", "maps": 20, "kernel": 5},
+    {"kind": "max_pool", "size": 2},
+    {"kind": "conv", "channels": 20, "kernel": 5},
     "relu",
-    {"kind": "pool", "size": 2},
+    {"kind": "max_pool", "size": 2},
     {"kind": "dense", "units": 400},
     "relu",
     {"kind": "dropout", "rate": 0.5},
@@ -29,18 +29,18 @@ def count_windows(side, size, stride, pad):
 
 def test_parse_reads_every_kind():
     entries = [
-        {"kind": "conv", "maps": 3, "kernel": 5, "stride": 2, "pad": 4},
-        {"kind": "conv", "maps": 3, "kernel": 5},
+        {"kind": "conv", "channels": 3, "kernel": 5, "stride": 2, "pad": 4},
+        {"kind": "conv", "channels": 3, "kernel": 5},
         "relu",
         "tanh",
         "sigmoid",
-        {"kind": "pool", "size": 3, "stride": 2},
-        {"kind": "pool", "size": 3},
+        {"kind": "max_pool", "size": 3, "stride": 2},
+        {"kind": "max_pool", "size": 3},
         {"kind": "dropout", "rate": 0},
         {"kind": "dense", "units": 7},
     ]
     functions = Activation("relu"), Activation("tanh"), Activation("sigmoid")
-    rest = Pool(3, 2), Pool(3, 3), Dropout(0), Dense(7)
+    rest = MaxPool(3, 2), MaxPool(3, 3), Dropout(0), Dense(7)
     assert parse(entries) == (Conv(3, 5, 2, 4), Conv(3, 5, 1, 0), *functions, *rest)
 
 
@@ -61,7 +61,7 @@ def test_output_sizes_agree_with_sliding_a_window(data):
     channels, rows, columns, kernel, stride = (data.draw(number) for _ in range(5))
     pad = data.draw(st.integers(0, kernel - 1))
     last = Dense(10)
-    for layer, padding in ((Conv(4, kernel, stride, pad), pad), (Pool(kernel, stride), 0)):
+    for layer, padding in ((Conv(4, kernel, stride, pad), pad), (MaxPool(kernel, stride), 0)):
         sizes = tuple(count_windows(side, kernel, stride, padding) for side in (rows, columns))
         if 0 in sizes:
             with pytest.raises(UserError, match=r"model\.layers\[0\]"):
@@ -78,20 +78,20 @@ def test_output_sizes_agree_with_sliding_a_window(data):
     [
         ("rellu", r"model\.layers\[1\] is 'rellu'; allowed are relu, tanh, sigmoid"),
         (5, r"model\.layers\[1\] is 5"),
-        ({"maps": 3}, r"model\.layers\[1\]\.kind is missing; allowed are conv, pool, average, lrn, dense, dropout"),
+        ({"channels": 3}, r"model\.layers\[1\]\.kind is missing; allowed are conv, pool, average, lrn, dense, dropout"),
         ({"kind": "convolution"}, r"\.kind is 'convolution'; allowed are conv"),
         ({"kind": ["conv"]}, r"\.kind is \['conv'\]; allowed are conv"),
-        ({"kind": "conv", "maps": 3, "kernel": 5, "strid": 1}, r"\.strid is not known.*maps, kernel, stride, pad"),
-        ({"kind": "conv", "maps": 3}, r"model\.layers\[1\]\.kernel is missing"),
-        ({"kind": "conv", "maps": 3, "kernel": "5"}, r"model\.layers\[1\]\.kernel is '5'; give a whole number, 1 or"),
-        ({"kind": "conv", "maps": 3, "kernel": 5.0}, r"\.kernel is 5\.0"),
-        ({"kind": "conv", "maps": True, "kernel": 5}, r"\.maps is True"),
-        ({"kind": "conv", "maps": 0, "kernel": 5}, r"\.maps is 0"),
-        ({"kind": "conv", "maps": 3, "kernel": 5, "stride": 0}, r"\.stride is 0"),
-        ({"kind": "conv", "maps": 3, "kernel": 5, "pad": -1}, r"\.pad is -1; give a whole number, 0 or more"),
-        ({"kind": "conv", "maps": 3, "kernel": 5, "pad": 5}, r"\.pad is 5; a kernel of 5 allows at most 4"),
-        ({"kind": "pool"}, r"\.size is missing"),
-        ({"kind": "pool", "size": 2, "stride": None}, r"\.stride is None"),
+        ({"kind": "conv", "channels": 3, "kernel": 5, "strid": 1}, r"\.strid is not known.*channels, kernel, stride, pad"),
+        ({"kind": "conv", "channels": 3}, r"model\.layers\[1\]\.kernel is missing"),
+        ({"kind": "conv", "channels": 3, "kernel": "5"}, r"model\.layers\[1\]\.kernel is '5'; give a whole number, 1 or"),
+        ({"kind": "conv", "channels": 3, "kernel": 5.0}, r"\.kernel is 5\.0"),
+        ({"kind": "conv", "channels": True, "kernel": 5}, r"\.channels is True"),
+        ({"kind": "conv", "channels": 0, "kernel": 5}, r"\.channels is 0"),
+        ({"kind": "conv", "channels": 3, "kernel": 5, "stride": 0}, r"\.stride is 0"),
+        ({"kind": "conv", "channels": 3, "kernel": 5, "pad": -1}, r"\.pad is -1; give a whole number, 0 or more"),
+        ({"kind": "conv", "channels": 3, "kernel": 5, "pad": 5}, r"\.pad is 5; a kernel of 5 allows at most 4"),
+        ({"kind": "max_pool"}, r"\.size is missing"),
+        ({"kind": "max_pool", "size": 2, "stride": None}, r"\.stride is None"),
         ({"kind": "dense", "units": -3}, r"\.units is -3"),
         ({"kind": "dropout", "rate": 1}, r"\.rate is 1; give a number from 0"),
         ({"kind": "dropout", "rate": float("nan")}, r"\.rate is nan"),
@@ -116,10 +116,10 @@ def test_parse_wants_a_list():
         ([Dense(9)], r"model\.layers\[0\]\.units is 9; .*set it to 10"),
         ([Dense(10), Activation("relu")], r"model\.layers\[1\] is the last layer and must be dense.*units = 10"),
         ([Dense(5), Conv(3, 1), Dense(10)], r"model\.layers\[1\] \(conv1\) comes after a dense layer"),
-        ([Dense(5), Activation("relu"), Pool(1), Dense(10)], r"model\.layers\[2\] \(pool1\) comes after a dense"),
+        ([Dense(5), Activation("relu"), MaxPool(1), Dense(10)], r"model\.layers\[2\] \(pool1\) comes after a dense"),
         ([Conv(3, 5), Conv(3, 7), Dense(10)], r"model\.layers\[1\]\.kernel \(conv2\) is 7.*6x4; give at most 4"),
         ([Conv(3, 12, 1, 1), Dense(10)], r"\.kernel \(conv1\) is 12.*10x8 with pad 1; give at most 10"),
-        ([Pool(9), Dense(10)], r"model\.layers\[0\]\.size \(pool1\) is 9, but its input is 10x8; give at most 8"),
+        ([MaxPool(9), Dense(10)], r"model\.layers\[0\]\.size \(pool1\) is 9, but its input is 10x8; give at most 8"),
     ],
 )
 def test_infer_names_what_does_not_fit(layers, said):
@@ -129,9 +129,9 @@ def test_infer_names_what_does_not_fit(layers, said):
 
 
 def test_average_and_lrn_are_parsed_with_their_defaults():
-    normalise = {"kind": "lrn", "size": 3, "scale": 1}
-    parsed = parse([{"kind": "average", "size": 3}, normalise, {"kind": "dense", "units": 2}])
-    assert parsed[:2] == (Average(3, 3), Normalise(3, 2.0, 1, 0.75))
+    normalize = {"kind": "lrn", "size": 3, "scale": 1}
+    parsed = parse([{"kind": "avg_pool", "size": 3}, normalize, {"kind": "dense", "units": 2}])
+    assert parsed[:2] == (AvgPool(3, 3), LocalResponseNorm(3, 2.0, 1, 0.75))
     shapes = infer(parsed, (4, 7, 7), 2)
     assert [shape.output for shape in shapes] == [(4, 2, 2), (4, 2, 2), (2, 1, 1)]
     with pytest.raises(UserError, match="offset is 0; give a number, above 0"):

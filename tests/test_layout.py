@@ -38,7 +38,7 @@ def test_every_size_has_all_roles_and_whole_replicas(size, partitions, hosts):
         assert all(len(place.roles) <= 1 for place in layout.places)
 
 
-def test_wanted_numbers_are_honoured():
+def test_wanted_numbers_are_honored():
     layout = arrange(["h"] * 9, Layout(data=2, servers=3, partitions=2))
     assert (len(layout.data), len(layout.servers), layout.replicas) == (2, 3, 2)
 

@@ -113,7 +113,7 @@ def test_a_filter_carries_forward_what_it_keeps_back():
 
 
 def test_gradients_are_stepped_on_by_the_rate():
-    values = served(lambda server: server.push(np.full(1000, 2, np.float32)), optimiser="descent", rate=0.5)
+    values = served(lambda server: server.push(np.full(1000, 2, np.float32)), optimizer="descent", rate=0.5)
     if values is not None:
         assert np.allclose(values, -1.0 * CLIENTS)
 
@@ -137,7 +137,7 @@ def test_mistakes_are_named():
     with pytest.raises(UserError, match="servers = 9"):
         ParameterServer(COMM, size=10, servers=9)
     with pytest.raises(UserError, match="additive, adagrad, descent"):
-        ParameterServer(COMM, size=10, optimiser="sgd")
+        ParameterServer(COMM, size=10, optimizer="sgd")
 
     def work(server):
         with pytest.raises(UserError, match="parameters 995 to 1004: there are 1000"):
@@ -280,8 +280,8 @@ def test_alone_an_exception_in_a_with_block_is_only_raised():
     assert server not in shutdown._watch.open
 
 
-@pytest.mark.parametrize("optimiser", ["additive", "descent", "adagrad"])
-def test_several_copies_come_to_what_one_comes_to(optimiser):
+@pytest.mark.parametrize("optimizer", ["additive", "descent", "adagrad"])
+def test_several_copies_come_to_what_one_comes_to(optimizer):
     """Whatever is folded: pushes of one client, some of which meet in the same parameters."""
 
     def work(server):
@@ -291,7 +291,7 @@ def test_several_copies_come_to_what_one_comes_to(optimiser):
             pairs = np.array([20, 3, 450 + number], np.int32)
             last = [server.push(np.full(3, number, np.float32), indices=pairs, after=last)]
 
-    one, two = (pushed_alone(work, copies=copies, optimiser=optimiser, rate=0.1) for copies in (1, 2))
+    one, two = (pushed_alone(work, copies=copies, optimizer=optimizer, rate=0.1) for copies in (1, 2))
     if one is not None:
         assert np.abs(one).max() > 0.1 and np.allclose(one, two, atol=1e-5)
 

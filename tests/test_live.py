@@ -34,7 +34,7 @@ def test_a_terminal_shows_the_run_and_its_roles_in_place(terminal, tmp_path):
     run = tmp_path / "run"
     screen = terminal(ROOT / "scripts" / "train", "-n", 4, "--run", run, *LONG)
     text = screen.until(lambda text: "ETA" in text and "%" in text.partition("server")[2], "view by role", 100)
-    # Lines of epochs that are over stand above it.
+    # Winograd1D of epochs that are over stand above it.
     line = [line for line in text.splitlines() if "ETA" in line][-1]
     assert line.startswith("epoch ") and all(word in line for word in ("loss", "accuracy", "images/s", "ETA"))
     rows = {words[0]: line for line in text.splitlines() if (words := line.split())}

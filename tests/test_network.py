@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
 from adam_mpi.model.network import Network, working_set
 from adam_mpi.model.parameters import initial, tensors, total, views
 
@@ -14,14 +14,14 @@ INPUT, CLASSES = (2, 9, 8), 5
 STACKS = {
     "dense only": [Dense(5)],
     "dense": [Dense(7), TANH, Dense(5)],
-    "conv relu pool": [Conv(3, 3), RELU, Pool(2), Conv(4, 2, 1, 1), RELU, Dense(6), RELU, Dense(5)],
-    "stride and overlap": [Conv(3, 4, 2, 3), TANH, Pool(3, 2), Dense(5)],
-    "dropout": [Conv(3, 3), RELU, Dropout(0.3), Pool(2), Dense(9), TANH, Dropout(0.5), Dense(5)],
-    "pool and dropout first": [Dropout(0.2), Pool(2), Conv(3, 2), SIGMOID, Dense(5)],
+    "conv relu pool": [Conv(3, 3), RELU, MaxPool(2), Conv(4, 2, 1, 1), RELU, Dense(6), RELU, Dense(5)],
+    "stride and overlap": [Conv(3, 4, 2, 3), TANH, MaxPool(3, 2), Dense(5)],
+    "dropout": [Conv(3, 3), RELU, Dropout(0.3), MaxPool(2), Dense(9), TANH, Dropout(0.5), Dense(5)],
+    "pool and dropout first": [Dropout(0.2), MaxPool(2), Conv(3, 2), SIGMOID, Dense(5)],
     "activations in a row": [Dense(8), RELU, Dropout(0.2), SIGMOID, TANH, Dropout(0.3), Dropout(0.1), RELU, Dense(5)],
-    "average": [Conv(3, 2), RELU, Average(2), Conv(2, 2), TANH, Average(2, 1), Dense(5)],
-    "normalise": [Conv(6, 2), RELU, Normalise(3, 1.5, 0.4, 0.6), Pool(2), Normalise(4), Dropout(0.2), Dense(5)],
-    "no activation": [Conv(2, 3, 3, 2), Conv(2, 2), Pool(1), Dense(4), Dense(5)],
+    "average": [Conv(3, 2), RELU, AvgPool(2), Conv(2, 2), TANH, AvgPool(2, 1), Dense(5)],
+    "normalize": [Conv(6, 2), RELU, LocalResponseNorm(3, 1.5, 0.4, 0.6), MaxPool(2), LocalResponseNorm(4), Dropout(0.2), Dense(5)],
+    "no activation": [Conv(2, 3, 3, 2), Conv(2, 2), MaxPool(1), Dense(4), Dense(5)],
 }
 every_stack = pytest.mark.parametrize("stack", STACKS)
 
@@ -193,7 +193,7 @@ def test_a_diverged_network_shows():
 
 
 def test_training_learns_where_the_light_is():
-    shapes = infer([Conv(4, 3), RELU, Pool(2), Dense(16), RELU, Dropout(0.2), Dense(4)], (1, 8, 8), 4)
+    shapes = infer([Conv(4, 3), RELU, MaxPool(2), Dense(16), RELU, Dropout(0.2), Dense(4)], (1, 8, 8), 4)
     random = np.random.default_rng(0)
     labels = random.integers(0, 4, 256)
     pixels = random.integers(0, 120, (256, 1, 8, 8), dtype=np.uint8)
@@ -227,8 +227,8 @@ from adam_mpi.model import layers, network, parameters
 from adam_mpi.model.kernels import conv, dense, dropout, loss, pixels, pointwise, pool
 
 stack = layers.parse([
-    {"kind": "conv", "maps": 2, "kernel": 3}, "relu", {"kind": "dropout", "rate": 0}, {"kind": "pool", "size": 2},
-    {"kind": "conv", "maps": 2, "kernel": 2}, "tanh", {"kind": "dense", "units": 5}, "sigmoid",
+    {"kind": "conv", "channels": 2, "kernel": 3}, "relu", {"kind": "dropout", "rate": 0}, {"kind": "max_pool", "size": 2},
+    {"kind": "conv", "channels": 2, "kernel": 2}, "tanh", {"kind": "dense", "units": 5}, "sigmoid",
     {"kind": "dense", "units": 3},
 ])
 shapes = layers.infer(stack, (2, 9, 8), 3)

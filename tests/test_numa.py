@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from adam_mpi.base import numa
-from adam_mpi.base.thread_pool import Appliers
+from adam_mpi.base.thread_pool import ThreadPool
 
 
 def tree(folder, *lists):
@@ -48,7 +48,7 @@ def test_one_node_binds_nobody():
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
 def test_apply_threads_run_on_their_cores_and_the_caller_where_it_did():
     before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
-    appliers, seen = Appliers(2, [frozenset(), frozenset([core])]), {}
+    appliers, seen = ThreadPool(2, [frozenset(), frozenset([core])]), {}
     appliers.run([(n, lambda: seen.update({threading.get_ident(): os.sched_getaffinity(0)})) for n in (0, 1)])
     caller = seen.pop(threading.get_ident())
     assert caller == before and list(seen.values()) == [{core}]

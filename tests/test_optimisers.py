@@ -1,4 +1,4 @@
-"""Each optimiser of the servers, in a job of one rank, against the textbook rule in one loop."""
+"""Each optimizer of the servers, in a job of one rank, against the textbook rule in one loop."""
 
 import math
 
@@ -19,10 +19,10 @@ from adam_mpi.runtime import generation, run
 from adam_mpi.sharding.phases import Phase
 
 EPOCHS, IMAGES, BATCH = 2, 200, 16
-SMALL = [{"kind": "conv", "maps": 4, "kernel": 5}, "relu", {"kind": "pool", "size": 4}, {"kind": "dense", "units": 10}]
+SMALL = [{"kind": "conv", "channels": 4, "kernel": 5}, "relu", {"kind": "max_pool", "size": 4}, {"kind": "dense", "units": 10}]
 SETTINGS = [
     f"train.epochs={EPOCHS}", f"data.images={IMAGES}", f"train.batch={BATCH}", "data.validation=0.0",
-    "consistency.staleness=0", "worker.threads=1", "server.shard=128", "optimiser.rate=0.2",
+    "consistency.staleness=0", "worker.threads=1", "server.shard=128", "optimizer.learning_rate=0.2",
 ]  # fmt: skip
 
 
@@ -61,46 +61,46 @@ def gradients(config, shapes, weights, data):
             yield gradient.astype(float) / BATCH, (epoch - 1) * IMAGES + number * BATCH
 
 
-def rate(optimiser, images):
+def rate(optimizer, images):
     done = images / (EPOCHS * IMAGES)
     schedules = {"constant": 1, "step": 0.3 ** math.floor(3 * done), "cosine": (1 + math.cos(math.pi * done)) / 2}
-    rising = (images + 1) / (EPOCHS * IMAGES * optimiser.warm_up) if optimiser.warm_up else 1
-    return optimiser.rate * schedules[optimiser.schedule] * min(1, rising)
+    rising = (images + 1) / (EPOCHS * IMAGES * optimizer.warmup) if optimizer.warmup else 1
+    return optimizer.learning_rate * schedules[optimizer.schedule] * min(1, rising)
 
 
 def textbook(config, shapes, data):
     """The same training in one loop, in float64."""
-    optimiser = config.optimiser
+    optimizer = config.optimizer
     weights = parameters.initial(shapes, config.run.seed).astype(float)
     state, mean = np.zeros_like(weights), weights.copy()
     for gradient, images in gradients(config, shapes, weights, data):
-        step, decayed = rate(optimiser, images), gradient + optimiser.decay * weights
-        if optimiser.where == "worker":
+        step, decayed = rate(optimizer, images), gradient + optimizer.decay * weights
+        if optimizer.where == "worker":
             weights -= step * gradient
-        elif optimiser.kind == "adagrad":
+        elif optimizer.kind == "adagrad":
             state += decayed**2
             weights -= step * decayed / (np.sqrt(state) + 1e-8)
         else:
-            state[:] = optimiser.momentum * state + decayed
-            ahead = decayed + optimiser.momentum * state if optimiser.kind == "nesterov" else state
+            state[:] = optimizer.momentum * state + decayed
+            ahead = decayed + optimizer.momentum * state if optimizer.kind == "nesterov" else state
             weights -= step * ahead
-        mean += optimiser.average * (weights - mean)
-    return mean if optimiser.average else weights
+        mean += optimizer.ema * (weights - mean)
+    return mean if optimizer.ema else weights
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        ["optimiser.schedule=constant"],
-        ["optimiser.momentum=0.9", "optimiser.rate=0.02"],
-        ["optimiser.kind=nesterov", "optimiser.momentum=0.9", "optimiser.rate=0.02"],
-        ["optimiser.kind=adagrad", "optimiser.rate=0.02"],
-        ["optimiser.momentum=0.5", "optimiser.decay=0.01"],
-        ["optimiser.kind=adagrad", "optimiser.rate=0.02", "optimiser.decay=0.01"],
-        ["optimiser.schedule=step"],
-        ["optimiser.schedule=cosine", "optimiser.warm_up=0.3"],
-        ["optimiser.where=worker"],
-        ["optimiser.average=0.1", "optimiser.momentum=0.5"],
+        ["optimizer.schedule=constant"],
+        ["optimizer.momentum=0.9", "optimizer.learning_rate=0.02"],
+        ["optimizer.kind=nesterov", "optimizer.momentum=0.9", "optimizer.learning_rate=0.02"],
+        ["optimizer.kind=adagrad", "optimizer.learning_rate=0.02"],
+        ["optimizer.momentum=0.5", "optimizer.decay=0.01"],
+        ["optimizer.kind=adagrad", "optimizer.learning_rate=0.02", "optimizer.decay=0.01"],
+        ["optimizer.schedule=step"],
+        ["optimizer.schedule=cosine", "optimizer.warmup=0.3"],
+        ["optimizer.where=worker"],
+        ["optimizer.ema=0.1", "optimizer.momentum=0.5"],
     ],
     ids=" ".join,
 )

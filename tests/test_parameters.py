@@ -4,11 +4,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, Pool, infer
+from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, MaxPool, infer
 from adam_mpi.model.parameters import Tensor, initial, tensors, total, views
 
 RELU = Activation("relu")
-STACK = [Conv(8, 3), Pool(2), Dropout(0.1), RELU, Dense(300), Activation("tanh"), Dense(10)]
+STACK = [Conv(8, 3), MaxPool(2), Dropout(0.1), RELU, Dense(300), Activation("tanh"), Dense(10)]
 SHAPES = infer(STACK, (2, 12, 12), 10)
 
 

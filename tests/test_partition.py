@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import LAYERS
 from adam_mpi.model import layers, parameters
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
 from adam_mpi.model.partition import fitting, partition
 
 RELU = Activation("relu")
@@ -24,7 +24,7 @@ def stacks(draw):
     columns = draw(st.integers(6, 40))
     width = columns
     for _ in range(draw(st.integers(0, 5))):
-        kind, stride = draw(st.sampled_from([Conv, Pool, Average])), draw(st.integers(1, 3))
+        kind, stride = draw(st.sampled_from([Conv, MaxPool, AvgPool])), draw(st.integers(1, 3))
         size = draw(st.integers(1, min(5, width)))
         if kind is Conv:
             pad = draw(st.integers(0, min(3, size - 1)))
@@ -33,7 +33,7 @@ def stacks(draw):
         else:
             entries.append(kind(size, stride))
             width = (width - size) // stride + 1
-        entries += draw(st.lists(st.sampled_from([RELU, Dropout(0.5), Normalise(3)]), max_size=2))
+        entries += draw(st.lists(st.sampled_from([RELU, Dropout(0.5), LocalResponseNorm(3)]), max_size=2))
     units = draw(st.lists(st.integers(1, 30), max_size=2))
     entries += [layer for count in units for layer in (Dense(count), RELU)] + [Dense(draw(st.integers(2, 12)))]
     return infer(entries, (draw(st.integers(1, 3)), columns, columns), entries[-1].units)
@@ -56,7 +56,7 @@ def window(shape, column):
     layer, width = shape.layer, shape.input[2]
     if isinstance(layer, Conv):
         seen = range(column * layer.stride - layer.pad, column * layer.stride - layer.pad + layer.kernel)
-    elif isinstance(layer, Pool):
+    elif isinstance(layer, MaxPool):
         seen = range(column * layer.stride, column * layer.stride + layer.size)
     else:
         seen = range(width) if isinstance(layer, Dense) else [column]
@@ -66,7 +66,7 @@ def window(shape, column):
 @settings(max_examples=300, deadline=None)
 @given(cuts())
 def test_every_place_has_one_owner_and_strips_are_even(cut):
-    windows = any(isinstance(shape.layer, Conv | Pool) for shape in cut.shapes)
+    windows = any(isinstance(shape.layer, Conv | MaxPool) for shape in cut.shapes)
     for index, shape in enumerate(cut.shapes):
         flat = any(isinstance(before.layer, Dense) for before in cut.shapes[: index + 1])
         spans, places = cut.owned[index], shape.output[0 if flat else 2]

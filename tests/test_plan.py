@@ -85,7 +85,7 @@ def test_strips_are_shown_with_what_they_own_and_send(monkeypatch):
 
 
 def test_it_says_where_borders_come_first():
-    convs = '{kind="conv", maps=64, kernel=5, pad=2}, {kind="pool", size=2}, {kind="conv", maps=32, kernel=3, pad=1}'
+    convs = '{kind="conv", channels=64, kernel=5, pad=2}, {kind="max_pool", size=2}, {kind="conv", channels=32, kernel=3, pad=1}'
     wanted = "layout.partitions=2", "train.batch=64", f'model.layers=[{convs}, {{kind="dense", units=10}}]'
     assert "the others while those are on their way: before conv2\n" in planned(8, None, *wanted)
     assert "border columns first" not in planned(8, None, *wanted, "kernels.engine=reference")
@@ -148,7 +148,7 @@ def test_a_limit_of_memory_is_held_with_as_many_servers_as_the_error_says():
 def test_what_a_server_remembers_and_averages_is_in_the_plan():
     """A snapshot is one copy more, with the average; in synchronous training so is what a step can be taken back to."""
     count = 784 * 4096 + 4096 + 4096 * 10 + 10
-    average, in_step = "optimiser.average=0.1", "consistency.staleness=0"
+    average, in_step = "optimizer.ema=0.1", "consistency.staleness=0"
     settings = [], [average], [in_step], [average, in_step]
     plain, averaged, stepped, both = (needed("layout.servers=1", *more)[1] for more in settings)
     assert averaged - plain == pytest.approx(8 * count, rel=0.1)

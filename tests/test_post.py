@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi
@@ -22,43 +22,43 @@ def world():
 
 
 def test_many_messages_from_everybody_to_everybody_keep_their_order(world):
-    post, count = Post(world.control), 200
+    channel, count = ControlChannel(world.control), 200
     everybody = range(world.comm.size)
     for number in range(count):
         for rank in everybody:
-            post.send({"number": number, "from": world.rank, "to": rank}, rank)
+            channel.send({"number": number, "from": world.rank, "to": rank}, rank)
     heard = {rank: [] for rank in everybody}
 
     def all_heard():
-        for source, message in post.receive():
+        for source, message in channel.receive():
             assert (message["from"], message["to"]) == (source, world.rank)
             heard[source].append(message["number"])
         return all(len(numbers) >= count for numbers in heard.values())
 
     world.wait(all_heard, f"{count} messages of each rank", SECONDS)
-    world.wait(lambda: post.idle, "the own messages to leave", SECONDS)
+    world.wait(lambda: channel.idle, "the own messages to leave", SECONDS)
     assert all(numbers == list(range(count)) for numbers in heard.values())
 
 
 def test_sizes_mix_and_words_survive(world):
-    post, to = Post(world.control), (world.rank + 1) % world.comm.size
+    channel, to = ControlChannel(world.control), (world.rank + 1) % world.comm.size
     messages = [{"text": "ü" * length, "half": 0.5, "none": None} for length in (0, 70_000, 3, 300_000, 1)]
     for message in messages:
-        post.send(message, to)
+        channel.send(message, to)
     heard = []
 
     def all_heard():
-        heard.extend(message for _, message in post.receive())
+        heard.extend(message for _, message in channel.receive())
         return len(heard) == len(messages)
 
     world.wait(all_heard, "five messages of the rank before", SECONDS)
     assert heard == messages
-    world.wait(lambda: post.idle, "the own messages to leave", SECONDS)
+    world.wait(lambda: channel.idle, "the own messages to leave", SECONDS)
 
 
 def test_without_messages_nothing_is_received(world):
-    post = Post(world.control)
-    assert list(post.receive()) == [] and post.idle
+    channel = ControlChannel(world.control)
+    assert list(channel.receive()) == [] and channel.idle
 
 
 def test_a_sender_who_is_stuck_keeps_nobody_else_back():
@@ -74,8 +74,8 @@ def test_a_sender_who_is_stuck_keeps_nobody_else_back():
         status.Set_elements(MPI.BYTE, len(text))
         return types.SimpleNamespace(Irecv=lambda body: _receive(body, text, whole))
 
-    post = Post(types.SimpleNamespace(Improbe=probe))
-    assert list(post.receive()) == [(2, {"number": 3})]
+    channel = ControlChannel(types.SimpleNamespace(Improbe=probe))
+    assert list(channel.receive()) == [(2, {"number": 3})]
 
 
 def _receive(body, text, whole):

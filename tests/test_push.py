@@ -14,7 +14,7 @@ from adam_mpi.sharding import memory_layout, message_format
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.push_protocol import Choice
 from adam_mpi.transport import mailbox
-from adam_mpi.worker.gradient_buffer import Contribution, Done, Pool
+from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer, GradientPool
 from adam_mpi.worker.push_client import PushClient
 from adam_mpi.worker.residual import finite_sum
 
@@ -54,23 +54,23 @@ class Client(PushClient):
         injector = SimpleNamespace(at=lambda point: None)
         world = SimpleNamespace(config=self.config, rank=2, place=place, generation=generation, injector=injector)
         plan = memory_layout.plan(TENSORS, SERVERS, [2], self.config, holders=[(server,) for server in holders])
-        self.mail, self.board = Memory(), Memory()
-        return world, plan, {"dense1": Choice("dense1", 0, None, None)}, self.mail, self.board
+        self.mail, self.statistics = Memory(), Memory()
+        return world, plan, {"dense1": Choice("dense1", 0, None, None)}, self.mail, self.statistics
 
     def next_generation(self, holders):
         self.enter(*self.ground(self.world.generation + 1, holders))
 
     def acknowledge(self, server, count):
-        self.board.held[server][self.shelves.line_offset(0) :][:8].view(np.int64)[0] = count
+        self.statistics.held[server][self.memory_layout.line_offset(0) :][:8].view(np.int64)[0] = count
         self.step()
 
     def arrived(self):
         """Shard -> the headers and bodies that lie in the mailboxes, by the number of the push."""
         found = defaultdict(dict)
         for server in SERVERS:
-            for slot in range(self.shelves.slots):
-                start = slot * self.shelves.slot_bytes
-                message = self.mail.held[server][start : start + self.shelves.slot_bytes].view(np.uint32)
+            for slot in range(self.memory_layout.slots):
+                start = slot * self.memory_layout.slot_bytes
+                message = self.mail.held[server][start : start + self.memory_layout.slot_bytes].view(np.uint32)
                 header = np.ndarray((), message_format.HEADER, message)
                 if header["position"]:
                     body = mailbox.body(message)[: int(header["words"])].copy()
@@ -80,11 +80,11 @@ class Client(PushClient):
 
 def contribution(seed, scale=1.0):
     values = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32) * np.float32(scale)
-    return Contribution(0, values, [Done(0, seed, 32, 0.0, 0, 1)])
+    return GradientBuffer(0, values, [BatchResult(0, seed, 32, 0.0, 0, 1)])
 
 
-def pushed(client, *contributions):
-    for part in contributions:
+def pushed(client, *gradient_buffers):
+    for part in gradient_buffers:
         client.push(part)
     client.step()
     return client.arrived()
@@ -185,23 +185,23 @@ def test_large_values_do_not_overflow_in_the_mean_of_a_group():
 def test_the_parts_of_a_joint_batch_are_one_batch():
     client = Client()
     part = contribution(7)
-    part.done = [Done(0, 7, 1, 0.0, 0, 1) for _ in range(MOST_BATCHES + 16)]
+    part.done = [BatchResult(0, 7, 1, 0.0, 0, 1) for _ in range(MOST_BATCHES + 16)]
     client.push(part)
     client.step()
-    slot = client.mail.held[0][: client.shelves.slot_bytes].view(np.uint32)
+    slot = client.mail.held[0][: client.memory_layout.slot_bytes].view(np.uint32)
     assert np.ndarray((), message_format.HEADER, slot)["batches"] == 1
 
 
 def test_a_contribution_is_full_when_there_is_no_room_for_one_more_batch():
     part = contribution(1)
-    part.done = [Done(0, number, 1, 0.0, 0, 1) for number in range(MOST_BATCHES - 1)]
+    part.done = [BatchResult(0, number, 1, 0.0, 0, 1) for number in range(MOST_BATCHES - 1)]
     assert not part.full(128) and part.full(MOST_BATCHES - 1)
-    part.done.append(Done(0, MOST_BATCHES, 1, 0.0, 0, 1))
+    part.done.append(BatchResult(0, MOST_BATCHES, 1, 0.0, 0, 1))
     assert part.full(128)
 
 
 def test_a_contribution_that_comes_back_keeps_no_encoded_bodies():
-    pool = Pool(1, SIZE, {}, 1)
+    pool = GradientPool(1, SIZE, {}, 1)
     part = pool.take()
     part.encoded[0] = None
     pool.give(part)

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
-from adam_mpi.base.buffer_pool import NOTHING, Pool
+from adam_mpi.base.buffer_pool import NOTHING, BufferPool
 
 pytestmark = pytest.mark.mpi
 COMM = MPI.COMM_WORLD
@@ -28,7 +28,7 @@ def copies(work, **settings):
 
 
 def check(found, server):
-    for shard in server.shelves.shards:
+    for shard in server.memory_layout.shards:
         versions, weights = zip(*(held[shard.index] for held in found if shard.index in held), strict=True)
         assert len(versions) == SERVERS and len(set(versions)) == 1, (shard.index, versions)
         assert all(np.array_equal(other, weights[0]) for other in weights), f"shard {shard.index} differs"
@@ -42,9 +42,9 @@ def push_much(server, chance):
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
-@pytest.mark.parametrize("optimiser", ["additive", "adagrad", "descent"])
-def test_all_copies_have_the_same_bits(optimiser, transport):
-    server, found = copies(push_much, optimiser=optimiser, transport=transport, rate=0.1)
+@pytest.mark.parametrize("optimizer", ["additive", "adagrad", "descent"])
+def test_all_copies_have_the_same_bits(optimizer, transport):
+    server, found = copies(push_much, optimizer=optimizer, transport=transport, rate=0.1)
     check(found, server)
 
 
@@ -61,7 +61,7 @@ def test_what_is_acknowledged_is_on_every_copy_once(transport):
     wanted[125:132] += 80 * CLIENTS
     wanted[[0, 129, SIZE - 1]] += 160 * CLIENTS
     check(found, server)
-    for shard in server.shelves.shards:
+    for shard in server.memory_layout.shards:
         for held in found:
             if shard.index in held:
                 assert np.array_equal(held[shard.index][1], wanted[shard.start : shard.stop])
@@ -69,8 +69,8 @@ def test_what_is_acknowledged_is_on_every_copy_once(transport):
 
 def test_more_folds_than_the_arena_holds_are_copied(monkeypatch):
     """With room for one fold only, most others travel in the rings."""
-    whole = Pool.__init__
-    monkeypatch.setattr(Pool, "__init__", lambda self, arena=NOTHING: whole(self, arena[:1024]))
+    whole = BufferPool.__init__
+    monkeypatch.setattr(BufferPool, "__init__", lambda self, arena=NOTHING: whole(self, arena[:1024]))
     server, found = copies(push_much)
     check(found, server)
 

@@ -120,10 +120,10 @@ def test_candidates_are_configurations_of_the_papers_network(data):
 
 
 def test_a_candidate_changes_keys_and_leaves_the_others():
-    base = {"optimiser": {"rate": 0.1, "momentum": 0.9}, "train": {"batch": 64}}
-    changed = _recipes.merged(base, {"optimiser": {"rate": 0.2}, "push": {"images": 32}})
-    assert changed == {"optimiser": {"rate": 0.2, "momentum": 0.9}, "train": {"batch": 64}, "push": {"images": 32}}
-    assert base["optimiser"]["rate"] == 0.1
+    base = {"optimizer": {"rate": 0.1, "momentum": 0.9}, "train": {"batch": 64}}
+    changed = _recipes.merged(base, {"optimizer": {"rate": 0.2}, "push": {"images": 32}})
+    assert changed == {"optimizer": {"rate": 0.2, "momentum": 0.9}, "train": {"batch": 64}, "push": {"images": 32}}
+    assert base["optimizer"]["rate"] == 0.1
 
 
 def test_a_bound_is_for_asynchronous_training_only():
@@ -161,7 +161,7 @@ def test_one_seed_of_each_is_judged_by_the_held_out_images():
 def test_what_ddp_is_compared_with_is_a_configuration(settings):
     loaded = config.load(ddp.recipe(settings))
     assert loaded.model.layers == LAYERS and loaded.train.target == ddp.TARGET and not loaded.train.test
-    assert (loaded.optimiser.momentum == 0) == loaded.asynchronous, "momentum and delay multiply"
+    assert (loaded.optimizer.momentum == 0) == loaded.asynchronous, "momentum and delay multiply"
 
 
 def _kept(folder, curves):
@@ -243,11 +243,11 @@ def test_nobody_is_better_than_bayes_at_the_frames(tmp_path):
     spoken = _frames.speech()
     features, labels = spoken.draw(4000, 7)
     least = np.mean(spoken.best(features) != labels)
-    centres = spoken.centres.mean(axis=1) @ spoken.mixing
-    nearest = np.argmin(((features[:, None] - centres) ** 2).sum(axis=-1), axis=1)
+    centers = spoken.centers.mean(axis=1) @ spoken.mixing
+    nearest = np.argmin(((features[:, None] - centers) ** 2).sum(axis=-1), axis=1)
     assert 0.02 < least < 0.4 and least < np.mean(nearest != labels)
     # On all features, without the shortcut through the hidden dimensions.
-    few, ways = features[:50], spoken.centres @ spoken.mixing
+    few, ways = features[:50], spoken.centers @ spoken.mixing
     scores = -((few[:, None, None] - ways) ** 2).sum(axis=-1) / (2 * _frames.NOISE**2)
     assert np.array_equal(np.argmax(np.logaddexp.reduce(scores, axis=2), axis=1), spoken.best(few))
 

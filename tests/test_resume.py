@@ -24,7 +24,7 @@ from adam_mpi.sharding.position import Position
 # Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
 pytestmark = pytest.mark.timeout(430)
 MODEL = 'model.layers=[{kind="dense",units=64},"relu",{kind="dense",units=4}]'
-SMALL = [MODEL, "server.shard=512", "worker.threads=1", "optimiser.momentum=0.5", "observe.interval=0.1"]
+SMALL = [MODEL, "server.shard=512", "worker.threads=1", "optimizer.momentum=0.5", "observe.interval=0.1"]
 
 
 def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
@@ -36,7 +36,7 @@ def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "DONE").touch()
     assert run._done(tmp_path / "config.toml", (), str(tmp_path / "empty")) == 0
-    for other in ("train.epochs=4", "optimiser.rate=0.5"):
+    for other in ("train.epochs=4", "optimizer.learning_rate=0.5"):
         assert run._done(tmp_path / "config.toml", (other,), str(tmp_path)) == 0
     assert run.train(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
     assert "is done: 3 epochs; for more: --set train.epochs=4 or above" in capsys.readouterr().out
@@ -47,8 +47,8 @@ def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
 def settings(tmp_path_factory):
     """Four classes of noisy 8x8 images in a file, and a small network for them."""
     draw = np.random.default_rng(0)
-    centres, labels = draw.integers(0, 256, (4, 8, 8)), np.arange(2000) % 4
-    images = np.clip(centres[labels] + draw.normal(0, 90, (2000, 8, 8)), 0, 255).astype(np.uint8)
+    centers, labels = draw.integers(0, 256, (4, 8, 8)), np.arange(2000) % 4
+    images = np.clip(centers[labels] + draw.normal(0, 90, (2000, 8, 8)), 0, 255).astype(np.uint8)
     path = tmp_path_factory.mktemp("data") / "noisy.npz"
     np.savez(path, train_images=images[:1600], train_labels=labels[:1600], test_images=images[1600:],
              test_labels=labels[1600:])  # fmt: skip

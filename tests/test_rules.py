@@ -7,9 +7,9 @@ from house import House
 from adam_mpi import config
 from adam_mpi.server import apply_kernels, optimizer_rules
 from adam_mpi.server.optimizer_rules import Counted
-from adam_mpi.server.replication import Record, RecordLetter
+from adam_mpi.server.replication import Record, RecordMessage
 from adam_mpi.sharding import message_format
-from adam_mpi.transport.mailbox import Mail
+from adam_mpi.transport.mailbox import ReceivedMessage
 
 SIZE, BATCH = 300, 8
 LINEAR = ("descent", "momentum", "nesterov")
@@ -100,15 +100,15 @@ def test_adagrad_adds_the_square_of_the_mean_gradient_once_for_each_batch():
 
 
 def served(*settings):
-    given = ["server.shard=1024", "optimiser.rate=0.1", "optimiser.schedule=constant", f"train.batch={BATCH}"]
+    given = ["server.shard=1024", "optimizer.learning_rate=0.1", "optimizer.schedule=constant", f"train.batch={BATCH}"]
     return House(config.load(None, [*given, *settings]), SIZE)
 
 
 RULES = [
-    ["optimiser.decay=0.3"],
-    ["optimiser.momentum=0.9", "optimiser.decay=0.1"],
-    ["optimiser.kind=nesterov", "optimiser.momentum=0.9", "optimiser.decay=0.1"],
-    ["optimiser.average=0.2", "optimiser.decay=0.3"],
+    ["optimizer.decay=0.3"],
+    ["optimizer.momentum=0.9", "optimizer.decay=0.1"],
+    ["optimizer.kind=nesterov", "optimizer.momentum=0.9", "optimizer.decay=0.1"],
+    ["optimizer.ema=0.2", "optimizer.decay=0.3"],
 ]
 
 
@@ -136,18 +136,18 @@ def test_the_average_moves_as_often_as_there_were_batches():
     """Where the weights stay as they are, exactly."""
     means = []
     for pushes in (1, 4):
-        house = served("optimiser.average=0.2", "optimiser.rate=0.0")
-        for shard in house.shelves.shards:
-            house.server.holdings[shard.index].average[:] = 1.0
+        house = served("optimizer.ema=0.2", "optimizer.learning_rate=0.0")
+        for shard in house.memory_layout.shards:
+            house.server.holdings[shard.index].ema[:] = 1.0
         for _ in range(pushes):
             house.push(1.0, 4 * BATCH // pushes)
-        means.append(house.server.holdings[0].average[0])
+        means.append(house.server.holdings[0].ema[0])
         house.free()
     assert means == pytest.approx([0.8**4] * 2)
 
 
 def test_a_refused_push_does_not_count():
-    house = served("optimiser.decay=0.3")
+    house = served("optimizer.decay=0.3")
     house.push(1.0, BATCH)
     before = house.weights.copy()
     house.pushes.push(house.contribution(np.nan, BATCH))
@@ -170,8 +170,8 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
         counted = stepper.counted(mails)
         assert counted == (images if part == 0 else 0, images, images if part == 1 else 0)
         stepper.take(0, values, 0.1, counted)
-        record = Record(house.shelves.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted)
-        header = RecordLetter(record, np.zeros((), message_format.HEADER), 0).write(np.zeros(0, np.uint32))
+        record = Record(house.memory_layout.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted)
+        header = RecordMessage(record, np.zeros((), message_format.HEADER), 0).write(np.zeros(0, np.uint32))
         carried = Counted(*(int(header[name]) for name in ("clock", "part", "codec")))
         copy.server.stepper.take(0, values, float(header["seen"].view(np.float64)), carried)
     for one, other in zip(house.server.holdings[0].parts, copy.server.holdings[0].parts, strict=True):
@@ -181,7 +181,7 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
 
 def mail(sequence, images, part, finite=1):
     fields = dict.fromkeys(message_format.HEADER.names, 0) | {"ring": 0, "start": 0, "sequence": sequence}
-    return Mail(**fields | {"images": images, "part": part, "parts": 2, "finite": finite})
+    return ReceivedMessage(**fields | {"images": images, "part": part, "parts": 2, "finite": finite})
 
 
 def test_a_clock_of_synchronous_training_is_one_batch_however_many_images_came():

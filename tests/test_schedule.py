@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_mpi.config import Optimiser, load
-from adam_mpi.server.progress import Books
+from adam_mpi.config import Optimizer, load
+from adam_mpi.server.progress import ServerProgress
 from adam_mpi.server.schedule import SCHEDULES, passed, rate
 from adam_mpi.sharding.position import Position, batch_id
 
 
-def rates(schedule, images, total=900, warm_up=0.0):
-    return [rate(Optimiser(rate=0.5, schedule=schedule, warm_up=warm_up), at, total) for at in images]
+def rates(schedule, images, total=900, warmup=0.0):
+    return [rate(Optimizer(learning_rate=0.5, schedule=schedule, warmup=warmup), at, total) for at in images]
 
 
 def test_constant_stays():
@@ -28,20 +28,20 @@ def test_cosine_goes_from_the_rate_to_zero():
 
 
 def test_warm_up_rises_in_proportion_and_then_lets_go():
-    warmed = rates("constant", [0, 50, 89, 90, 91], warm_up=0.1)
+    warmed = rates("constant", [0, 50, 89, 90, 91], warmup=0.1)
     assert warmed == pytest.approx([0.5 / 90, 0.5 * 51 / 90, 0.5, 0.5, 0.5])
-    assert rates("cosine", [450], warm_up=0.1) == rates("cosine", [450])
+    assert rates("cosine", [450], warmup=0.1) == rates("cosine", [450])
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 0.9))
-def test_a_rate_is_never_negative_nor_above_the_first(schedule, images, total, warm_up):
-    assert 0 <= rates(schedule, [images], total, warm_up)[0] <= 0.5
+def test_a_rate_is_never_negative_nor_above_the_first(schedule, images, total, warmup):
+    assert 0 <= rates(schedule, [images], total, warmup)[0] <= 0.5
 
 
 def trained(batches, images=8, epochs=3):
     """The rate after epochs of so many batches of so many images each, where 80 images in batches of 8 were due."""
-    settings = ["train.batch=8", f"train.epochs={epochs}", "optimiser.rate=0.5", "optimiser.schedule=cosine"]
-    books, rates = Books(load(None, settings), Position(12), 80), []
+    settings = ["train.batch=8", f"train.epochs={epochs}", "optimizer.learning_rate=0.5", "optimizer.schedule=cosine"]
+    books, rates = ServerProgress(load(None, settings), Position(12), 80), []
     for epoch in range(1, epochs + 1):
         for number in range(batches):
             books.position.add(np.array([batch_id(epoch, number)]))

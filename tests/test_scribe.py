@@ -15,8 +15,8 @@ from adam_mpi.checkpoint.run_directory import grow
 from adam_mpi.monitor import metrics
 from adam_mpi.monitor import status_writer as scribe
 from adam_mpi.monitor.metrics import Metrics
-from adam_mpi.monitor.request_watcher import Lookout
-from adam_mpi.monitor.status_writer import Scribe
+from adam_mpi.monitor.request_watcher import RequestWatcher
+from adam_mpi.monitor.status_writer import StatusWriter
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def until(happened, what):
 
 
 def test_what_is_wanted_is_written_and_of_several_the_newest(tmp_path):
-    written, go, scribe = [], threading.Event(), Scribe(tmp_path)
+    written, go, scribe = [], threading.Event(), StatusWriter(tmp_path)
     scribe.want("first", go.wait)
     until(lambda: scribe.writing, "the first")
     for number in range(3):
@@ -45,7 +45,7 @@ def test_what_is_wanted_is_written_and_of_several_the_newest(tmp_path):
 
 
 def test_what_fails_is_warned_of_and_tried_again(tmp_path, capsys):
-    scribe, room, tries = Scribe(tmp_path), threading.Event(), []
+    scribe, room, tries = StatusWriter(tmp_path), threading.Event(), []
 
     def write():
         tries.append(1)
@@ -65,7 +65,7 @@ def test_what_fails_is_warned_of_and_tried_again(tmp_path, capsys):
 
 def test_what_hangs_is_warned_of(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(scribe, "SLOW_SECONDS", 0.01)
-    go, hanging = threading.Event(), Scribe(tmp_path)
+    go, hanging = threading.Event(), StatusWriter(tmp_path)
     hanging.want("status.json", go.wait)
     until(lambda: hanging.look() or hanging.warned, "a warning")
     assert "status.json: not written for 0 s; it is tried again" in capsys.readouterr().err
@@ -73,7 +73,7 @@ def test_what_hangs_is_warned_of(tmp_path, capsys, monkeypatch):
 
 
 def test_what_is_no_trouble_with_the_disk_is_raised(tmp_path):
-    scribe = Scribe(tmp_path)
+    scribe = StatusWriter(tmp_path)
     scribe.want("status.json", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         until(scribe.look, "the error")
@@ -181,7 +181,7 @@ def test_a_log_on_a_full_disk_says_nothing_of_it(tmp_path, monkeypatch, capsys):
 def test_the_lookout_sees_what_people_ask_for(tmp_path):
     (tmp_path / "config.toml").touch()
     owner.take(tmp_path, [owner.process()])
-    lookout = Lookout(tmp_path)
+    lookout = RequestWatcher(tmp_path)
     assert not lookout.stop
     grow(tmp_path, 2)
     (tmp_path / "COMPARE").touch()

@@ -35,7 +35,7 @@ class Watched:
 
     def connect(self, name):
         with mock.patch.object(sentinel.os, "getpid", lambda: self.stand_in.pid):
-            return sentinel.Wire(self.path, name)
+            return sentinel.SentinelConnection(self.path, name)
 
     def settle(self, seconds=10, ranks=None):
         """Until it has taken every connection, or has these left, and waits for what happens on them."""
@@ -222,7 +222,7 @@ def test_the_list_of_its_ranks_stays_only_where_the_sentinel_went_with_them(watc
 RANK = """
 import os, signal, sys
 from adam_mpi.cluster import sentinel
-wire = sentinel.Wire(sys.argv[1], "rank 1, worker on h")
+wire = sentinel.SentinelConnection(sys.argv[1], "rank 1, worker on h")
 while sys.argv[2] == "compute":
     pass
 os.kill(os.getpid(), signal.SIGSTOP)

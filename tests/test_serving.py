@@ -33,7 +33,7 @@ class Floor:
     def __init__(self, path, data, replicas, *settings, columns=None):
         from mpi4py import MPI
 
-        from adam_mpi.cluster.control_channel import Post
+        from adam_mpi.cluster.control_channel import ControlChannel
         from adam_mpi.cluster.layout import Layout, Place
         from adam_mpi.cluster.world import World
         from adam_mpi.data.server import DataServer
@@ -50,9 +50,9 @@ class Floor:
             places.append(Place(rank, "here", roles, *((replica, 0) if replica >= 0 else ())))
         world.layout = Layout(tuple(places), 1)
         world.place = places[world.rank]
-        self.post = Post(world.control)
+        self.channel = ControlChannel(world.control)
         roles = world.place.roles
-        self.server = DataServer(world, open_set(world.config.data), self.post) if "data" in roles else None
+        self.server = DataServer(world, open_set(world.config.data), self.channel) if "data" in roles else None
         self.client = DataClient(world, SHAPE, columns) if "worker" in roles else None
         self.taken: list[tuple[int, np.ndarray, np.ndarray]] = []
 
@@ -71,7 +71,7 @@ class Floor:
                 self.server.step()
             if self.client:
                 self.client.step()
-            for _ in self.post.receive():
+            for _ in self.channel.receive():
                 pass
             if finished is None and ready():
                 finished = self.world.comm.Ibarrier()

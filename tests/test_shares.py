@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
 from adam_mpi.data import order as skew
-from adam_mpi.data.batch_loader import Line
-from adam_mpi.data.epoch_progress import Tally
+from adam_mpi.data.batch_loader import PrefetchQueue
+from adam_mpi.data.epoch_progress import EpochProgress
 from adam_mpi.data.order import Order
 from adam_mpi.sharding.phases import Phase
 
@@ -77,7 +77,7 @@ def test_static_shares_are_even_and_cover_all(count, batch, replicas):
 
 def tally(done=None):
     order = Order(Phase(0, "train", 1), 25, 4, 1)
-    return Tally(order, range(0, 7, 2), lambda number: number // 4, 2, done)
+    return EpochProgress(order, range(0, 7, 2), lambda number: number // 4, 2, done)
 
 
 def test_a_tally_knows_when_shares_are_complete():
@@ -120,7 +120,7 @@ class Kitchen:
 
 def test_a_line_prepares_ahead_and_hands_out_in_order():
     kitchen = Kitchen()
-    line = Line([1, 3, 5, 7, 9, 11], kitchen.start, ahead=4, group=2)
+    line = PrefetchQueue([1, 3, 5, 7, 9, 11], kitchen.start, ahead=4, group=2)
     # The first group is small, because it is waited for.
     assert line.fill() and not line.fill() and list(kitchen.futures) == [(1,), (3, 5), (7, 9)]
     kitchen.finish(3, 5)
@@ -132,7 +132,7 @@ def test_a_line_prepares_ahead_and_hands_out_in_order():
 
 def test_a_line_of_many_takers_keeps_a_batch_until_all_have_their_share():
     kitchen = Kitchen()
-    line = Line([0, 2, 4, 6], kitchen.start, ahead=1, group=1, takers=2)
+    line = PrefetchQueue([0, 2, 4, 6], kitchen.start, ahead=1, group=1, takers=2)
     line.fill()
     kitchen.finish(0)
     assert line.take(0) == (0, "batch 0") and 0 in line.started

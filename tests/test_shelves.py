@@ -18,7 +18,7 @@ from adam_mpi.sharding.message_format import message_words
 def config(shard=1000, mailbox=256 << 20, codec="none", average=0.0, short=False):
     made = Config()
     made.server.shard, made.server.mailbox_bytes, made.push.codec = shard, mailbox, codec
-    made.optimiser.average, made.pull.codec = average, "bfloat16" if short else "none"
+    made.optimizer.ema, made.pull.codec = average, "bfloat16" if short else "none"
     return made
 
 
@@ -40,44 +40,44 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=6)
 @settings(max_examples=50)
 @given(SIZES, st.integers(1, 5), st.integers(1, 9), st.sampled_from([0.0, 0.1]), st.booleans())
 def test_nothing_published_overlaps(sizes, servers, pushers, average, short):
-    shelves = shelved(sizes, servers, pushers, config(average=average, short=short))
-    for server in shelves.servers:
-        places = [(0, LINE)] + [(shelves.line_offset(ring), LINE) for ring in range(pushers)]
-        places.append((shelves.version_offset, 8 * len(shelves.held[server])))
-        for region in shelves.regions:
-            offset = shelves.region_offset(server, region)
+    memory_layout = shelved(sizes, servers, pushers, config(average=average, short=short))
+    for server in memory_layout.servers:
+        places = [(0, LINE)] + [(memory_layout.line_offset(ring), LINE) for ring in range(pushers)]
+        places.append((memory_layout.version_offset, 8 * len(memory_layout.held[server])))
+        for region in memory_layout.regions:
+            offset = memory_layout.region_offset(server, region)
             assert offset % LINE == 0
-            places.append((offset, WIDTHS[region] * shelves.size(server)))
+            places.append((offset, WIDTHS[region] * memory_layout.size(server)))
         assert all(a + size <= b for (a, size), (b, _) in pairwise(places))
-        assert sum(places[-1]) == shelves.published_bytes(server)
+        assert sum(places[-1]) == memory_layout.published_bytes(server)
 
 
 @settings(max_examples=50)
 @given(SIZES, st.integers(1, 4), st.booleans(), st.data())
 def test_runs_read_the_wanted_shards_and_nothing_else(sizes, servers, short, data):
-    shelves = shelved(sizes, servers, 2, config(shard=300, short=short))
-    every = frozenset(shard.index for shard in shelves.shards)
+    memory_layout = shelved(sizes, servers, 2, config(shard=300, short=short))
+    every = frozenset(shard.index for shard in memory_layout.shards)
     wanted = data.draw(st.none() | st.frozensets(st.sampled_from(sorted(every))))
-    region = shelves.regions[-1]
+    region = memory_layout.regions[-1]
     covered = []
-    for server in shelves.servers:
-        offset, places = shelves.region_offset(server, region), {}
-        for shard in shelves.held[server]:
+    for server in memory_layout.servers:
+        offset, places = memory_layout.region_offset(server, region), {}
+        for shard in memory_layout.held[server]:
             for parameter in range(shard.start, shard.stop):
                 places[parameter] = offset
                 offset += WIDTHS[region]
-        for start, size, first in shelves.runs(server, region, wanted):
+        for start, size, first in memory_layout.runs(server, region, wanted):
             covered += range(start, start + size)
             assert [places[start + i] for i in range(size)] == [first + i * WIDTHS[region] for i in range(size)]
-    chosen = [shard for shard in shelves.shards if wanted is None or shard.index in wanted]
+    chosen = [shard for shard in memory_layout.shards if wanted is None or shard.index in wanted]
     assert sorted(covered) == [parameter for shard in chosen for parameter in range(shard.start, shard.stop)]
 
 
-def test_neighbours_on_one_server_are_one_read():
-    shelves = shelved([10_000], 1, 1, config())
-    assert len(shelves.shards) == 10
-    assert shelves.runs(0, "weights") == [(0, 10_000, shelves.region_offset(0, "weights"))]
-    assert len(shelves.runs(0, "weights", frozenset([0, 1, 5]))) == 2
+def test_neighbors_on_one_server_are_one_read():
+    memory_layout = shelved([10_000], 1, 1, config())
+    assert len(memory_layout.shards) == 10
+    assert memory_layout.runs(0, "weights") == [(0, 10_000, memory_layout.region_offset(0, "weights"))]
+    assert len(memory_layout.runs(0, "weights", frozenset([0, 1, 5]))) == 2
 
 
 @settings(max_examples=50)
@@ -85,21 +85,21 @@ def test_neighbours_on_one_server_are_one_read():
 def test_mailboxes_stay_within_their_memory(sizes, servers, pushers, codec, power):
     made = config(shard=262_144, mailbox=1 << power, codec=codec)
     try:
-        shelves = shelved(sizes, servers, pushers, made)
+        memory_layout = shelved(sizes, servers, pushers, made)
     except UserError:
         # Not even two of the smallest slots per pusher.
         assert 2 * pushers * 4 * message_words(CODECS[codec].words(64), MOST_BATCHES) > (1 << power) - 2 * pushers * 64
         return
-    assert shelves.mailbox_bytes == pushers * shelves.slots * shelves.slot_bytes <= 1 << power
-    assert 2 <= shelves.slots <= MOST_SLOTS * (2 if shelves.peers.count else 1)
-    for shard in shelves.shards:
-        assert 4 * message_words(CODECS[codec].words(shard.size), MOST_BATCHES) <= shelves.slot_bytes
+    assert memory_layout.mailbox_bytes == pushers * memory_layout.slots * memory_layout.slot_bytes <= 1 << power
+    assert 2 <= memory_layout.slots <= MOST_SLOTS * (2 if memory_layout.peers.count else 1)
+    for shard in memory_layout.shards:
+        assert 4 * message_words(CODECS[codec].words(shard.size), MOST_BATCHES) <= memory_layout.slot_bytes
 
 
 def test_a_thousand_pushers_get_smaller_shards():
-    shelves = shelved([10_000_000], 50, 1000, config(shard=262_144))
-    assert shelves.mailbox_bytes <= 256 << 20 and shelves.slots >= 2
-    assert max(shard.size for shard in shelves.shards) >= 16_384
+    memory_layout = shelved([10_000_000], 50, 1000, config(shard=262_144))
+    assert memory_layout.mailbox_bytes <= 256 << 20 and memory_layout.slots >= 2
+    assert max(shard.size for shard in memory_layout.shards) >= 16_384
 
 
 def test_a_mailbox_too_small_names_its_key():

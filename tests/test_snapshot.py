@@ -16,11 +16,11 @@ from adam_mpi.base.errors import LostRun
 from adam_mpi.checkpoint import model_file, owner, snapshot
 from adam_mpi.checkpoint import resume as newest
 from adam_mpi.checkpoint.store_file import Piece, Stored
-from adam_mpi.checkpoint.stores import Life, Seen
+from adam_mpi.checkpoint.stores import Attempt, Seen
 from adam_mpi.cli import main
 from adam_mpi.config import load
 from adam_mpi.model.parameters import Tensor, views
-from adam_mpi.runtime.checkpoint_manager import Conductor
+from adam_mpi.runtime.checkpoint_manager import SnapshotCoordinator
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import cut
 
@@ -56,7 +56,7 @@ class Servers:
 
     def __init__(self, folder, keep=2):
         self.sent, self.done = [], 0
-        self.conductor = Conductor(self, (3, 5), folder, keep, False, TENSORS, lambda: TOLD | {"epochs": self.done})
+        self.snapshots = SnapshotCoordinator(self, (3, 5), folder, keep, False, TENSORS, lambda: TOLD | {"epochs": self.done})
 
     def send(self, message, to):
         self.sent.append((to, message))
@@ -64,10 +64,10 @@ class Servers:
     def take(self, epoch, batches, done, fail=False):
         """A snapshot in this epoch after so many of its batches."""
         self.done = done
-        self.conductor.order()
+        self.snapshots.order()
         for to, message in self.orders():
             assert message["order"] == "hold"
-            self.conductor.hear(to, {"kind": "held", "role": "server", "clocks": [to, 9 - to]})
+            self.snapshots.hear(to, {"kind": "held", "role": "server", "clocks": [to, 9 - to]})
         shards = cut(TENSORS, 50)
         for to, message in self.orders():
             assert message["order"] == "cut" and message["clocks"] == [5, 6]
@@ -79,15 +79,15 @@ class Servers:
             snapshot.write(path, own, state, np.arange(len(own)), position.pack())
             word = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
             answer = {"error": "no room"} if fail and to == 5 else {"file": path.name, "size": path.stat().st_size}
-            self.conductor.hear(to, {"kind": "stored", "role": "server", **word, **answer})
+            self.snapshots.hear(to, {"kind": "stored", "role": "server", **word, **answer})
         self.settle()
 
     def settle(self):
         """Until the snapshot has its name, or cannot have it."""
         limit = time.monotonic() + 20
-        while self.conductor.busy:
+        while self.snapshots.busy:
             assert time.monotonic() < limit, "the snapshot was not sealed in 20 s"
-            self.conductor.step()
+            self.snapshots.step()
             time.sleep(1e-3)
 
     def orders(self):
@@ -110,7 +110,7 @@ def test_a_snapshot_opens_in_h5py_with_layers_by_name(taken, tmp_path):
     moved = tmp_path / "moved"
     shutil.move(taken, moved)
     with h5py.File(moved / "model.h5") as file:
-        for group, flat in (("", FLAT["weights"]), ("optimiser/", FLAT["state"])):
+        for group, flat in (("", FLAT["weights"]), ("optimizer/", FLAT["state"])):
             for name, view in views(flat, TENSORS).items():
                 np.testing.assert_array_equal(file[group + name], view)
         assert file.attrs["epochs"] == 2 and file.attrs["config"] == "[run]\n"
@@ -122,7 +122,7 @@ def test_merged_is_one_plain_file(taken, tmp_path, capsys):
     shutil.rmtree(taken)
     np.testing.assert_array_equal(model_file.read(tmp_path / "one.h5", TENSORS), FLAT["weights"])
     with h5py.File(tmp_path / "one.h5") as file:
-        assert not file["dense1/weight"].is_virtual and file["optimiser/dense1/weight"].shape == (7, 31)
+        assert not file["dense1/weight"].is_virtual and file["optimizer/dense1/weight"].shape == (7, 31)
     assert main(["inspect", str(tmp_path / "one.h5")]) == 0
     assert "dense1/weight" in capsys.readouterr().out
 
@@ -162,7 +162,7 @@ def test_the_newest_are_kept_and_names_say_what_is_trained(tmp_path):
     servers = Servers(tmp_path)
     for epoch, batches, done in ((1, 5, 0), (1, 20, 1), (2, 3, 1), (2, 20, 2)):
         servers.take(epoch, batches, done)
-        assert not servers.conductor.busy and not servers.conductor.error
+        assert not servers.snapshots.busy and not servers.snapshots.error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-0001-batch-000003", "epoch-0002"]
     # Whoever goes on from an earlier one goes another way: what was later is not to be found again.
     again = Servers(tmp_path)
@@ -217,11 +217,11 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
         raise Killed
 
     if at == "before":
-        monkeypatch.setattr(servers.conductor, "_rename", killed)
+        monkeypatch.setattr(servers.snapshots, "_rename", killed)
     elif at == "last":
-        monkeypatch.setattr(servers.conductor, "_clear", killed)
+        monkeypatch.setattr(servers.snapshots, "_clear", killed)
     else:
-        servers.conductor.renaming = killed
+        servers.snapshots.renaming = killed
     with pytest.raises(Killed):
         servers.take(3, 7, 2)
     if at == "whole":
@@ -242,7 +242,7 @@ def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
     servers = Servers(tmp_path, keep=1)
     servers.take(1, 5, 0)
 
-    servers.conductor.owner, _ = owner.take(tmp_path / "run", [owner.process()])
+    servers.snapshots.owner, _ = owner.take(tmp_path / "run", [owner.process()])
     servers.take(1, 5, 0)
     owner.take(tmp_path / "run", [owner.process()], by_force=True)
     with pytest.raises(LostRun):
@@ -255,7 +255,7 @@ def store_of(counts, position, **about):
     pieces = [Piece(0, 10, 1, 3, images, 10**18, {}) for images in counts]
     stored = Stored(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
     told = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
-    return Seen(1, Life(Path("somewhere/0001"), told, {"server-00003.h5": stored}), **about)
+    return Seen(1, Attempt(Path("somewhere/0001"), told, {"server-00003.h5": stored}), **about)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_what_a_store_has_lost_is_told_with_its_measured_age(tmp_path):
 def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):
     servers = Servers(tmp_path)
     servers.take(1, 5, 0, fail=True)
-    assert servers.conductor.error == "no room" and list(tmp_path.iterdir()) == []
+    assert servers.snapshots.error == "no room" and list(tmp_path.iterdir()) == []
     servers.take(1, 6, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-0000-batch-000006"]
 

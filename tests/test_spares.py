@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import spares
-from adam_mpi.cluster.spares import CALL, Luggage, Spare, Spares, doors
+from adam_mpi.cluster.spares import CALL, JoinPackage, Spare, Spares, doors
 from adam_mpi.config import load
-from adam_mpi.runtime.coordinator import Head, may_join
+from adam_mpi.runtime.coordinator import Coordinator, may_join
 from adam_mpi.worker.worker import Worker
 
 
@@ -98,7 +98,7 @@ def test_a_new_generation_is_told_who_stands_by_and_old_orders_are_void():
 
 def luggage(seconds=30.0):
     job = SimpleNamespace(config=load(None, [f"recover.seconds={seconds}"]), directory=Path("run"))
-    return Luggage(job, ())
+    return JoinPackage(job, ())
 
 
 def spawning(monkeypatch, spawn):
@@ -149,13 +149,13 @@ def test_a_spare_that_is_left_alone_ends():
 @pytest.fixture
 def head():
     """Of a job of 8 ranks that wants to keep them, and two spares."""
-    head = Head.__new__(Head)
+    head = Coordinator.__new__(Coordinator)
     head.config = load(None, ["recover.spares=2"])
     head.full, head.members, head.recoveries, head.standing_by, head.refused = 8, list(range(8)), [], {}, False
     head.started, head.told_refusal, said = [], False, []
     head.progress = SimpleNamespace(say=said.append)
     head.said, head.sent = said, []
-    head.post = SimpleNamespace(send=lambda message, rank: head.sent.append((rank, message)))
+    head.channel = SimpleNamespace(send=lambda message, rank: head.sent.append((rank, message)))
     head.world = SimpleNamespace(layout=SimpleNamespace(starter=6, places=[SimpleNamespace(rank=r) for r in range(8)]))
     return head
 
@@ -187,7 +187,7 @@ def test_whoever_is_missing_is_let_in_when_somebody_is_ready(head):
 
 def test_nobody_is_started_before_the_others_have_gone_on(head):
     head.recoveries = [{"seconds": None, "seconds_all": None, "detected": 1.0}]
-    head.board = SimpleNamespace(of=lambda role: [])
+    head.statistics = SimpleNamespace(of=lambda role: [])
     head._keep_full()
     assert head.sent == []
 

@@ -12,7 +12,7 @@ from adam_mpi.config import Layout
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.monitor import status
-from adam_mpi.monitor.job_statistics import Board, coarse
+from adam_mpi.monitor.job_statistics import JobStatistics, coarse
 from adam_mpi.worker import diagnostics
 from adam_mpi.worker.statistics import Waits
 
@@ -27,7 +27,7 @@ def told(at, busy, images, **more):
 
 def board(*ranks):
     """Words at 0 s and 2 s of workers that are busy and train on images as given, from rank 2 on."""
-    made = Board()
+    made = JobStatistics()
     for rank, (busy, images, more) in enumerate(ranks, 2):
         made.hear(rank, told(0.0, 0.0, 0))
         made.hear(rank, told(2.0, busy, images, **more))
@@ -76,8 +76,8 @@ def test_groups_have_means_sums_and_the_main_reason():
 
 
 def test_a_histogram_stays_short():
-    assert coarse(Board().histogram("leads")) == {}
-    total = coarse(type(Board().histogram("leads"))({value: 1 for value in range(100_000)}))
+    assert coarse(JobStatistics().histogram("leads")) == {}
+    total = coarse(type(JobStatistics().histogram("leads"))({value: 1 for value in range(100_000)}))
     assert total[8] == 8 and total[16] == 16 and sum(total.values()) == 100_000 and len(total) < 25
 
 

@@ -18,14 +18,14 @@ from launch import ROOT
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import store_file, write_behind
-from adam_mpi.checkpoint.store_file import Record, Slots
+from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
 from adam_mpi.sharding.position import Position, batch_id
 from adam_mpi.sharding.shards import Shard
 
 SHARDS = [Shard(0, "conv1", 0, 100), Shard(1, "conv1", 100, 28), Shard(2, "dense1", 128, 300)]
-PARTS = ("weights", "state", "average")
+PARTS = ("weights", "state", "ema")
 
 
 @pytest.mark.timeout(150)
@@ -47,7 +47,7 @@ def record(place, version, value=None):
 
 
 def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
-    file = Slots(tmp_path / "s.h5", SHARDS, PARTS, 16)
+    file = StoreFile(tmp_path / "s.h5", SHARDS, PARTS, 16)
     size = (tmp_path / "s.h5").stat().st_size
     for version in range(1, 6):
         file.write([record(0, version), record(2, version)])
@@ -58,7 +58,7 @@ def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
     pieces, position = stored.pieces, stored.position
     assert pieces[1] is None and [piece.version for piece in pieces if piece] == [5, 5]
     assert pieces[2].start == 128 and pieces[2].images == 50 and set(pieces[2].values) == set(PARTS)
-    assert (pieces[2].values["average"].view(np.uint8) == 5).all() and (position == 7).all()
+    assert (pieces[2].values["ema"].view(np.uint8) == 5).all() and (position == 7).all()
     with h5py.File(tmp_path / "s.h5") as plain:
         assert plain["shards"][...].tolist() == [[0, 100], [100, 28], [128, 300]]
         assert plain["heads"][0, :, 0].tolist() == [5, 4]
@@ -67,7 +67,7 @@ def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
 @pytest.mark.parametrize("damage", ["body", "head"])
 def test_damage_is_seen_and_the_version_before_is_taken(tmp_path, damage):
     path = tmp_path / "s.h5"
-    file = Slots(path, SHARDS, PARTS, 16)
+    file = StoreFile(path, SHARDS, PARTS, 16)
     for version in (1, 2):
         file.write([record(place, version) for place in range(3)])
     file.close()
@@ -83,7 +83,7 @@ def test_damage_is_seen_and_the_version_before_is_taken(tmp_path, damage):
 def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
     """A server makes another one in every generation."""
     before = set(threading.enumerate())
-    file = Slots(tmp_path / "store.h5", [Shard(0, "dense", 0, 10)], ["weights"], 64)
+    file = StoreFile(tmp_path / "store.h5", [Shard(0, "dense", 0, 10)], ["weights"], 64)
     mine = set(threading.enumerate()) - before
     file.close()
     for thread in mine:
@@ -92,7 +92,7 @@ def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path):
-    Slots(tmp_path / "s.h5", SHARDS, PARTS, 16).close()
+    StoreFile(tmp_path / "s.h5", SHARDS, PARTS, 16).close()
     with h5py.File(tmp_path / "s.h5", "r+") as plain:
         plain.attrs["format"] = 99
     with pytest.raises(UserError, match="format 99, this version reads 3"):
@@ -194,7 +194,7 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
         go.wait()
         noted.append(figures)
 
-    monkeypatch.setattr(Slots, "acknowledge", slow)
+    monkeypatch.setattr(StoreFile, "acknowledge", slow)
     desk = Desk(tmp_path / "s.h5")
     desk.until(lambda: desk.store.whole, "the first write")
     for pushes in range(1, 100):

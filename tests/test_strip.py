@@ -12,7 +12,7 @@ from adam_mpi.model.engine.convolution import shape_of
 from adam_mpi.model.engine.strip_context import EngineStripContext
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.exchange_buffers import BACK, FORWARD
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, Normalise, Pool, infer
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
 from adam_mpi.model.partition import partition
@@ -23,22 +23,22 @@ STACKS = {
     "no conv": ((2, 5, 7), [Dense(9), RELU, Dense(5)]),
     "dropout and no conv": ((1, 4, 5), [Dropout(0.3), Dense(11), TANH, Dropout(0.5), Dense(5)]),
     "one conv": ((2, 9, 12), [Conv(3, 3), RELU, Dense(5)]),
-    "odd width": ((1, 9, 13), [Conv(4, 3, 1, 1), RELU, Pool(2), Conv(3, 3, 1, 1), TANH, Dense(6), RELU, Dense(5)]),
+    "odd width": ((1, 9, 13), [Conv(4, 3, 1, 1), RELU, MaxPool(2), Conv(3, 3, 1, 1), TANH, Dense(6), RELU, Dense(5)]),
     "stride 2": ((2, 11, 17), [Conv(4, 3, 2, 1), RELU, Conv(3, 3, 1, 1), RELU, Dense(5)]),
     "stride 3, kernel 1": ((2, 10, 16), [Conv(4, 1, 3), TANH, Dense(7), RELU, Dense(5)]),
-    "pad 3": ((1, 8, 14), [Conv(3, 5, 1, 3), RELU, Pool(2), Conv(2, 4, 1, 3), Dense(5)]),
-    "overlapping pools": ((2, 13, 19), [Conv(3, 3, 1, 1), RELU, Pool(3, 2), Conv(4, 3, 1, 1), Pool(3, 2), Dense(5)]),
-    "average": ((2, 9, 15), [Conv(3, 2), RELU, Average(2), Conv(2, 2), TANH, Average(3, 1), Dense(5)]),
-    "normalise and dropout": ((2, 9, 14), [Conv(6, 3), RELU, Normalise(3), Dropout(0.4), Pool(2), Dense(8), Dense(5)]),
-    "pool first": ((2, 10, 18), [Dropout(0.2), Pool(2), Conv(3, 2), RELU, Pool(1, 1), Dense(5)]),
-    "five convs": ((1, 16, 23), [layer for _ in range(5) for layer in (Conv(3, 3, 1, 1), RELU)] + [Pool(2), Dense(5)]),
-    "the paper's": ((1, 28, 28), [Conv(10, 5), RELU, Pool(2), Conv(20, 5), RELU, Pool(2), Dense(40), RELU, Dense(5)]),
+    "pad 3": ((1, 8, 14), [Conv(3, 5, 1, 3), RELU, MaxPool(2), Conv(2, 4, 1, 3), Dense(5)]),
+    "overlapping pools": ((2, 13, 19), [Conv(3, 3, 1, 1), RELU, MaxPool(3, 2), Conv(4, 3, 1, 1), MaxPool(3, 2), Dense(5)]),
+    "average": ((2, 9, 15), [Conv(3, 2), RELU, AvgPool(2), Conv(2, 2), TANH, AvgPool(3, 1), Dense(5)]),
+    "normalize and dropout": ((2, 9, 14), [Conv(6, 3), RELU, LocalResponseNorm(3), Dropout(0.4), MaxPool(2), Dense(8), Dense(5)]),
+    "pool first": ((2, 10, 18), [Dropout(0.2), MaxPool(2), Conv(3, 2), RELU, MaxPool(1, 1), Dense(5)]),
+    "five convs": ((1, 16, 23), [layer for _ in range(5) for layer in (Conv(3, 3, 1, 1), RELU)] + [MaxPool(2), Dense(5)]),
+    "the paper's": ((1, 28, 28), [Conv(10, 5), RELU, MaxPool(2), Conv(20, 5), RELU, MaxPool(2), Dense(40), RELU, Dense(5)]),
 }
 # Wide enough for Winograd's transforms, by squares and along lines; uneven cuts leave odd columns.
 TRANSFORMED = {
-    "squares": ((16, 4, 14), [Conv(16, 3, 1, 1), RELU, Conv(18, 3, 1, 1), RELU, Pool(2), Conv(16, 3, 1, 2), Dense(5)]),
+    "squares": ((16, 4, 14), [Conv(16, 3, 1, 1), RELU, Conv(18, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 2), Dense(5)]),
     "squares without padding": ((16, 6, 13), [Conv(16, 3), RELU, Conv(16, 3, 1, 1), TANH, Conv(16, 3), Dense(5)]),
-    "lines": ((2, 6, 25), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, Pool(2), Conv(8, 5, 1, 2), Dense(5)]),
+    "lines": ((2, 6, 25), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2), Conv(8, 5, 1, 2), Dense(5)]),
 }
 SLOW = ("the paper's", "five convs")
 every_cut = pytest.mark.parametrize("strips", [2, 3, 4])
@@ -115,7 +115,7 @@ def test_the_generated_program_is_cut_at_its_exchanges(stack, strips):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("stack", ["odd width", "stride 2", "normalise and dropout"])
+@pytest.mark.parametrize("stack", ["odd width", "stride 2", "normalize and dropout"])
 def test_a_few_images_are_blocks_of_their_own(stack):
     assert all(built.lanes == 1 for built in check_generated(stack, 2, 8, jit.plain, images=3))
 
@@ -136,7 +136,7 @@ FURTHER = [("overlapping pools", 3), ("five convs", 4), ("squares", 2)]
 @pytest.mark.parametrize(
     ("stack", "strips"), [*BORDERS, *(pytest.param(*one, marks=pytest.mark.full) for one in FURTHER)]
 )
-def test_columns_that_neighbours_wait_for_come_first_where_that_pays(stack, strips, monkeypatch):
+def test_columns_that_neighbors_wait_for_come_first_where_that_pays(stack, strips, monkeypatch):
     monkeypatch.setattr(border, "SECONDS", -1.0)
     for built in check_generated(stack, strips, 4, jit.plain):
         ports = [part.port for part, after in pairwise(built.parts) if after.meanwhile and not after.training]

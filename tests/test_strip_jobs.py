@@ -10,7 +10,7 @@ from launch import given, spread
 from adam_mpi.cli import main
 
 CLASSES, STEPS, BATCH = 5, 50, 8
-WINDOWS = {"p": "pool", "a": "average"}
+WINDOWS = {"p": "max_pool", "a": "avg_pool"}
 # Such that float32 in one piece goes the way of float64 (losses within 4e-6; with three maps, five convs part by 0.1).
 # Rows and columns of the image, layers: 'c maps kernel stride pad', 'p size stride' (or 'a'), 'd units', 'r'.
 CASES = {
@@ -45,7 +45,7 @@ def layers(text):
     for word in text.split():
         kind, numbers = word[0], word[1:].split(",")
         if kind == "c":
-            entries.append('{{kind = "conv", maps = {}, kernel = {}, stride = {}, pad = {}}}'.format(*numbers))
+            entries.append('{{kind = "conv", channels = {}, kernel = {}, stride = {}, pad = {}}}'.format(*numbers))
         elif kind in WINDOWS:
             entries.append(f'{{kind = "{WINDOWS[kind]}", size = {numbers[0]}, stride = {numbers[1]}}}')
         else:
@@ -68,7 +68,7 @@ def settings(path, text, strips, *more):
     return given(
         f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", f"train.epochs={STEPS}",
         f"model.layers={layers(text)}", "consistency.staleness=0", "layout.data=1", "layout.servers=1",
-        f"layout.partitions={strips}", "optimiser.rate=0.05", "optimiser.momentum=0.5", "server.shard=128", *more,
+        f"layout.partitions={strips}", "optimizer.learning_rate=0.05", "optimizer.momentum=0.5", "server.shard=128", *more,
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_the_same_way_whatever_carries_it(launch, tmp_path, setting):
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_with_other_strips(launch, tmp_path):
     shape, text = CASES["odd width"]
-    path, constant = noise(tmp_path / "noise.npz", shape), "optimiser.schedule=constant"
+    path, constant = noise(tmp_path / "noise.npz", shape), "optimizer.schedule=constant"
     alone = trained(launch, path, text, 1, 1, constant)
     half, _ = trained(launch, path, text, 2, 1, constant, f"train.epochs={STEPS // 2}")
     resumed = launch(5, "train", "--run", half.run, "--resume", *settings(path, text, 3, constant))

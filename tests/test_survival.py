@@ -172,7 +172,7 @@ def stop_spawned(job):
 def test_all_copies_are_the_same_after_a_loss(start_job):
     """Of four servers, one that is lost leaves copies to rebuild; the rule has all that a step can count."""
     more = given("layout.servers=4", 'inject.faults=["kill rank=3 at=applied step=20"]')
-    more += given("optimiser.momentum=0.5", "optimiser.decay=0.001", "optimiser.average=0.01")
+    more += given("optimizer.momentum=0.5", "optimizer.decay=0.001", "optimizer.ema=0.01")
     job = reached(start_job(9, "train", *SETTINGS, *ENDLESS, *more), 1)
     text, same = compare_copies(job.run, 60)
     assert same and int(text.split()[0]) > 10, text

@@ -72,7 +72,7 @@ def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
 
 def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     # One rank needs no mpirun: `env` starts it as it is.
-    command = ["sweep", "--over", "optimiser.rate=0.01,0.05", "-n", "1", "--launch", "env", "-o", str(tmp_path / "s")]
+    command = ["sweep", "--over", "optimizer.learning_rate=0.01,0.05", "-n", "1", "--launch", "env", "-o", str(tmp_path / "s")]
     command += [*SMALL, "--target", "0.02"]
     assert main(command) == 0
     said = capsys.readouterr().out.splitlines()
@@ -80,13 +80,13 @@ def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     assert said[0] == (
         f"2 runs, 0 of them done; as a Slurm array: sbatch --array=1-2 --ntasks=1 slurm/train.sh @{jobs}"
     )
-    assert said[1:3] == [f"{i}/2 optimiser.rate={rate} seed=1: done" for i, rate in ((1, 0.01), (2, 0.05))]
-    assert said[-1].startswith("Take optimiser.rate=0.0")
+    assert said[1:3] == [f"{i}/2 optimizer.learning_rate={rate} seed=1: done" for i, rate in ((1, 0.01), (2, 0.05))]
+    assert said[-1].startswith("Take optimizer.learning_rate=0.0")
     # One of them is taken back: only that one runs again. A third value is one more run of the same sweep.
-    (tmp_path / "s" / "optimiser.rate=0.05_seed=1" / "DONE").unlink()
+    (tmp_path / "s" / "optimizer.learning_rate=0.05_seed=1" / "DONE").unlink()
     command[2] += ",-1"
-    assert main(command) == 2 and "optimiser.rate = -1" in capsys.readouterr().err
-    command[2] = "optimiser.rate=0.01,0.05,0.1"
+    assert main(command) == 2 and "optimizer.learning_rate = -1" in capsys.readouterr().err
+    command[2] = "optimizer.learning_rate=0.01,0.05,0.1"
     assert main(command) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("3 runs, 1 of them done") and [line[:3] for line in said[1:3]] == ["2/3", "3/3"]
@@ -99,19 +99,19 @@ def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
 
 def test_a_job_that_fails_is_told_and_tried_again(tmp_path, capsys):
     faults = 'inject.faults=["raise role=worker at=compute step=2"]'
-    command = ["sweep", "--over", "optimiser.rate=0.01", "--launch", "env", "-o", str(tmp_path), *SMALL]
+    command = ["sweep", "--over", "optimizer.learning_rate=0.01", "--launch", "env", "-o", str(tmp_path), *SMALL]
     assert main([*command, *given(faults)]) == 2
     streams = capsys.readouterr()
-    assert "1/1 optimiser.rate=0.01 seed=1: FAILED" in streams.out and "no run of this sweep is done" in streams.err
+    assert "1/1 optimizer.learning_rate=0.01 seed=1: FAILED" in streams.out and "no run of this sweep is done" in streams.err
 
 
 def test_sweeps_over_the_same_key_do_not_meet_in_a_folder(tmp_path, monkeypatch, capsys):
     """The second takes the next folder, and each finds its own again."""
     monkeypatch.chdir(tmp_path)
-    commands = [["sweep", "--over", "optimiser.rate=0.01", "--launch", "false", "-n", str(n)] for n in (1, 2, 1)]
+    commands = [["sweep", "--over", "optimizer.learning_rate=0.01", "--launch", "false", "-n", str(n)] for n in (1, 2, 1)]
     assert [main(command) for command in commands] == [2, 2, 2]
     folders = re.findall(r"slurm/train.sh @(.*)/jobs.txt", capsys.readouterr().out)
-    assert folders == [f"runs/sweep-optimiser.rate{more}" for more in ("", "-2", "")]
+    assert folders == [f"runs/sweep-optimizer.learning_rate{more}" for more in ("", "-2", "")]
 
 
 # Instead of mpirun: the first job is done at once, the second goes on until it is interrupted.
@@ -130,18 +130,18 @@ def test_an_interrupted_sweep_is_one_line_and_leaves_no_job(number, tmp_path):
     launcher = tmp_path / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
-    command = ["sweep", "--over", "optimiser.rate=0.01,0.05,0.1", "--launch", launcher, "-o", tmp_path / "s"]
+    command = ["sweep", "--over", "optimizer.learning_rate=0.01,0.05,0.1", "--launch", launcher, "-o", tmp_path / "s"]
     words = [sys.executable, "-m", "adam_mpi", *map(str, command)]
     sweep = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    second = tmp_path / "s" / "optimiser.rate=0.05_seed=1"
+    second = tmp_path / "s" / "optimizer.learning_rate=0.05_seed=1"
     limit = time.monotonic() + 60
     while not (second / "pid").exists():
         assert sweep.poll() is None and time.monotonic() < limit, "the second job did not begin"
         time.sleep(0.01)
     sweep.send_signal(number)
     out, told = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130 and "1/3 optimiser.rate=0.01 seed=1: done" in out
+    assert sweep.returncode == 130 and "1/3 optimizer.learning_rate=0.01 seed=1: done" in out
     assert told == "adam_mpi: interrupted; 1 of 3 runs are done; the same command goes on with the others\n"
-    assert (second / "ended").exists() and not (tmp_path / "s" / "optimiser.rate=0.1_seed=1").exists()
+    assert (second / "ended").exists() and not (tmp_path / "s" / "optimizer.learning_rate=0.1_seed=1").exists()
     with pytest.raises(ProcessLookupError):
         os.kill(int((second / "pid").read_text()), 0)

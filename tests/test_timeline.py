@@ -79,7 +79,7 @@ def test_a_row_keeps_the_newest():
 
 @pytest.mark.mpi
 def test_clocks_are_aligned():
-    """Clocks that are a thousand seconds per rank apart agree afterwards, to half of a message and its answer."""
+    """Clocks that are a thousand seconds per rank apart agree afterward, to half of a message and its answer."""
     world = World(MPI.COMM_WORLD, config.load())
     wrong_by = 1_000_000_000_000 * world.rank
     offset, most = clock_offset.offset(world, lambda: trace.now() + wrong_by)

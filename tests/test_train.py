@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(330)
 
 # Rounding stays rounding: where a max-pooling has a near-tie, it would decide which pixel learns.
 SMOOTH = """model.layers=[
-    {kind = "conv", maps = 8, kernel = 5}, "tanh", {kind = "average", size = 2},
-    {kind = "conv", maps = 16, kernel = 5}, "tanh", {kind = "average", size = 2},
+    {kind = "conv", channels = 8, kernel = 5}, "tanh", {kind = "avg_pool", size = 2},
+    {kind = "conv", channels = 16, kernel = 5}, "tanh", {kind = "avg_pool", size = 2},
     {kind = "dense", units = 100}, "tanh", {kind = "dense", units = 10}]"""
 
 
@@ -117,7 +117,7 @@ def mnist_missing():
 @both([4])
 def test_mnist_in_two_epochs(case, launch):
     # The best by validation accuracy of fifteen recipes. The default rate is small: it suits eight ranks as well.
-    steps = given("optimiser.rate=0.02", "optimiser.momentum=0.9", "consistency.staleness=4")
+    steps = given("optimizer.learning_rate=0.02", "optimizer.momentum=0.9", "consistency.staleness=4")
     job = finished(launch(case, "train", *given("data.set=mnist", "train.epochs=2"), *steps, timeout=300))
     check_counts(job.summary, 2 * 55_000)
     assert job.summary["test_accuracy"] >= 0.985
@@ -146,6 +146,6 @@ def test_one_rank_and_four_in_step_give_the_same_loss_curve_and_bits(case, launc
 @both(["target", "patience"])
 def test_training_stops_early(case, launch):
     stop = {"target": "train.target=0.3", "patience": "train.patience=1"}[case]
-    still = given("optimiser.rate=0") if case == "patience" else []
+    still = given("optimizer.learning_rate=0") if case == "patience" else []
     job = finished(launch(3, "train", *QUICK, *given("train.epochs=50", stop), *still))
     assert job.summary["stopped_by"] == case and job.summary["epochs"] < 50

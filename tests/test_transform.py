@@ -53,15 +53,15 @@ def image_key(seed, epoch, image):
 def test_affine_agrees_with_scipy(wanted, sides):
     noise = np.random.default_rng(0).integers(0, 256, (6, 2, *sides), np.uint8)
     made = transformer(wanted, (2, *sides))(noise, np.arange(6), 1)
-    centre = (np.array(sides) - 1) / 2
+    center = (np.array(sides) - 1) / 2
     for image in range(6):
         matrix, moved = map_of(wanted, image)
         for channel in range(2):
-            offset = centre + moved - matrix @ centre
+            offset = center + moved - matrix @ center
             truth = ndimage.affine_transform(
                 noise[image, channel].astype(float), matrix, offset, order=1, mode="nearest"
             )
-            # Positions are rounded to 1/256 of a pixel, and neighbours of noise differ by up to 255.
+            # Positions are rounded to 1/256 of a pixel, and neighbors of noise differ by up to 255.
             assert np.abs(made[image, channel] - truth).max() < 2.6
 
 
@@ -95,8 +95,8 @@ def test_elastic_bends_as_the_field_says(images):
 
 
 def test_light():
-    grey = np.full((30, 3, 4, 4), 100, np.uint8)
-    made = transformer(Transform(brightness=0.1, contrast=0.2), (3, 4, 4))(grey, np.arange(30), 1).astype(int)
+    gray = np.full((30, 3, 4, 4), 100, np.uint8)
+    made = transformer(Transform(brightness=0.1, contrast=0.2), (3, 4, 4))(gray, np.arange(30), 1).astype(int)
     assert (made == made[:, :1, :1, :1]).all() and len(np.unique(made[:, 0, 0, 0])) > 10
     # Contrast moves 100 by at most 0.2 * 27.5, brightness by 25.5.
     assert np.abs(made - 100).max() <= 32 and np.abs(made - 100).max() > 15
@@ -142,11 +142,11 @@ def test_threads_do_not_disturb_each_other(images):
     assert all((made == truth).all() for number in range(3) for made in results[number])
 
 
-def test_normalise_brings_channels_to_mean_0_and_deviation_1():
+def test_normalize_brings_channels_to_mean_0_and_deviation_1():
     sample = np.random.default_rng(0).integers(0, 100, (500, 3, 4, 4)).astype(np.uint8)
     sample[:, 1] //= 4
     sample[:, 2] = 9
-    made = transformer(Transform(normalise=True), (3, 4, 4), sample=sample)(sample, np.arange(500), None)
+    made = transformer(Transform(normalize=True), (3, 4, 4), sample=sample)(sample, np.arange(500), None)
     assert made.dtype == np.float32
     np.testing.assert_allclose(made.mean(axis=(0, 2, 3)), 0, atol=1e-5)
     np.testing.assert_allclose(made.std(axis=(0, 2, 3)), [1, 1, 0], atol=1e-5)
@@ -159,6 +159,6 @@ def test_nothing_wanted_is_nothing_done(images):
 def test_what_cannot_work_is_named():
     with pytest.raises(UserError, match="crop = 30: images are 28 x 28"):
         output(Transform(crop=30), (1, 28, 28), UINT8)
-    with pytest.raises(UserError, match="only normalise"):
+    with pytest.raises(UserError, match="only normalize"):
         output(Transform(shift=1), (40, 1, 1), np.dtype(np.float32))
-    assert output(Transform(normalise=True), (40, 1, 1), np.dtype(np.float32)) == ((40, 1, 1), np.float32)
+    assert output(Transform(normalize=True), (40, 1, 1), np.dtype(np.float32)) == ((40, 1, 1), np.float32)

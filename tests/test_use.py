@@ -18,7 +18,7 @@ from adam_mpi.checkpoint import model_file
 from adam_mpi.cli import main
 from adam_mpi.config import Data, load, to_toml
 from adam_mpi.data import glyphs
-from adam_mpi.data.batch_loader import Preparation
+from adam_mpi.data.batch_loader import BatchLoader
 from adam_mpi.data.formats import arrays
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import open_set
@@ -29,11 +29,11 @@ from adam_mpi.model import parameters
 from adam_mpi.model.parameters import Tensor
 
 SMALL = (
-    'model.layers=[{kind="conv", maps=4, kernel=5}, "relu", {kind="pool", size=2}, {kind="lrn", size=3},'
-    ' {kind="average", size=3, stride=2}, {kind="dense", units=16}, "tanh", {kind="dropout", rate=0.5},'
+    'model.layers=[{kind="conv", channels=4, kernel=5}, "relu", {kind="max_pool", size=2}, {kind="lrn", size=3},'
+    ' {kind="avg_pool", size=3, stride=2}, {kind="dense", units=16}, "tanh", {kind="dropout", rate=0.5},'
     ' {kind="dense", units=12}, "sigmoid", {kind="dense", units=10}]'
 )
-PLAIN = 'model.layers=[{kind="conv", maps=4, kernel=3, stride=2, pad=1}, "relu", {kind="dense", units=10}]'
+PLAIN = 'model.layers=[{kind="conv", channels=4, kernel=3, stride=2, pad=1}, "relu", {kind="dense", units=10}]'
 REFERENCE = "kernels.engine=reference"
 IMAGES = glyphs.draw(1, "test", np.arange(100))[0]
 
@@ -41,7 +41,7 @@ IMAGES = glyphs.draw(1, "test", np.arange(100))[0]
 def run_directory(path, *overrides):
     """What a finished run leaves, as far as it is used here, with random weights."""
     config = load(None, [REFERENCE, *overrides])
-    inputs = Inputs.of(Preparation(open_set(config.data), config.run.seed))
+    inputs = Inputs.of(BatchLoader(open_set(config.data), config.run.seed))
     shapes = shapes_of(config, inputs)
     weights = parameters.initial(shapes, 7)
     weights += np.random.default_rng(7).normal(0, 0.05, weights.size).astype(np.float32)
@@ -63,13 +63,13 @@ def said(capsys, *arguments, code=0):
 
 def test_load_and_predict(run):
     model = adam_mpi.load(run)
-    chances = model.predict(IMAGES)
-    assert chances.shape == (100, 10) and np.allclose(chances.sum(axis=1), 1)
-    # Grey images and channels that come last are understood.
-    np.testing.assert_array_equal(model.predict(IMAGES[:, 0]), chances)
-    np.testing.assert_array_equal(model.predict(IMAGES.transpose(0, 2, 3, 1)), chances)
+    probabilities = model.predict(IMAGES)
+    assert probabilities.shape == (100, 10) and np.allclose(probabilities.sum(axis=1), 1)
+    # Gray images and channels that come last are understood.
+    np.testing.assert_array_equal(model.predict(IMAGES[:, 0]), probabilities)
+    np.testing.assert_array_equal(model.predict(IMAGES.transpose(0, 2, 3, 1)), probabilities)
     assert model.predict(IMAGES[:0]).shape == (0, 10)
-    np.testing.assert_array_equal(adam_mpi.load(run / "weights.h5").predict(IMAGES), chances)
+    np.testing.assert_array_equal(adam_mpi.load(run / "weights.h5").predict(IMAGES), probabilities)
 
 
 def test_what_is_no_image_of_the_model_is_refused(run, tmp_path):
@@ -84,15 +84,15 @@ def test_what_is_no_image_of_the_model_is_refused(run, tmp_path):
 
 def test_run_feeds_and_fetches_any_layer(run):
     model = adam_mpi.load(run)
-    pixels, conv, relu, chances = model.run({"input": IMAGES}, ["input", "conv1", "relu1", "probabilities"])
+    pixels, conv, relu, probabilities = model.run({"input": IMAGES}, ["input", "conv1", "relu1", "probabilities"])
     np.testing.assert_allclose(pixels, IMAGES / 255, atol=1e-7)
     # The activation works in place, and yet both sides of it are told.
     assert conv.shape == (100, 4, 24, 24) and conv.min() < 0
     np.testing.assert_array_equal(relu, np.maximum(conv, 0))
-    np.testing.assert_allclose(chances, model.predict(IMAGES), atol=1e-6)
+    np.testing.assert_allclose(probabilities, model.predict(IMAGES), atol=1e-6)
     # What a layer gave can be fed again, and the rest follows from it.
     (again,) = model.run(feed={"relu1": relu}, fetch=["probabilities"])
-    np.testing.assert_array_equal(again, chances)
+    np.testing.assert_array_equal(again, probabilities)
     hidden, changed = model.run({"input": IMAGES, "dense1": np.zeros((100, 16))}, ["dense1", "probabilities"])
     assert not hidden.any() and np.ptp(changed, axis=0).max() == 0
 
@@ -111,11 +111,11 @@ def test_mistakes_in_feed_and_fetch_are_named(run, feed, fetch, complaint):
         adam_mpi.load(run).run(feed, fetch)
 
 
-def test_normalised_and_cropped_images_need_no_data_set_later(tmp_path, monkeypatch):
+def test_normalized_and_cropped_images_need_no_data_set_later(tmp_path, monkeypatch):
     data = np.random.default_rng(0).integers(0, 256, (60, 12, 12, 3)).astype(np.uint8)
     np.savez(tmp_path / "set.npz", images=data, labels=np.arange(60) % 3)
-    layers = 'model.layers=[{kind="conv", maps=2, kernel=3}, "relu", {kind="dense", units=3}]'
-    transform = "data.transform.normalise=true", "data.transform.crop=8"
+    layers = 'model.layers=[{kind="conv", channels=2, kernel=3}, "relu", {kind="dense", units=3}]'
+    transform = "data.transform.normalize=true", "data.transform.crop=8"
     run_directory(tmp_path / "run", f"data.set={tmp_path / 'set.npz'}", layers, *transform)
     held = open_set(Data(set=str(tmp_path / "set.npz"), transform=load(None, transform).data.transform))
     (tmp_path / "set.npz").unlink()
@@ -136,7 +136,7 @@ def factor(model):
 
 
 def test_predict_images_folders_and_arrays(run, tmp_path, capsys):
-    chances = adam_mpi.load(run).predict(IMAGES[:3])
+    probabilities = adam_mpi.load(run).predict(IMAGES[:3])
     folder = tmp_path / "pictures"
     (folder / "more").mkdir(parents=True)
     files = [folder / "a.png", folder / "b.png", folder / "more" / "c.png"]
@@ -144,12 +144,12 @@ def test_predict_images_folders_and_arrays(run, tmp_path, capsys):
         Image.fromarray(image[0]).save(file)
     lines = said(capsys, "predict", run, files[1], folder).splitlines()
     assert [line.split(":")[0] for line in lines] == [str(file) for file in [files[1], *files]]
-    for line, row in zip(lines[1:], chances, strict=True):
+    for line, row in zip(lines[1:], probabilities, strict=True):
         assert re.fullmatch(rf".*: {row.argmax()} {row.max():.1%} \(\d .*%, \d .*%\)", line)
-    np.savez(tmp_path / "some.npz", test_images=IMAGES[:3], test_labels=[chances[0].argmax(), 11, 11])
+    np.savez(tmp_path / "some.npz", test_images=IMAGES[:3], test_labels=[probabilities[0].argmax(), 11, 11])
     lines = said(capsys, "predict", run, tmp_path / "some.npz", "-o", tmp_path / "out.npz").splitlines()
     assert lines[3] == f"{tmp_path / 'some.npz'}: 1 of 3 right, 33.33%"
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["probabilities"], chances)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["probabilities"], probabilities)
 
 
 def test_predict_brings_pictures_to_size(run, tmp_path, capsys):
@@ -183,12 +183,12 @@ def test_onnx_gives_the_same_probabilities(layers, tmp_path, capsys):
     np.testing.assert_allclose(found, adam_mpi.load(run).predict(IMAGES), atol=1e-5)
 
 
-def test_onnx_of_normalised_features(tmp_path, capsys):
+def test_onnx_of_normalized_features(tmp_path, capsys):
     random = np.random.default_rng(0)
     features = random.normal(3, 5, (60, 7)).astype(np.float32)
     np.savez(tmp_path / "set.npz", features=features, labels=np.arange(60) % 3)
     layers = 'model.layers=[{kind="dense", units=9}, "tanh", {kind="dense", units=3}]'
-    run = run_directory(tmp_path / "run", f"data.set={tmp_path / 'set.npz'}", layers, "data.transform.normalise=true")
+    run = run_directory(tmp_path / "run", f"data.set={tmp_path / 'set.npz'}", layers, "data.transform.normalize=true")
     said(capsys, "export", run, "--format", "onnx", "-o", tmp_path / "model")
     found = in_onnxruntime(tmp_path / "model", features[:, :, None, None])
     np.testing.assert_allclose(found, adam_mpi.load(run).predict(features), atol=1e-5)
@@ -285,7 +285,7 @@ NORMS = {"1.weight": (4,), "1.bias": (4,), "1.running_mean": (4,), "1.running_va
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        # A network with batch normalisation, as it is saved; and without what is no parameter of it.
+        # A network with batch normalization, as it is saved; and without what is no parameter of it.
         (NORMS, "1.weight, 1.bias, 1.running_mean, 1.running_var fit nowhere"),
         ({"1.weight": (4,), "1.bias": (4,)}, "1.weight, 1.bias fit nowhere"),
         # Where layers have no bias beside it, a gamma has the shape of one.
@@ -398,11 +398,11 @@ def test_a_trained_run_on_the_whole_test_set(launch, tmp_path, capsys):
     assert job.returncode == 0, job.said()
     model = adam_mpi.load(job.run)
     images, labels = open_set(model.config.data).read("test", np.arange(glyphs.TEST))
-    chances = model.predict(images)
-    accuracy = np.mean(chances.argmax(axis=1) == labels)
+    probabilities = model.predict(images)
+    accuracy = np.mean(probabilities.argmax(axis=1) == labels)
     assert accuracy == pytest.approx(job.summary["test_accuracy"], abs=1e-3)
     said(capsys, "export", job.run, "-o", tmp_path / "model.onnx")
-    np.testing.assert_allclose(in_onnxruntime(tmp_path / "model.onnx", images), chances, atol=1e-5)
+    np.testing.assert_allclose(in_onnxruntime(tmp_path / "model.onnx", images), probabilities, atol=1e-5)
     torch = pytest.importorskip("torch")
     nn, weights = torch.nn, model.tensors
     stack = nn.Sequential(
@@ -410,4 +410,4 @@ def test_a_trained_run_on_the_whole_test_set(launch, tmp_path, capsys):
         nn.Linear(320, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10),
     )  # fmt: skip
     stack.load_state_dict(dict(zip(stack.state_dict(), map(torch.from_numpy, weights.values()), strict=True)))
-    np.testing.assert_allclose(in_torch(torch, stack, images), chances, atol=1e-5)
+    np.testing.assert_allclose(in_torch(torch, stack, images), probabilities, atol=1e-5)

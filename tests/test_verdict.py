@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from adam_mpi.data.epoch_progress import Tally
+from adam_mpi.data.epoch_progress import EpochProgress
 from adam_mpi.data.order import Order
 from adam_mpi.monitor import outcome
 from adam_mpi.sharding.phases import Phase
@@ -33,7 +33,7 @@ def test_a_phase_of_nothing_but_nan_ends_the_job(images, not_finite, done, ends)
 
 def test_a_loss_that_is_no_number_is_counted_apart():
     order = Order(Phase(0, "train", 1), 96, 32, 1)
-    tally = Tally(order, range(3), lambda number: 0, 1, None)
+    tally = EpochProgress(order, range(3), lambda number: 0, 1, None)
     for number, loss in enumerate((64.0, math.nan, math.inf)):
         tally.report(number, 32, loss, 8)
     assert (tally.loss, tally.not_finite, tally.finished, tally.complete) == (64.0, 64, 96, True)

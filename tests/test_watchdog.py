@@ -23,7 +23,7 @@ def clock(monkeypatch):
     return now
 
 
-class Post:
+class ControlChannel:
     def __init__(self):
         self.sent, self.signs = [], []
 
@@ -42,7 +42,7 @@ def dog(clock):
     world = types.SimpleNamespace(config=load(None), hosts=["a", "b"], place=places[0], rank=0, layout=layout)
     world.survivable = False
     world.config.watchdog.seconds = 10.0
-    return Watchdog(world, Post())
+    return Watchdog(world, ControlChannel())
 
 
 def test_a_wait_is_told_once_and_again_only_when_it_began_anew(dog, clock, caplog):
@@ -51,8 +51,8 @@ def test_a_wait_is_told_once_and_again_only_when_it_began_anew(dog, clock, caplo
             clock.seconds += 1
             dog.look(lambda turn=turn: [Wait("clock 7", 1, turn, patient=True)])
             answer_signs(dog)
-    assert len(dog.post.sent) == 2
-    to, asked = dog.post.sent[0]
+    assert len(dog.channel.sent) == 2
+    to, asked = dog.channel.sent[0]
     assert to == 1
     pattern = r"rank 0, worker .* on a waited for clock 7 from rank 1, server on b since \d\d:\d\d:\d\d, 1\d\.\d s"
     assert re.fullmatch(pattern, asked)
@@ -62,7 +62,7 @@ def test_what_moves_on_is_never_told(dog, clock):
     for turn in range(100):
         clock.seconds += 3
         dog.look(lambda turn=turn: [Wait("a batch", 1, turn)])
-    assert dog.post.sent == []
+    assert dog.channel.sent == []
 
 
 def test_what_is_owed_for_too_long_ends_the_job(dog, clock):
@@ -77,9 +77,9 @@ def test_what_is_owed_for_too_long_ends_the_job(dog, clock):
 
 def answer_signs(dog):
     """As the other side does, whose main thread goes on."""
-    for to, message in dog.post.signs:
+    for to, message in dog.channel.signs:
         dog.hear(to, {**message, "asks": False})
-    dog.post.signs = []
+    dog.channel.signs = []
 
 
 def test_a_patient_wait_lasts_while_the_other_side_gives_signs_of_life(dog, clock):
@@ -96,19 +96,19 @@ def test_a_patient_wait_ends_when_the_other_side_gives_no_sign_of_life(dog, cloc
             clock.seconds += 1
             dog.look(lambda: [Wait("clock 7", 1, 0, patient=True)])
     assert 130 < clock.seconds < 135
-    assert len(dog.post.signs) == 1
+    assert len(dog.channel.signs) == 1
 
 
 def test_nobody_is_asked_for_signs_of_life_while_waits_are_short(dog, clock):
     for turn in range(100):
         clock.seconds += 1
         dog.look(lambda turn=turn: [Wait("clock", 1, turn, patient=True)])
-    assert dog.post.signs == []
+    assert dog.channel.signs == []
 
 
 def test_who_is_asked_for_a_sign_of_life_gives_it(dog):
     dog.hear(1, {"kind": "sign", "asks": True, "number": 7})
-    assert dog.post.signs == [(1, {"kind": "sign", "asks": False, "number": 7})]
+    assert dog.channel.signs == [(1, {"kind": "sign", "asks": False, "number": 7})]
 
 
 def test_where_others_can_go_on_the_head_acts_before_those_who_wait(dog, clock):
@@ -125,7 +125,7 @@ def test_the_time_in_which_this_rank_stood_still_counts_for_nobody(dog, clock):
     for seconds in (1, 5, 60, 2, 1, 90, 1):
         clock.seconds += seconds
         dog.look(lambda: [Wait("a batch", 1, 0)])
-    assert dog.post.sent == []
+    assert dog.channel.sent == []
 
 
 def test_stacks_name_the_threads_and_where_they_are():
@@ -150,7 +150,7 @@ def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job)
 
 STRIPS = given(
     "layout.partitions=2", "layout.data=1", "layout.servers=1", "kernels.engine=reference", "data.validation=0",
-    'model.layers=[{kind="conv", maps=4, kernel=3}, "tanh", {kind="dense", units=10}]',
+    'model.layers=[{kind="conv", channels=4, kernel=3}, "tanh", {kind="dense", units=10}]',
 )  # fmt: skip
 
 

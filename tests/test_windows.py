@@ -20,7 +20,7 @@ def pattern(rank):
 
 
 class Party:
-    """A rank with its world and neighbours, that makes windows of one kind and serves them while it waits."""
+    """A rank with its world and neighbors, that makes windows of one kind and serves them while it waits."""
 
     def __init__(self, kind):
         self.world, self.kind, self.window = World(MPI.COMM_WORLD, config.load()), kind, None

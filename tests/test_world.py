@@ -11,7 +11,7 @@ from adam_mpi import config
 from adam_mpi.base.errors import RankFailure, UserError
 from adam_mpi.cluster import world as world_file
 from adam_mpi.cluster.world import Idle, Interrupted, World
-from adam_mpi.runtime.rank_runtime import Crew
+from adam_mpi.runtime.rank_runtime import RankRuntime
 
 pytestmark = pytest.mark.mpi
 
@@ -112,7 +112,7 @@ def test_a_patient_loop_rests_at_once(monkeypatch):
 def test_a_rank_rests_until_a_thread_of_its_worker_is_done():
     slept = []
     worker = SimpleNamespace(rest=lambda seconds: slept.append(("thread", seconds)) or busy)
-    crew = Crew(None, {"data": None, "worker": worker}, None, [])
+    crew = RankRuntime(None, {"data": None, "worker": worker}, None, [])
     busy = True
     crew.rest(0.001)
     busy = False

@@ -9,7 +9,7 @@ import numpy as np
 NOTHING = np.empty(0, np.float32)
 
 
-class Pool:
+class BufferPool:
     """Float32 buffers, of an arena as long as it lasts; several threads may take and give at the same time."""
 
     def __init__(self, arena: np.ndarray = NOTHING) -> None:

@@ -12,7 +12,7 @@ from numba import njit
 def _add(words, edges, sums):  # type: ignore[no-untyped-def]
     for k in range(sums.size):
         part, total = words[edges[k] : edges[k + 1]], sums[k]
-        # Counters without a sign: what may wrap around is not vectorised.
+        # Counters without a sign: what may wrap around is not vectorized.
         for i in range(part.size):
             total += np.uint64(part[i]) * np.uint64(np.uint32(2) * np.uint32(i) + np.uint32(1))
         sums[k] = total

@@ -6,7 +6,7 @@ import numpy as np
 
 @numba.njit(nogil=True, cache=True)
 def mix(word: np.uint64) -> np.uint64:
-    """Scatter the bits of a word (a bijection): neighbouring words give unrelated ones."""
+    """Scatter the bits of a word (a bijection): neighboring words give unrelated ones."""
     word = (word ^ (word >> np.uint64(31))) * np.uint64(0xD6A3_5C7B_91E8_4F2D)
     word = (word ^ (word >> np.uint64(29))) * np.uint64(0xA8F1_627D_3B95_C4E3)
     return word ^ (word >> np.uint64(32))

@@ -14,7 +14,7 @@ def nodes(system: Path = SYSTEM) -> list[frozenset[int]]:
 
 
 def share(found: Sequence[Collection[int]], allowed: Collection[int], threads: int) -> list[frozenset[int]]:
-    """The cores of each thread, neighbours on one node; none where there are not two nodes to choose from."""
+    """The cores of each thread, neighbors on one node; none where there are not two nodes to choose from."""
     mine = [cores for node in found if (cores := frozenset(allowed).intersection(node))]
     if len(mine) < 2:
         return [frozenset()] * threads

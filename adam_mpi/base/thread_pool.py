@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from adam_mpi.base import numa, trace
 
 
-class Appliers:
+class ThreadPool:
     """Runs jobs on shards; the caller's thread takes part, so one thread means none beside it."""
 
     def __init__(self, threads: int, cores: Sequence[Collection[int]] = ()) -> None:

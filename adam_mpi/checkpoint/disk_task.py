@@ -31,7 +31,7 @@ def abandoned() -> bool:
     return errand is not None and errand.given_up
 
 
-class Errand(Generic[T]):
+class DiskTask(Generic[T]):
     def __init__(self, name: str, work: Callable[[], T], seconds: float) -> None:
         """Begin the work; it is given up when it has not got further for so many seconds."""
         self.seconds, self.advanced = seconds, time.monotonic()

@@ -14,7 +14,7 @@ from adam_mpi.sharding.position import Position
 
 
 def inspect(path: Path) -> tuple[str, bool]:
-    """Lines about it, and whether everything that is to be whole is whole."""
+    """Winograd1D about it, and whether everything that is to be whole is whole."""
     lines, whole = [], True
     for line, good in _look(path):
         lines.append(line)

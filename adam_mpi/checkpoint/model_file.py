@@ -1,7 +1,7 @@
 """Weights for everybody: HDF5 with a plain dataset per tensor, `conv1/weight`, that any reader of HDF5 opens.
 
 In a snapshot they are virtual datasets over the servers' files; `adam_mpi merge` makes one file of them. Besides the
-weights there is `optimiser/conv1/weight`, and `average/conv1/weight` where a running average is kept.
+weights there is `optimizer/conv1/weight`, and `average/conv1/weight` where a running average is kept.
 """
 
 import math
@@ -22,7 +22,7 @@ from adam_mpi.sharding.spans import joined, meets
 KIND = "model"
 INPUTS = "inputs"
 """What the network takes, as JSON; a dataset, as attributes have room for a few thousand numbers only."""
-GROUPS = {"weights": "", "state": "optimiser/", "average": "average/"}
+GROUPS = {"weights": "", "state": "optimizer/", "ema": "ema/"}
 
 
 def boxes(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[slice, ...], int, int]]:
@@ -67,7 +67,7 @@ def write_virtual(
         total, offset = int(shards[:, 1].sum()), 0
         for start, size in shards.tolist():
             last = sources[-1] if offset else None
-            # Neighbours in the file that are neighbours in the flat vector are mapped together.
+            # Neighbors in the file that are neighbors in the flat vector are mapped together.
             if last is not None and last.start + last.size == start:
                 sources[-1] = last._replace(size=last.size + size)
             else:

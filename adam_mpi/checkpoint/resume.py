@@ -20,7 +20,7 @@ from adam_mpi.checkpoint import snapshot, store_file, stores
 from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.identity import Identity
 from adam_mpi.checkpoint.run_directory import read_metrics
-from adam_mpi.checkpoint.stores import Life, Seen
+from adam_mpi.checkpoint.stores import Attempt, Seen
 from adam_mpi.config import Config
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.position import Position
@@ -109,7 +109,7 @@ def _from_snapshot(path: Path) -> Resume:
     return Resume("snapshot", path, told["epochs"], position, best, *known, note, residuals)
 
 
-def _from_store(life: Life, run: Path, config: Config) -> Resume:
+def _from_store(life: Attempt, run: Path, config: Config) -> Resume:
     folder, files = life.path, life.files.values()
     position = merged([Position.unpack(stored.position) for stored in files if stored.position is not None])
     counts = [piece.images for stored in files for piece in stored.written]
@@ -187,7 +187,7 @@ def share(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int
 
 
 def state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
-    """Weights, state of the optimiser, and average if there is one, of a model of so many parameters, in these spans:
+    """Weights, state of the optimizer, and average if there is one, of a model of so many parameters, in these spans:
     those that were shared, or else read now.
     """
     return resume.shared if resume.shared is not None else gathered(_checked(resume, size, spans), spans)

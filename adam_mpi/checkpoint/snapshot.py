@@ -115,7 +115,7 @@ def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
 
 def parts(file: h5py.File) -> list[str]:
     """What a server's file keeps of each parameter, in the order of the checksum."""
-    return [part for part in ("weights", "state", "average", "residual") if part in file]
+    return [part for part in ("weights", "state", "ema", "residual") if part in file]
 
 
 def manifest(path: Path) -> dict[str, Any]:

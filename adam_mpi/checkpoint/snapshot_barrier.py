@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.checkpoint import snapshot
-from adam_mpi.checkpoint.disk_task import Errand, reason
+from adam_mpi.checkpoint.disk_task import DiskTask, reason
 from adam_mpi.checkpoint.hdf5_file import blocks
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import Shard
@@ -23,7 +23,7 @@ from adam_mpi.sharding.shards import Shard
 log = logging.getLogger(__name__)
 
 
-class Cut:
+class SnapshotBarrier:
     def __init__(self, rings: int, seconds: float, writing: Callable[[], None] = lambda: None) -> None:
         """`seconds`: after which a disk that takes nothing is given up; `writing` is called before it is written."""
         self.seconds, self.writing = seconds, writing
@@ -33,7 +33,7 @@ class Cut:
         """While a snapshot is made: nothing of these clocks or later ones is applied."""
         self.folder: Path | None = None
         """Where to write, once the cut is known."""
-        self.errands: deque[tuple[Path, Errand[dict[str, Any]]]] = deque()
+        self.errands: deque[tuple[Path, DiskTask[dict[str, Any]]]] = deque()
         """Copies that are being written."""
 
     def hold(self) -> list[int]:
@@ -64,7 +64,7 @@ class Cut:
         assert self.folder is not None
         arguments = (self.folder / name, shards, copied, versions.copy(), position.pack())
         word = {"epoch": position.epoch, "batches": position.count, "images": position.images, "clock": position.clock}
-        errand = Errand("snapshot", partial(self._write, word, *arguments), self.seconds)
+        errand = DiskTask("snapshot", partial(self._write, word, *arguments), self.seconds)
         self.errands.append((arguments[0], errand))
         self.release()
 

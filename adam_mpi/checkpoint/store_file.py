@@ -1,6 +1,6 @@
 """A file that is readable after `kill -9` at any moment: HDF5, laid out once, two slots per record.
 
-A record is a shard (weights, state of the optimiser, average), or last the position. A write goes to the older slot of
+A record is a shard (weights, state of the optimizer, average), or last the position. A write goes to the older slot of
 its record; when the body is on disk, the head follows: version, images applied, time, checksum of all that. A write
 cut short leaves the other slot, which is whole.
 
@@ -22,7 +22,7 @@ import numpy as np
 from h5py import h5t
 
 from adam_mpi.base.checksum import checksum
-from adam_mpi.base.thread_pool import Appliers
+from adam_mpi.base.thread_pool import ThreadPool
 from adam_mpi.checkpoint.hdf5_file import lay_out, new_file, open_file, put, sync
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import joined, meets
@@ -86,7 +86,7 @@ def _reserve(path: Path) -> None:
     sync(path)
 
 
-class Slots:
+class StoreFile:
     """A store opened for writing."""
 
     def __init__(self, path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
@@ -101,7 +101,7 @@ class Slots:
         self.next = np.zeros(len(self.bodies), np.int64)
         """The slot that the next write of each record goes to."""
         self.descriptor = os.open(path, os.O_WRONLY)
-        self.pair = Appliers(2)
+        self.pair = ThreadPool(2)
 
     def write(self, records: Sequence[Record]) -> None:
         """All bodies, then, when they are on disk, all heads; each record at most once."""

@@ -41,7 +41,7 @@ class Sight(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Life:
+class Attempt:
     path: Path
     """Where the rank that has looked for it would find it."""
     told: dict[str, Any]
@@ -57,7 +57,7 @@ class Life:
 class Seen:
     last: int = 0
     """The number of the last life that has left anything, anywhere."""
-    life: Life | None = None
+    life: Attempt | None = None
     """The newest one that is whole."""
     trouble: tuple[str, ...] = ()
     """What is wrong with newer ones."""
@@ -136,7 +136,7 @@ def readers(seen: Sequence[Sequence[Sight]]) -> dict[str, int]:
     return chosen
 
 
-def _read_life(comm: MPI.Comm, path: Path, identity: Identity, seen: Sequence[Sequence[Sight]]) -> Life:
+def _read_life(comm: MPI.Comm, path: Path, identity: Identity, seen: Sequence[Sequence[Sight]]) -> Attempt:
     """Collective: each rank reads its files from end to end; everybody comes to the same result, or raises the same."""
     chosen = readers(seen)
     mine: dict[str, Stored | str] = {}
@@ -153,7 +153,7 @@ def _read_life(comm: MPI.Comm, path: Path, identity: Identity, seen: Sequence[Se
         raise UserError(f"{path}: is of another run; move it away, or give another store.dir")
     files = {name: stored for _, found in words for name, stored in found.items()}
     shared = all(set(sights) == set(seen[0]) for sights in seen)
-    return Life(path, told, check(path, told, files), chosen, shared)
+    return Attempt(path, told, check(path, told, files), chosen, shared)
 
 
 def _told(path: Path) -> dict[str, Any] | str:

@@ -19,7 +19,7 @@ from adam_mpi.base import trace
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.log import say
 from adam_mpi.checkpoint.disk_task import reason
-from adam_mpi.checkpoint.store_file import Record, Slots
+from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.config import Store
 from adam_mpi.sharding.shards import Shard
 
@@ -40,7 +40,7 @@ class WriteBehind:
         copy: Copy, before_write: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.path, self.config, self.copy, self.before_write = path, config, copy, before_write
-        self.make = lambda: Slots(path, shards, parts, position_bytes)
+        self.make = lambda: StoreFile(path, shards, parts, position_bytes)
         self.bytes = [4 * len(parts) * shard.size for shard in shards] + [position_bytes]
         self.dirty: dict[int, float] = {}
         """Record -> since when it has an update that is not copied; the oldest first."""
@@ -57,7 +57,7 @@ class WriteBehind:
         self.acknowledged = 0, 0
         """Pushes, and their images."""
         self.news, self.ended = threading.Event(), False
-        self.file: Slots | None = None
+        self.file: StoreFile | None = None
         self.free = [np.empty(max(self.bytes), np.uint8) for _ in range(BUFFERS)]
         self.orders: SimpleQueue[tuple[Record, np.ndarray] | None] = SimpleQueue()
         self.done: SimpleQueue[tuple[list[tuple[Record, np.ndarray]], Exception | None]] = SimpleQueue()

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 
-class Post:
+class ControlChannel:
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         # Buffers stay referenced until their request is complete.

@@ -176,7 +176,7 @@ def _note(path: Path, text: str, status: str, exit_code: int = 1) -> None:
     part.replace(path)
 
 
-class Wire:
+class SentinelConnection:
     """A rank's connection to its sentinel."""
 
     def __init__(self, path: str, name: str) -> None:

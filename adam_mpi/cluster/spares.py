@@ -45,7 +45,7 @@ class Invitation:
 
 
 @dataclass(frozen=True)
-class Luggage:
+class JoinPackage:
     """What a spare is given to get ready."""
 
     job: Any
@@ -86,7 +86,7 @@ class Spares:
         """Whether the launcher had no place for the last one."""
         self.started: list[dict[str, float]] = []
         """Seconds and CPU seconds that spares have taken to get ready, of those not told yet."""
-        self.luggage: Luggage | None = None
+        self.luggage: JoinPackage | None = None
         self.said = (0, 0, False)
 
     @property
@@ -97,7 +97,7 @@ class Spares:
         """Have so many more started."""
         self.ordered, self.refused = self.ordered + count, False
 
-    def enter(self, luggage: Luggage) -> None:
+    def enter(self, luggage: JoinPackage) -> None:
         """Begin a generation: orders of the one before are void, and its head knows nothing of who stands by."""
         self.luggage, self.ordered, self.refused, self.said = luggage, 0, False, (0, 0, False)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from adam_mpi.base.errors import Stall
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.world import World
 
 ASK = signal.SIGUSR2
@@ -63,8 +63,8 @@ def stacks() -> str:
 
 
 class Watchdog:
-    def __init__(self, world: World, post: Post) -> None:
-        self.world, self.post, self.seconds = world, post, world.config.watchdog.seconds
+    def __init__(self, world: World, channel: ControlChannel) -> None:
+        self.world, self.channel, self.seconds = world, channel, world.config.watchdog.seconds
         self.limit = world.config.cluster.seconds
         self.since: dict[Wait, float] = {}
         self.told: set[Wait] = set()
@@ -95,7 +95,7 @@ class Watchdog:
     def hear(self, source: int, message: dict[str, Any]) -> None:
         """Give a sign of life to a rank that asks for one, or take note of one that was asked for."""
         if message["asks"]:
-            self.post.send({"kind": "sign", "asks": False, "number": message["number"]}, source)
+            self.channel.send({"kind": "sign", "asks": False, "number": message["number"]}, source)
         else:
             self.heard[source] = message["number"]
 
@@ -110,7 +110,7 @@ class Watchdog:
         for rank in ranks:
             if self.asked.get(rank, 0) == self.heard.get(rank, 0):
                 self.asked[rank] = self.asked.get(rank, 0) + 1
-                self.post.send({"kind": "sign", "asks": True, "number": self.asked[rank]}, rank)
+                self.channel.send({"kind": "sign", "asks": True, "number": self.asked[rank]}, rank)
         owed = [rank for rank, number in self.asked.items() if number != self.heard.get(rank, 0)]
         return [Wait("a sign of life", rank, self.asked[rank]) for rank in owed]
 
@@ -125,7 +125,7 @@ class Watchdog:
             log.warning("stacks of the other side are in its log")
             _ask(self.world.pids[wait.rank])
         elif wait.rank != self.world.rank:
-            self.post.send({"kind": "stacks", "asked": f"{self.world.place} {text}"}, wait.rank)
+            self.channel.send({"kind": "stacks", "asked": f"{self.world.place} {text}"}, wait.rank)
 
 
 def _ask(pid: int) -> None:

@@ -3,7 +3,7 @@
 import math
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.config.sections import Config, Optimiser
+from adam_mpi.config.sections import Config, Optimizer
 
 MOST_BATCHES = 64
 """Batches in one push at the most: a message has room for the numbers of so many."""
@@ -14,7 +14,7 @@ def check_together(config: Config) -> None:
     if not config.asynchronous and staleness != int(staleness):
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
-    _check_rule(config.optimiser)
+    _check_rule(config.optimizer)
     room = MOST_BATCHES * config.train.batch
     if config.asynchronous and config.push.images > room:
         least = -(-config.push.images // MOST_BATCHES)
@@ -32,16 +32,16 @@ def check_together(config: Config) -> None:
             raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
 
 
-def _check_rule(optimiser: Optimiser) -> None:
+def _check_rule(optimizer: Optimizer) -> None:
     """Workers that step know one rule; and a step must not take more than all of a weight away."""
-    plain = Optimiser()
+    plain = Optimizer()
     for key in ("kind", "momentum", "decay"):
-        value, allowed = getattr(optimiser, key), getattr(plain, key)
-        if optimiser.where == "worker" and value != allowed:
-            given = f'optimiser.{key} = {value!r}: workers take plain steps; with optimiser.where = "worker" it must be'
-            raise UserError(f'{given} {allowed!r}, or set optimiser.where = "server"')
-    if optimiser.kind != "adagrad" and optimiser.rate * optimiser.decay >= 1:
-        given = f"optimiser.decay = {optimiser.decay:g}: with optimiser.rate = {optimiser.rate:g}"
+        value, allowed = getattr(optimizer, key), getattr(plain, key)
+        if optimizer.where == "worker" and value != allowed:
+            given = f'optimizer.{key} = {value!r}: workers take plain steps; with optimizer.where = "worker" it must be'
+            raise UserError(f'{given} {allowed!r}, or set optimizer.where = "server"')
+    if optimizer.kind != "adagrad" and optimizer.learning_rate * optimizer.decay >= 1:
+        given = f"optimizer.decay = {optimizer.decay:g}: with optimizer.learning_rate = {optimizer.learning_rate:g}"
         raise UserError(f"{given} a step leaves nothing of a weight; rate * decay must be below 1")
 
 

@@ -65,8 +65,8 @@ class Transform:
     brightness: float = limited(0.0, low=0.0, high=1.0)
     """Make it lighter or darker by up to this fraction of white."""
     contrast: float = limited(0.0, low=0.0, high=1.0)
-    """Stretch its grey levels by up to this fraction."""
-    normalise: bool = False
+    """Stretch its gray levels by up to this fraction."""
+    normalize: bool = False
     """Bring each channel (or feature) to mean 0 and deviation 1; data ranks then send 4 bytes per pixel."""
 
 
@@ -79,7 +79,7 @@ class Data:
     images: int = limited(0, low=0)
     """Train on this many images of the training part only; 0 takes all."""
     prefetch: int = limited(16, low=1, high=64)
-    """Batches each replica asks for ahead of need; fewer towards the end of an epoch, which must not wait for one."""
+    """Batches each replica asks for ahead of need; fewer toward the end of an epoch, which must not wait for one."""
     cache: int = limited(1 << 30, low=0)
     """Bytes of images a data rank keeps in memory; what is beyond is read again in each epoch, ahead of need."""
     threads: int = limited(1, low=1, high=256)
@@ -95,8 +95,8 @@ class Data:
 
 # The paper's MNIST network.
 LAYERS: list[Any] = [
-    {"kind": "conv", "maps": 10, "kernel": 5}, "relu", {"kind": "pool", "size": 2},
-    {"kind": "conv", "maps": 20, "kernel": 5}, "relu", {"kind": "pool", "size": 2},
+    {"kind": "conv", "channels": 10, "kernel": 5}, "relu", {"kind": "max_pool", "size": 2},
+    {"kind": "conv", "channels": 20, "kernel": 5}, "relu", {"kind": "max_pool", "size": 2},
     {"kind": "dense", "units": 400}, "relu",
     {"kind": "dense", "units": 400}, "relu",
     {"kind": "dense", "units": 10},
@@ -142,16 +142,16 @@ class Epoch:
 
 
 @dataclass
-class Optimiser:
+class Optimizer:
     kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad"))
     """The rule the servers step by; momentum 0 is plain gradient descent."""
     where: str = limited("server", choices=("server", "worker"))
     """Who steps: servers, on pushed gradients; or workers, plainly, who push how theirs change (Adam's own way)."""
-    rate: float = limited(0.03, low=0.0)
+    learning_rate: float = limited(0.03, low=0.0)
     """Learning rate at the start, for gradients averaged over `train.batch` images."""
     schedule: str = limited("cosine", choices=("constant", "step", "cosine"))
     """How the rate goes on over all epochs: constant, times 0.3 after each third, or down to zero along a cosine."""
-    warm_up: float = limited(0.0, low=0.0, high=0.9)
+    warmup: float = limited(0.0, low=0.0, high=0.9)
     """Part of the training over which the rate rises from zero first."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
     """Share of the velocity that is left after a batch; many asynchronous replicas want little of it."""
@@ -159,7 +159,7 @@ class Optimiser:
     """Weight decay, added to the gradient of each batch as `decay * weight`."""
     staleness_scale: str = limited("none", choices=("none", "inverse"))
     """Weight of a push that was computed on weights n steps old: 1, or 1 / (1 + n)."""
-    average: float = limited(0.0, low=0.0, high=1.0)
+    ema: float = limited(0.0, low=0.0, high=1.0)
     """Share of each batch in a running average of the weights, which is then evaluated and exported; 0 keeps none."""
 
 
@@ -283,7 +283,7 @@ class Inject:
     faults: list[str] = field(default_factory=list)
     """Faults on purpose, e.g. "kill rank=2 at=push step=20"; docs/FAILURES.md lists them."""
     conserve: bool = False
-    """Every push adds exactly 1 to every parameter (with optimiser.rate = 1, constant), to see what a failure costs."""
+    """Every push adds exactly 1 to every parameter (with optimizer.learning_rate = 1, constant), to see what a failure costs."""
     noise: float = limited(0.0, low=0.0)
     """Gaussian noise in every push, as a fraction of the root mean square of each tensor's gradient; needs deltas."""
 
@@ -297,7 +297,7 @@ class Config:
     kernels: Kernels = field(default_factory=Kernels)
     train: Train = field(default_factory=Train)
     epoch: Epoch = field(default_factory=Epoch)
-    optimiser: Optimiser = field(default_factory=Optimiser)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     push: Push = field(default_factory=Push)
     pull: Pull = field(default_factory=Pull)
     server: Server = field(default_factory=Server)

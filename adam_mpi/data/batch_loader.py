@@ -25,11 +25,11 @@ class Block:
     pixels: np.ndarray
 
 
-class Preparation:
+class BatchLoader:
     def __init__(self, data: DataSet, seed: int) -> None:
         self.data = data
         wanted, source = data.data.transform, data.sources["train"]
-        sample = np.arange(min(SAMPLE, data.description.train) if wanted.normalise else 0)
+        sample = np.arange(min(SAMPLE, data.description.train) if wanted.normalize else 0)
         images = data.read_usable("train", sample)[1]
         self.transformer = Transformer(wanted, source.shape, source.dtype, seed, images)
         self.busy = 0.0
@@ -75,7 +75,7 @@ GROUP, AHEAD = 256, 4
 Start = Callable[[list[int]], Future[list[Block]]]
 
 
-class Line:
+class PrefetchQueue:
     """Batches in a fixed order, each for `takers` takers; prepared in groups until `ahead` of them are on their way."""
 
     def __init__(

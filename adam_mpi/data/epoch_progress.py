@@ -12,7 +12,7 @@ import numpy as np
 from adam_mpi.data.order import Order
 
 
-class Tally:
+class EpochProgress:
     """Counts the images of the batches `numbers` of an order; `done` marks batches that an earlier run has done."""
 
     def __init__(

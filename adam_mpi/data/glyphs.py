@@ -1,4 +1,4 @@
-"""The built-in data set: ten digit-like classes drawn with strokes, 28x28 grey, no file needed."""
+"""The built-in data set: ten digit-like classes drawn with strokes, 28x28 gray, no file needed."""
 
 import math
 
@@ -104,7 +104,7 @@ def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _draw_curve(canvas: np.ndarray, points: np.ndarray, radius: float, ink: float) -> None:
-    """A cubic through the points whose slope at each is that of the line between its neighbours."""
+    """A cubic through the points whose slope at each is that of the line between its neighbors."""
     last = len(points) - 1
     for i in range(last):
         before, after = points[max(i - 1, 0)], points[min(i + 2, last)]
@@ -148,7 +148,7 @@ def _draw_distractors(key: np.uint64, canvas: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
-    """Ink to grey levels, with grain of a strength that differs from image to image."""
+    """Ink to gray levels, with grain of a strength that differs from image to image."""
     grain = roll(key, 12, 0.0, 0.16)
     for row in range(SIDE):
         for column in range(SIDE):

@@ -8,7 +8,7 @@ import numpy as np
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform
-from adam_mpi.data.batch_loader import Preparation
+from adam_mpi.data.batch_loader import BatchLoader
 from adam_mpi.data.transform import middle, output
 
 Shape = tuple[int, int, int]
@@ -26,14 +26,14 @@ class Inputs:
     names: tuple[str, ...] = ()
     """Of the classes, where the data set has names for them."""
     mean: tuple[float, ...] = ()
-    """Of each channel, with `normalise`."""
+    """Of each channel, with `normalize`."""
     factor: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, preparation: Preparation) -> Self:
+    def of(cls, preparation: BatchLoader) -> Self:
         source, transformer = preparation.data.sources["train"], preparation.transformer
         mean = factor = np.empty(0)
-        if transformer.wanted.normalise:
+        if transformer.wanted.normalize:
             mean, factor = transformer.mean.ravel(), transformer.factor.ravel()
         classes = preparation.data.classes
         return cls(source.shape, source.dtype.name, classes, source.names, tuple(mean.tolist()), tuple(factor.tolist()))
@@ -95,7 +95,7 @@ def _are(values: object, *kinds: type) -> bool:
 
 
 def _arranged(images: np.ndarray, channels: int) -> np.ndarray:
-    """Axes (images, channels, height, width), also of plain rows, of grey images, and of channels that come last."""
+    """Axes (images, channels, height, width), also of plain rows, of gray images, and of channels that come last."""
     if images.dtype == np.float64:
         images = images.astype(np.float32)
     if images.ndim == 2:

@@ -12,17 +12,17 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.base import trace
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.world import World
 from adam_mpi.data import order
-from adam_mpi.data.batch_loader import AHEAD, GROUP, Block, Line, Preparation
-from adam_mpi.data.epoch_progress import Tally
+from adam_mpi.data.batch_loader import AHEAD, GROUP, BatchLoader, Block, PrefetchQueue
+from adam_mpi.data.epoch_progress import EpochProgress
 from adam_mpi.data.order import Order
 from adam_mpi.data.sets import DataSet
 from adam_mpi.sharding.joint_batches import Left, Piece
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.transport import batch_message
 
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -32,7 +32,7 @@ class DataServer:
     """Serves its share of a phase: the batches whose number leaves its place among the data ranks as remainder."""
 
     def __init__(
-        self, world: World, data: DataSet, post: Post, position: Position | None = None, drawn: int | None = None
+        self, world: World, data: DataSet, channel: ControlChannel, position: Position | None = None, drawn: int | None = None
     ) -> None:
         """`position`: where an earlier job has got to; its batches are not handed out again.
 
@@ -40,15 +40,15 @@ class DataServer:
         """
         self.data, self.config = data, world.config
         self.drawn = drawn or world.layout.replicas
-        self.preparation = Preparation(data, self.config.run.seed)
+        self.preparation = BatchLoader(data, self.config.run.seed)
         self.preparation.warm()
         self.owners = self._owners()
         self.served = self.bytes = 0
         self.busy = 0.0
-        self.enter(world, post, position or Position(0))
+        self.enter(world, channel, position or Position(0))
 
     def enter(
-        self, world: World, post: Post, position: Position, out: Collection[int] = (), mean: Sequence[float] = (0, 0),
+        self, world: World, channel: ControlChannel, position: Position, out: Collection[int] = (), mean: Sequence[float] = (0, 0),
         left: Mapping[int, Left] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Begin a generation: nothing is handed out before the head names the phase.
@@ -58,7 +58,7 @@ class DataServer:
         replicas compute together and that some have pushed their shares of -> what others have to do.
         """
         self.left = left
-        self.world, self.post, self.resumed, self.out, self.mean = world, post, position, frozenset(out), mean
+        self.world, self.channel, self.resumed, self.out, self.mean = world, channel, position, frozenset(out), mean
         self.replicas = world.layout.replicas
         self.phase: Phase | None = Phase(-1, "", 0)
         self.news = False
@@ -67,10 +67,10 @@ class DataServer:
         self.early: list[np.ndarray] = []
         """Reports of a phase that this rank has not entered yet."""
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
-        self.lines: list[Line] = []
+        self.lines: list[PrefetchQueue] = []
         self.joint = self.static = False
         """Whether all replicas compute each batch together, each its share; or each replica has batches of its own."""
-        self.tally: Tally | None = None
+        self.tally: EpochProgress | None = None
         self.stopping = False
 
     def transfers(self) -> list[Any]:
@@ -103,7 +103,7 @@ class DataServer:
             done[[*out, *(number for number, rest in left.items() if rest.pushed or rest.due)]] = False
         owed = {number: rest.pushed + self._images(number, rest.due) for number, rest in left.items()}
         shares = self.replicas if self.static else 1
-        self.tally = Tally(self.order, own, self._owner, shares, done, self.world.layout.partitions, owed)
+        self.tally = EpochProgress(self.order, own, self._owner, shares, done, self.world.layout.partitions, owed)
         if self.world.generation and done is not None:
             self._go_on(own, done, owed)
         numbers = [number for number in own if not self.tally.done[number] and number not in out]
@@ -179,12 +179,12 @@ class DataServer:
                 self.asks.append((source, ask))
         if self.news:
             self.news = False
-            self.post.send({"kind": "stats", **self.stats()}, self.world.layout.head)
+            self.channel.send({"kind": "stats", **self.stats()}, self.world.layout.head)
         return any([line.fill() for line in self.lines]) or worked
 
-    def tell(self, word: Word) -> None:
+    def export_state(self, state: RankState) -> None:
         if self.tally is not None and self.phase is not None and self.phase.training:
-            word.tally = self.phase.epoch, self.tally.finished, self.tally.loss, self.tally.correct
+            state.tally = self.phase.epoch, self.tally.finished, self.tally.loss, self.tally.correct
 
     def awaits(self) -> tuple[()]:
         """A server waits for nobody in particular."""
@@ -224,7 +224,7 @@ class DataServer:
         return self.order.owner(number, self.replicas) % self.replicas if self.static else 0
 
     def _line_up(self, phase: Phase, numbers: list[int], begun: Mapping[int, int]) -> None:
-        """One line for everybody, or one for each replica; `begun`: see Line."""
+        """One line for everybody, or one for each replica; `begun`: see PrefetchQueue."""
 
         def start(numbers: list[int]) -> Future[list[Block]]:
             return self.preparation.start(phase, [self.order[number] for number in numbers])
@@ -235,7 +235,7 @@ class DataServer:
         group = max(1, GROUP // self.config.train.batch)
         ahead = max(AHEAD * self.replicas // len(own), 2 * group)
         takers = self.replicas if self.joint else 1
-        self.lines = [Line(mine, start, ahead, group, takers, begun) for mine in own]
+        self.lines = [PrefetchQueue(mine, start, ahead, group, takers, begun) for mine in own]
 
     def _receive(self) -> bool:
         worked, status, comm = False, MPI.Status(), self.world.traffic
@@ -293,7 +293,7 @@ class DataServer:
         self._send(source, slot, batch_message.pack(header, *NOTHING))
         return True
 
-    def _hand_any(self, source: int, slot: int, line: Line, columns: list[slice]) -> bool:
+    def _hand_any(self, source: int, slot: int, line: PrefetchQueue, columns: list[slice]) -> bool:
         """The next batch of a line; one that is all bad is passed over."""
         while len(line):
             taken = line.take()

@@ -118,10 +118,10 @@ class DataSet:
 
     def _split(self) -> dict[str, tuple[str, np.ndarray]]:
         """part -> (source, indices in it)"""
-        labelled = {part: np.flatnonzero(usable) for part, usable in self.usable.items()}
-        order = labelled["train"][_split_order(len(labelled["train"]))]
-        if "test" in labelled:
-            test = "test", labelled["test"]
+        labeled = {part: np.flatnonzero(usable) for part, usable in self.usable.items()}
+        order = labeled["train"][_split_order(len(labeled["train"]))]
+        if "test" in labeled:
+            test = "test", labeled["test"]
         else:
             cut = round(len(order) * TEST_SHARE)
             test, order = ("train", order[:cut]), order[cut:]

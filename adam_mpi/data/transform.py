@@ -17,13 +17,13 @@ SAMPLE = 1024
 def output(wanted: Transform, shape: Shape, dtype: np.dtype) -> tuple[Shape, np.dtype]:
     """Shape and type of an image after its transformation."""
     if dtype != np.uint8 and (_warps(wanted) or wanted.crop):
-        raise UserError("data.transform: features and float images are taken as they are; only normalise works on them")
+        raise UserError("data.transform: features and float images are taken as they are; only normalize works on them")
     channels, height, width = shape
     if wanted.crop > min(height, width):
         raise UserError(f"data.transform.crop = {wanted.crop}: images are {height} x {width}; give at most the smaller")
     if wanted.crop:
         height = width = wanted.crop
-    return (channels, height, width), np.dtype(np.float32) if wanted.normalise else dtype
+    return (channels, height, width), np.dtype(np.float32) if wanted.normalize else dtype
 
 
 class Transformer:
@@ -39,7 +39,7 @@ class Transformer:
             elastic=wanted.elastic, reflect=float(wanted.reflect),
             brightness=wanted.brightness, contrast=wanted.contrast,
         )  # fmt: skip
-        if wanted.normalise:
+        if wanted.normalize:
             self.mean, self.factor = _moments(sample)
 
     def __call__(self, images: np.ndarray, ids: np.ndarray, epoch: int | None) -> np.ndarray:
@@ -51,7 +51,7 @@ class Transformer:
             images = pixels
         elif self.wanted.crop:
             images = middle(images, self.wanted.crop)
-        return (images - self.mean) * self.factor if self.wanted.normalise else images
+        return (images - self.mean) * self.factor if self.wanted.normalize else images
 
 
 def _warps(wanted: Transform) -> bool:

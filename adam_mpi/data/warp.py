@@ -81,7 +81,7 @@ def _row(columns: int) -> Row:
 
 @numba.njit(nogil=True, cache=True)
 def _tabulate(image: np.ndarray, table: np.ndarray) -> None:
-    """Each pixel with its right, lower and lower right neighbour in one word; beyond the edge the edge goes on."""
+    """Each pixel with its right, lower and lower right neighbor in one word; beyond the edge the edge goes on."""
     height, width = image.shape
     for r in range(height):
         below = min(r + 1, height - 1)
@@ -124,7 +124,7 @@ def _warp_image(
 def _draw_map(
     key: np.uint64, limits: Limits, height: int, width: int, rows: int, columns: int
 ) -> tuple[np.float32, np.float32, np.float32, np.float32, np.float32, np.float32]:
-    """Source position of an output pixel, both from the centre: x' = a x + b y + x0, y' = c x + d y + y0."""
+    """Source position of an output pixel, both from the center: x' = a x + b y + x0, y' = c x + d y + y0."""
     turn = roll(key, 0, -limits.rotation, limits.rotation)
     size = UNIT / (1 + roll(key, 1, -limits.scale, limits.scale))
     shear = roll(key, 2, -limits.shear, limits.shear)
@@ -132,10 +132,10 @@ def _draw_map(
     # A crop lies at whole pixels anywhere inside the image; a shift moves it further.
     x = _start(key, 4, width - columns) + roll(key, 6, -limits.shift, limits.shift)
     y = _start(key, 5, height - rows) + roll(key, 7, -limits.shift, limits.shift)
-    centre_x, centre_y = UNIT * (x + (columns - 1) / 2) + 0.5, UNIT * (y + (rows - 1) / 2) + 0.5
+    center_x, center_y = UNIT * (x + (columns - 1) / 2) + 0.5, UNIT * (y + (rows - 1) / 2) + 0.5
     cosine, sine, f = size * math.cos(turn), size * math.sin(turn), np.float32
     a, b, c, d = mirror * cosine, cosine * shear - sine, mirror * sine, sine * shear + cosine
-    return f(a), f(b), f(c), f(d), f(centre_x), f(centre_y)
+    return f(a), f(b), f(c), f(d), f(center_x), f(center_y)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -145,7 +145,7 @@ def _start(key: np.uint64, number: int, free: int) -> float:
 
 @numba.njit(nogil=True, cache=True)
 def _draw_light(key: np.uint64, limits: Limits) -> tuple[np.float32, np.float32]:
-    """A pixel p becomes gain * p + add; contrast is about middle grey."""
+    """A pixel p becomes gain * p + add; contrast is about middle gray."""
     gain = 1 + roll(key, 8, -limits.contrast, limits.contrast)
     add = 255 * roll(key, 9, -limits.brightness, limits.brightness) + 127.5 * (1 - gain)
     return np.float32(gain), np.float32(add + 0.5)
@@ -179,7 +179,7 @@ def _place(a: np.float32, x: np.float32, c: np.float32, y: np.float32, height: i
 
 @numba.njit(nogil=True, cache=True)
 def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
-    # Alone in its loop: next to arithmetic it would keep that from being vectorised.
+    # Alone in its loop: next to arithmetic it would keep that from being vectorized.
     for j in range(source.size):
         quad[j] = table[np.uint32(source[j])]
 

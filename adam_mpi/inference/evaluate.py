@@ -16,7 +16,7 @@ from adam_mpi.base.text import amount
 from adam_mpi.checkpoint import model_file
 from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.config import Config
-from adam_mpi.data.batch_loader import Block, Preparation
+from adam_mpi.data.batch_loader import BatchLoader, Block
 from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.inference.trained import weights_file
 from adam_mpi.model import parameters
@@ -65,10 +65,10 @@ def _evaluate(comm: Any, path: Path) -> list[str]:
         if "config" not in opened.attrs:
             raise UserError(f"{file}: does not say which network it is of; give a run or a snapshot")
         settings = config.from_toml(str(opened.attrs["config"]), str(file))
-        group = "average/" if "average" in opened else ""
+        group = "ema/" if "ema" in opened else ""
     data = open_set(settings.data)
     shapes = model(settings, data.description)
-    preparation = Preparation(data, settings.run.seed)
+    preparation = BatchLoader(data, settings.run.seed)
     if comm is None:
         judge = _alone(settings, data, shapes, file, group)
         return [_line(part, preparation, judge, settings.train.batch) for part in PARTS]
@@ -92,7 +92,7 @@ def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file
     return lambda block: context.evaluate(weights, block.pixels, block.labels)
 
 
-def _line(part: str, preparation: Preparation, judge: Judge, images: int) -> str:
+def _line(part: str, preparation: BatchLoader, judge: Judge, images: int) -> str:
     wanted, count, loss, correct = getattr(preparation.data.description, part), 0, 0.0, 0
     for first in range(0, wanted, images):
         block = preparation.prepare(Phase(0, part, 0), np.arange(first, min(first + images, wanted)))

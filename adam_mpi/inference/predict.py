@@ -20,24 +20,24 @@ MOST_BYTES = 4 << 30
 
 def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Iterator[str]:
     """A line for each image; the accuracy at the end, where there are labels; all probabilities into `output`."""
-    chances = []
+    probabilities = []
     for path in paths:
         names, images, labels = read(model, path)
-        chances.append(model.predict(images))
-        yield from (f"{name}: {best(model, row)}" for name, row in zip(names, chances[-1], strict=True))
+        probabilities.append(model.predict(images))
+        yield from (f"{name}: {best(model, row)}" for name, row in zip(names, probabilities[-1], strict=True))
         if labels is not None:
-            right = np.count_nonzero(chances[-1].argmax(axis=1) == labels)
+            right = np.count_nonzero(probabilities[-1].argmax(axis=1) == labels)
             yield f"{path}: {right} of {len(labels)} right, {right / max(len(labels), 1):.2%}"
     if output is not None:
         with output.open("wb") as file:
-            np.savez(file, probabilities=np.concatenate(chances), classes=np.array(model.names))
+            np.savez(file, probabilities=np.concatenate(probabilities), classes=np.array(model.names))
         yield f"probabilities: {output}"
 
 
-def best(model: Trained, chances: np.ndarray) -> str:
+def best(model: Trained, probabilities: np.ndarray) -> str:
     """ "7 99.8 % (1 0.1 %, 9 0.1 %)" """
-    order = np.argsort(-chances)[:BEST]
-    first, *others = (f"{model.names[number]} {chances[number]:.1%}" for number in order)
+    order = np.argsort(-probabilities)[:BEST]
+    first, *others = (f"{model.names[number]} {probabilities[number]:.1%}" for number in order)
     return f"{first} ({', '.join(others)})"
 
 

@@ -31,7 +31,7 @@ def load(path: str | Path) -> "Trained":
             raise UserError(f"{file}: does not say what its network takes; use the version that wrote it")
         config = from_toml(opened.attrs["config"], str(file))
         inputs = _inputs(file, opened)
-        group = "average/" if "average" in opened else ""
+        group = "ema/" if "ema" in opened else ""
     shapes = shapes_of(config, inputs)
     weights = model_file.read(file, parameters.tensors(shapes), group)
     return Trained(file.parent, config, inputs, shapes, weights)
@@ -101,8 +101,8 @@ class Trained:
 
         Outputs are (images, channels, rows, columns); "probabilities" is what follows the last layer.
 
-            filters, chances = model.run(feed={"input": images}, fetch=["relu1", "probabilities"])
-            chances, = model.run(feed={"dense1": activations}, fetch=["probabilities"])
+            filters, probabilities = model.run(feed={"input": images}, fetch=["relu1", "probabilities"])
+            probabilities, = model.run(feed={"dense1": activations}, fetch=["probabilities"])
         """
         feed, fetch = {name: np.asarray(values) for name, values in feed.items()}, list(fetch)
         self._check(feed, fetch)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from adam_mpi.model.exchange import assembled_at, ranks_of
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, Normalise, Pool
+from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, LocalResponseNorm, MaxPool
 
 ALIGNMENT = 64
 SCRATCH_BYTES = 2**18
@@ -44,14 +44,14 @@ def plan(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike) -> dict[st
         "ids": Buffer((images,), np.int64),
         "keys": Buffer((images,), np.uint64),
         "own keys": Buffer((own,), np.uint64),
-        "normalisers": Buffer((images,), dtype),
+        "normalizers": Buffer((images,), dtype),
         "input": Buffer((*first, own), dtype),
     }
     for name, shape, count in zip(output_names(shapes), shapes, counts, strict=True):
         buffers.setdefault(name, Buffer((*shape.output, count), dtype))
-        if isinstance(shape.layer, Normalise):
+        if isinstance(shape.layer, LocalResponseNorm):
             buffers[f"{shape.name}/scales"] = Buffer((*shape.output, count), dtype)
-        if type(shape.layer) is Pool:
+        if type(shape.layer) is MaxPool:
             buffers[f"{shape.name}/winners"] = Buffer((*shape.output, count), np.int32)
     for name, size in (_scratch(shapes, counts, np.dtype(dtype).itemsize) | _errors(shapes, images)).items():
         buffers[name] = Buffer((size,), dtype)
@@ -76,7 +76,7 @@ def output_names(shapes: Sequence[LayerShape]) -> list[str]:
     names: list[str] = []
     before, needed = "input", ""
     for shape in shapes:
-        # The derivative of activations and normalisation needs their output again: nobody may overwrite it
+        # The derivative of activations and normalization needs their output again: nobody may overwrite it
         # (of relu's only the sign counts).
         if isinstance(shape.layer, Activation):
             in_place, after = not needed, shape.layer.function
@@ -84,7 +84,7 @@ def output_names(shapes: Sequence[LayerShape]) -> list[str]:
             in_place = needed in ("", "relu")
             after = needed if in_place else ""
         else:
-            in_place, after = False, "normalise" if isinstance(shape.layer, Normalise) else ""
+            in_place, after = False, "normalize" if isinstance(shape.layer, LocalResponseNorm) else ""
         before, needed = before if in_place else shape.name, after
         names.append(before)
     return names

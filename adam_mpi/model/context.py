@@ -81,7 +81,7 @@ class Context:
 
     def probabilities(self, count: int) -> np.ndarray:
         """Of the first so many images of the block, after its last layer."""
-        loss.softmax(self.logits, self.errors, self.arrays["normalisers"])
+        loss.softmax(self.logits, self.errors, self.arrays["normalizers"])
         return self.errors[:, :count].T.copy()
 
     def walk(self, weights: np.ndarray, pixels: np.ndarray) -> Iterator[np.ndarray]:
@@ -134,10 +134,10 @@ class Context:
         return count
 
     def _loss(self, labels: np.ndarray) -> tuple[float, int]:
-        normalisers = self.arrays["normalisers"]
+        normalizers = self.arrays["normalizers"]
         self.arrays["labels"][: len(labels)] = labels
-        loss.softmax(self.logits, self.errors, normalisers)
-        return loss.cross_entropy(self.logits, normalisers, self.arrays["labels"], len(labels), self.errors)
+        loss.softmax(self.logits, self.errors, normalizers)
+        return loss.cross_entropy(self.logits, normalizers, self.arrays["labels"], len(labels), self.errors)
 
 
 def _places(shapes: Sequence[LayerShape], arrays: dict[str, np.ndarray]) -> list[Place]:

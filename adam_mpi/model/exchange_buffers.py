@@ -22,7 +22,7 @@ class Port:
     direction: int
 
 
-class Passage:
+class ExchangeBuffers:
     def __init__(
         self, exchange: Exchange, strip: int, owned: np.ndarray, needed: np.ndarray, owned_errors: np.ndarray,
         needed_errors: np.ndarray,
@@ -88,7 +88,7 @@ Place = tuple[int, slice]
 """A block, and lanes in it."""
 
 
-class AssemblyPassage:
+class AssemblyBuffers:
     def __init__(
         self, exchange: Assembly, rank: int, owned: np.ndarray, needed: np.ndarray, owned_errors: np.ndarray,
         needed_errors: np.ndarray,

@@ -15,14 +15,14 @@ FUNCTIONS = ("relu", "tanh", "sigmoid")
 class Conv:
     """Square convolution."""
 
-    maps: int
+    channels: int
     kernel: int
     stride: int = 1
     pad: int = 0
 
 
 @dataclass(frozen=True)
-class Pool:
+class MaxPool:
     """Square max-pooling without padding; windows may overlap, and an incomplete last window is left out."""
 
     size: int
@@ -34,13 +34,13 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Average(Pool):
+class AvgPool(MaxPool):
     """Square average-pooling, with windows like max-pooling's."""
 
 
 @dataclass(frozen=True)
-class Normalise:
-    """Local response normalisation: divide by (offset + scale / size * sum of squares of `size` channels) ** power."""
+class LocalResponseNorm:
+    """Local response normalization: divide by (offset + scale / size * sum of squares of `size` channels) ** power."""
 
     size: int = 5
     offset: float = 2.0
@@ -69,10 +69,10 @@ class Dropout:
     rate: float
 
 
-Layer = Conv | Pool | Normalise | Dense | Activation | Dropout | Exchange
+Layer = Conv | MaxPool | LocalResponseNorm | Dense | Activation | Dropout | Exchange
 Shape = tuple[int, int, int]
 KINDS: dict[str, type] = {
-    "conv": Conv, "pool": Pool, "average": Average, "lrn": Normalise, "dense": Dense, "dropout": Dropout,
+    "conv": Conv, "max_pool": MaxPool, "avg_pool": AvgPool, "lrn": LocalResponseNorm, "dense": Dense, "dropout": Dropout,
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ class Extent:
     whole: int
     left: int = 0
     right: int = 0
-    """Columns of padding that a convolution sees beside its input: none where it goes on at the neighbour's."""
+    """Columns of padding that a convolution sees beside its input: none where it goes on at the neighbor's."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class LayerShape:
 
 
 def parse(entries: object) -> tuple[Layer, ...]:
-    """Layers from the config's list: "relu", or {"kind": "conv", "maps": 10, "kernel": 5}."""
+    """Layers from the config's list: "relu", or {"kind": "conv", "channels": 10, "kernel": 5}."""
     if not isinstance(entries, list | tuple):
         raise UserError(f"model.layers is {entries!r}; give a list of layers")
     return tuple(_layer(f"model.layers[{index}]", entry) for index, entry in enumerate(entries))
@@ -187,7 +187,7 @@ def infer(layers: Sequence[Layer], input_shape: Shape, classes: int) -> tuple[La
         kind = layer.function if isinstance(layer, Activation) else type(layer).__name__.lower()
         numbers[kind] += 1
         name = f"{kind}{numbers[kind]}"
-        if flat and isinstance(layer, Conv | Pool | Normalise):
+        if flat and isinstance(layer, Conv | MaxPool | LocalResponseNorm):
             raise UserError(f"model.layers[{index}] ({name}) comes after a dense layer; put it before the first one")
         shapes.append(_infer(f"model.layers[{index}]", name, layer, shape))
         shape, flat = shapes[-1].output, flat or isinstance(layer, Dense)
@@ -210,9 +210,9 @@ def _infer(key: str, name: str, layer: Layer, shape: Shape) -> LayerShape:
     if isinstance(layer, Conv):
         _check_fits(f"{key}.kernel", name, layer.kernel, layer.pad, shape)
         padded = rows + 2 * layer.pad, columns + 2 * layer.pad
-        output = layer.maps, *_windows(*padded, layer.kernel, layer.stride)
-        return LayerShape(name, layer, shape, output, (layer.maps, channels, layer.kernel, layer.kernel), (layer.maps,))
-    if isinstance(layer, Pool):
+        output = layer.channels, *_windows(*padded, layer.kernel, layer.stride)
+        return LayerShape(name, layer, shape, output, (layer.channels, channels, layer.kernel, layer.kernel), (layer.channels,))
+    if isinstance(layer, MaxPool):
         _check_fits(f"{key}.size", name, layer.size, 0, shape)
         return LayerShape(name, layer, shape, (channels, *_windows(rows, columns, layer.size, layer.stride)))
     if isinstance(layer, Dense):

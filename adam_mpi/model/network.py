@@ -10,7 +10,7 @@ from adam_mpi.model.context import Context
 from adam_mpi.model.engine import cpu, jit, program
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.strip_context import EngineStripContext
-from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, Pool, infer
+from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, MaxPool, infer
 from adam_mpi.model.partition import Strip
 from adam_mpi.model.strip_context import StripContext
 
@@ -121,7 +121,7 @@ def warm(
 
 def _tiny(layer: Layer) -> Layer:
     if isinstance(layer, Conv):
-        return Conv(maps=1, kernel=1)
-    if isinstance(layer, Pool):
+        return Conv(channels=1, kernel=1)
+    if isinstance(layer, MaxPool):
         return type(layer)(size=1)
     return Dense(units=2) if isinstance(layer, Dense) else layer

@@ -2,7 +2,7 @@
 
 Spatial layers are cut by columns, dense layers by units. Between layers there is one kind of exchange: along one axis
 every strip owns a part and needs another. Around a convolution that is its own part and a border (halo) of its
-neighbours, before a dense layer everything.
+neighbors, before a dense layer everything.
 
 In a hybrid replica ranks share out images instead of columns: each has whole layers up to the first dense one, for its
 own images; before that layer all are put together (`Assembly`), and dense layers are cut by units.
@@ -17,7 +17,7 @@ from itertools import pairwise
 from adam_mpi.base.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.exchange import Assembly, Exchange, Span, ranks_of
-from adam_mpi.model.layers import Conv, Dense, Extent, LayerShape, Pool
+from adam_mpi.model.layers import Conv, Dense, Extent, LayerShape, MaxPool
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _try(shapes: tuple[LayerShape, ...], strips: int, scheme: str) -> tuple[str,
 
 
 def _too_narrow(exchange: Exchange) -> str:
-    """A border must be the neighbour's own: strips exchange with their neighbours only."""
+    """A border must be the neighbor's own: strips exchange with their neighbors only."""
     owned = exchange.owned
     for number, (first, last) in enumerate(exchange.needed):
         lowest, highest = owned[max(0, number - 1)][0], owned[min(len(owned) - 1, number + 1)][1]
@@ -254,7 +254,7 @@ def _groups(shapes: tuple[LayerShape, ...]) -> list[list[int]]:
     Without any window the layers before the first dense one are whole on every strip: they are in no group.
     """
     groups: list[list[int]] = []
-    windows = any(isinstance(shape.layer, Conv | Pool) for shape in shapes)
+    windows = any(isinstance(shape.layer, Conv | MaxPool) for shape in shapes)
     for index, shape in enumerate(shapes):
         begins = isinstance(shape.layer, Conv | Dense) or index == 0
         if begins and not (index == 0 and not windows and not isinstance(shape.layer, Dense)):
@@ -289,7 +289,7 @@ def _own(shapes: tuple[LayerShape, ...], strips: int, groups: list[list[int]]) -
 
 def _before(shape: LayerShape, edges: list[int]) -> list[int]:
     """Edges of a layer's input that go best with those of its output."""
-    if not isinstance(shape.layer, Pool):
+    if not isinstance(shape.layer, MaxPool):
         return edges
     size, stride = shape.layer.size, shape.layer.stride
     inner = [edge * stride + max(0, (size - stride) // 2) for edge in edges[1:-1]]
@@ -333,7 +333,7 @@ def _needed(shape: LayerShape, span: Span) -> Span:
         return 0, width
     if isinstance(layer, Conv):
         return max(0, a * layer.stride - layer.pad), min(width, (b - 1) * layer.stride - layer.pad + layer.kernel)
-    if isinstance(layer, Pool):
+    if isinstance(layer, MaxPool):
         return a * layer.stride, (b - 1) * layer.stride + layer.size
     return span
 

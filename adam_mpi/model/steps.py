@@ -7,7 +7,7 @@ import numpy as np
 
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.kernels import conv, dense, dropout, local_response_norm, pointwise, pool
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LayerShape, LocalResponseNorm, MaxPool
 
 Views = dict[str, np.ndarray]
 Forward = Callable[[Views], None]
@@ -50,11 +50,11 @@ def bind(
         return _conv(shape, layer, place, arrays, rows)
     if isinstance(layer, Dense):
         return _dense(shape.name, place, arrays["sums"])
-    if isinstance(layer, Normalise):
-        return _normalise(layer, place, arrays[f"{shape.name}/scales"])
-    if isinstance(layer, Average):
+    if isinstance(layer, LocalResponseNorm):
+        return _normalize(layer, place, arrays[f"{shape.name}/scales"])
+    if isinstance(layer, AvgPool):
         return _average(layer, place)
-    if isinstance(layer, Pool):
+    if isinstance(layer, MaxPool):
         return _pool(layer, place, arrays[f"{shape.name}/winners"])
     if isinstance(layer, Dropout):
         return _dropout(shape, layer, index, place, keys)
@@ -99,7 +99,7 @@ def _dense(name: str, place: Place, sums: np.ndarray) -> Steps:
     return Steps(forward, forward, backward_weights, backward_data)
 
 
-def _pool(layer: Pool, place: Place, winners: np.ndarray) -> Steps:
+def _pool(layer: MaxPool, place: Place, winners: np.ndarray) -> Steps:
     def forward(weights: Views) -> None:
         pool.forward(place.inputs, layer.size, layer.stride, place.outputs, winners)
 
@@ -109,7 +109,7 @@ def _pool(layer: Pool, place: Place, winners: np.ndarray) -> Steps:
     return Steps(forward, forward, None, backward)
 
 
-def _average(layer: Average, place: Place) -> Steps:
+def _average(layer: AvgPool, place: Place) -> Steps:
     def forward(weights: Views) -> None:
         pool.average(place.inputs, layer.size, layer.stride, place.outputs)
 
@@ -119,7 +119,7 @@ def _average(layer: Average, place: Place) -> Steps:
     return Steps(forward, forward, None, backward)
 
 
-def _normalise(layer: Normalise, place: Place, scales: np.ndarray) -> Steps:
+def _normalize(layer: LocalResponseNorm, place: Place, scales: np.ndarray) -> Steps:
     inputs, outputs, input_errors, errors = (
         values.reshape(len(values), -1) for values in (place.inputs, place.outputs, place.input_errors, place.errors)
     )

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from adam_mpi.model import parameters
 from adam_mpi.model.context import Context
 from adam_mpi.model.exchange import Assembly, Exchange
-from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyPassage, Passage, Port
+from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyBuffers, ExchangeBuffers, Port
 from adam_mpi.model.partition import Strip
 
 Work = Callable[[], None]
@@ -28,7 +28,7 @@ class Segment:
 class StripContext(Context):
     """One block of images on its way through a strip; `begin`, then run the segments in order.
 
-    Before a segment runs, what the exchange before it brings has to be there: see `Passage.unpack`.
+    Before a segment runs, what the exchange before it brings has to be there: see `ExchangeBuffers.unpack`.
     """
 
     def __init__(self, strip: Strip, images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()) -> None:
@@ -38,7 +38,7 @@ class StripContext(Context):
         self.views: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
         self.labels = self.arrays["labels"][:0]
-        self.passages: list[Passage | AssemblyPassage] = [
+        self.passages: list[ExchangeBuffers | AssemblyBuffers] = [
             _passage(shape.layer, strip.number, place.inputs, place.outputs, place.input_errors, place.errors)
             for shape, place in zip(self.stack, self.places, strict=True)
             if isinstance(shape.layer, Exchange)
@@ -116,15 +116,15 @@ def _end(segments: list[Segment], port: Port) -> None:
     segments.append(Segment())
 
 
-def edge(passages: Sequence[Passage | AssemblyPassage], edges: Sequence[int]) -> None:
+def edge(passages: Sequence[ExchangeBuffers | AssemblyBuffers], edges: Sequence[int]) -> None:
     """Tell an assembly whose images are which."""
     for passage in passages:
-        if isinstance(passage, AssemblyPassage):
+        if isinstance(passage, AssemblyBuffers):
             passage.edges = tuple(edges)
 
 
-def _passage(exchange: Exchange, strip: int, *arrays: np.ndarray) -> Passage | AssemblyPassage:
+def _passage(exchange: Exchange, strip: int, *arrays: np.ndarray) -> ExchangeBuffers | AssemblyBuffers:
     """Arrays of a context are (channels, rows, columns, images): one block, its lanes all images."""
     if isinstance(exchange, Assembly):
-        return AssemblyPassage(exchange, strip, *(array.reshape(1, -1, array.shape[-1]) for array in arrays))
-    return Passage(exchange, strip, *(array.reshape(1, exchange.lines, -1, array.shape[-1]) for array in arrays))
+        return AssemblyBuffers(exchange, strip, *(array.reshape(1, -1, array.shape[-1]) for array in arrays))
+    return ExchangeBuffers(exchange, strip, *(array.reshape(1, exchange.lines, -1, array.shape[-1]) for array in arrays))

@@ -11,7 +11,7 @@ from adam_mpi.monitor import status
 from adam_mpi.sharding.phases import Phase
 
 
-class Board:
+class JobStatistics:
     def __init__(self) -> None:
         self.words: dict[tuple[str, int], dict[str, Any]] = {}
         """(role, number for life of a rank) -> what it told last."""

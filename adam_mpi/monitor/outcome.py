@@ -43,7 +43,7 @@ def warnings(results: Mapping[str, Any], labels: Mapping[str, np.ndarray], layer
         if len(known) and (share := guessed(accuracy, known)) is not None:
             told.append(
                 f"nothing was learned: {part} accuracy {accuracy:.2%}, and always the largest class is {share:.2%}; "
-                "try a lower optimiser.rate, or less momentum"
+                "try a lower optimizer.learning_rate, or less momentum"
             )
     told.extend(f"all units of {name} are dead: no image makes one of them answer" for name in dead(layers))
     return told

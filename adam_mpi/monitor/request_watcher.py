@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.25
 log = logging.getLogger(__name__)
 
 
-class Lookout:
+class RequestWatcher:
     def __init__(self, directory: Path) -> None:
         self.directory, self.stop = directory, False
         self.compare = self.ranks = 0

@@ -10,14 +10,14 @@ from typing import Any
 
 from adam_mpi.cluster.layout import Layout
 
-Word = Mapping[str, Any]
+RankState = Mapping[str, Any]
 LEAST = 0.05
 """Share of the time from which on it is told what a rank waits for."""
 SLOW = 1.4
 """A worker is slow when an image takes it so many times as long as the median of all."""
 
 
-def pulse(before: Word, after: Word) -> dict[str, Any]:
+def pulse(before: RankState, after: RankState) -> dict[str, Any]:
     """What a role did between two of its words: shares of the time, and amounts per second."""
     seconds = max(after["at"] - before["at"], 1e-9)
 
@@ -34,13 +34,13 @@ def pulse(before: Word, after: Word) -> dict[str, Any]:
     return found
 
 
-def _bytes(word: Word) -> int:
+def _bytes(word: RankState) -> int:
     """What a role has sent or, for a server, received."""
     return word["pushes"]["bytes"] + word["pulls"]["bytes"] if word["role"] == "worker" else word["bytes"]
 
 
 def ranks(
-    layout: Layout, words: Mapping[tuple[str, int], Word], pulses: Mapping[tuple[str, int], Word], now: float
+    layout: Layout, words: Mapping[tuple[str, int], RankState], pulses: Mapping[tuple[str, int], RankState], now: float
 ) -> list[dict[str, Any]]:
     """A row for each role of each rank."""
     slow, behind, rows = _slow(pulses), _behind(words), []
@@ -61,7 +61,7 @@ def ranks(
     return rows
 
 
-def _lacks(word: Word) -> str:
+def _lacks(word: RankState) -> str:
     """What keeps a server or a data rank from doing more."""
     if word["role"] == "server":
         return "pushes"
@@ -78,7 +78,7 @@ def _waiting(waits: Mapping[str, float], whom: Mapping[str, Sequence[int]]) -> s
     return ", ".join(parts)
 
 
-def _slow(pulses: Mapping[tuple[str, int], Word]) -> set[int]:
+def _slow(pulses: Mapping[tuple[str, int], RankState]) -> set[int]:
     """Workers that compute for much longer on an image than others."""
     costs = {rank: seen["busy"] / seen["images"] for (role, rank), seen in pulses.items()
              if role == "worker" and seen["images"] > 0}  # fmt: skip
@@ -86,7 +86,7 @@ def _slow(pulses: Mapping[tuple[str, int], Word]) -> set[int]:
     return {rank for rank, cost in costs.items() if middle and cost > SLOW * middle}
 
 
-def _behind(words: Mapping[tuple[str, int], Word]) -> list[int]:
+def _behind(words: Mapping[tuple[str, int], RankState]) -> list[int]:
     """The workers that others wait for when they wait for a clock: those that are least far."""
     clocks: dict[int, int] = {}
     for word in words.values():
@@ -96,7 +96,7 @@ def _behind(words: Mapping[tuple[str, int], Word]) -> list[int]:
     return sorted(pusher for pusher, clock in clocks.items() if clock == least and len(set(clocks.values())) > 1)
 
 
-def groups(rows: Sequence[Word]) -> list[dict[str, Any]]:
+def groups(rows: Sequence[RankState]) -> list[dict[str, Any]]:
     """The same by role: means of shares and queues, sums of amounts, and what most of the waiting is for."""
     found = []
     for role in ("data", "worker", "server"):
@@ -114,5 +114,5 @@ def groups(rows: Sequence[Word]) -> list[dict[str, Any]]:
     return found
 
 
-def _mean(rows: Sequence[Word], key: str) -> float:
+def _mean(rows: Sequence[RankState], key: str) -> float:
     return sum(row[key] for row in rows) / len(rows)

@@ -14,7 +14,7 @@ from adam_mpi.base.log import say
 RETRY_SECONDS, WARN_SECONDS, SLOW_SECONDS = 1.0, 30.0, 10.0
 
 
-class Scribe:
+class StatusWriter:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.wanted: dict[str, Callable[[], None]] = {}

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.transport.ring_sender import Lane
+from adam_mpi.transport.ring_sender import RingSender
 
 if TYPE_CHECKING:
     from adam_mpi.parameter_server.server import ParameterServer
@@ -55,7 +55,7 @@ class Handle:
 
 
 @dataclass(frozen=True)
-class RangeLetter:
+class RangeMessage:
     """Values of consecutive parameters of one shard, or (index, value) pairs of it."""
 
     server: "ParameterServer"
@@ -67,8 +67,8 @@ class RangeLetter:
     indices: np.ndarray | None = None
 
     @property
-    def lane(self) -> Lane["RangeLetter"]:
-        return self.server.lanes[self.server.shelves.holders[self.shard.index][0]]
+    def lane(self) -> RingSender["RangeMessage"]:
+        return self.server.lanes[self.server.memory_layout.holders[self.shard.index][0]]
 
     def write(self, body: np.ndarray) -> np.ndarray:
         header, size, world = np.zeros((), message_format.HEADER), self.values.size, self.server.world

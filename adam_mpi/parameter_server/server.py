@@ -35,22 +35,22 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure, Stall, UserError
 from adam_mpi.cluster import layout as layouts
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import Idle, World, gather
-from adam_mpi.config import Config, Optimiser
+from adam_mpi.config import Config, Optimizer
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.parameter_server import arguments, shutdown
-from adam_mpi.parameter_server.handles import Handle, Landing, RangeLetter
+from adam_mpi.parameter_server.handles import Handle, Landing, RangeMessage
 from adam_mpi.runtime.rank_runtime import LATE_SECONDS, Abandoned
-from adam_mpi.runtime.recovery import Settlement, settle
+from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
 from adam_mpi.server.server import Server
 from adam_mpi.sharding import memory_layout, message_format
 from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.transport.published import Published
-from adam_mpi.transport.ring_sender import Lane
+from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.ring_sender import RingSender
 
 Filter = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(indices, values) -> which of them to send now; the rest is carried forward into the next push."""
@@ -65,14 +65,14 @@ def significant(threshold: float) -> Filter:
 
 class ParameterServer:
     def __init__(
-        self, comm: MPI.Comm, size: int, servers: int = 1, optimiser: str = "additive", rate: float = 1.0,
+        self, comm: MPI.Comm, size: int, servers: int = 1, optimizer: str = "additive", rate: float = 1.0,
         initial: np.ndarray | None = None, keep: Filter | None = None, shard: int = 262_144, transport: str = "shared",
         copies: int = 1, threads: int = 1, seconds: float = 60.0,
     ) -> None:  # fmt: skip
         """Collective. The last `servers` ranks serve (with one rank, it does both); all others may push and pull.
 
         With several `copies` a push is done when as many servers have it. Each server applies with so many `threads`.
-        `optimiser` is "additive", "adagrad" or "descent" (the last two take gradients and step by `rate`).
+        `optimizer` is "additive", "adagrad" or "descent" (the last two take gradients and step by `rate`).
         No wait takes longer than `seconds`.
         """
         if threading.current_thread() is not threading.main_thread():
@@ -84,24 +84,24 @@ class ParameterServer:
                 raise UserError(f"{name} = {number}: must be at least 1")
         if not seconds > 0:
             raise UserError(f"seconds = {seconds}: must be above 0")
-        config = _config(optimiser, rate, shard, transport)
+        config = _config(optimizer, rate, shard, transport)
         config.server.copies, config.server.threads, config.cluster.seconds = copies, threads, seconds
         first = np.zeros(size, np.float32) if initial is None else arguments.floats(initial, "initial values")
         if first.size != size:
             raise UserError(f"initial has {first.size} values: must have size = {size}")
         self.keep, self.size, self.seconds = keep, size, seconds
-        self.shelves: memory_layout.Shelves
+        self.memory_layout: memory_layout.MemoryLayout
         self.carried = np.zeros(size if keep else 0, np.float32)
         self.waiting: list[Handle] = []
         self.reading: list[Handle] = []
-        self.letters: list[RangeLetter] = []
+        self.letters: list[RangeMessage] = []
         """What is to be sent again in the next generation."""
         self.left: set[int] = set()
         """Clients, by their numbers for life, that have closed."""
         self.abandoned: list[Abandoned] = []
         self.sequence = 0
         self.server: Server | None = None
-        self.lanes: dict[int, Lane[RangeLetter]] = {}
+        self.lanes: dict[int, RingSender[RangeMessage]] = {}
         self.windows: list[Window] = []
         self._open(World(comm, config, lambda hosts, _: _arrange(hosts, servers)))
         if self.server is not None:
@@ -159,7 +159,7 @@ class ParameterServer:
             for shard in self._touched(first, first + count):
                 low, high = max(first, shard.start), min(first + count, shard.stop)
                 part = values[low - first : high - first]
-                self._send(RangeLetter(self, handle, shard, self._next(), part, first=low - shard.start))
+                self._send(RangeMessage(self, handle, shard, self._next(), part, first=low - shard.start))
 
         return self._begin(Handle(after, start, f"push of {count} parameters from {first}"))
 
@@ -234,7 +234,7 @@ class ParameterServer:
 
     def _hear(self) -> None:
         """Take in what others say: that they have closed, or have raised."""
-        for source, message in self.post.receive():
+        for source, message in self.channel.receive():
             if message["kind"] == shutdown.RAISED:
                 raise JobEnded(message["text"])
             self.left.add(self.world.layout.places[source].member)
@@ -260,10 +260,10 @@ class ParameterServer:
             # A rank that does both serves no loop that would receive its own word.
             for rank in self.world.layout.servers:
                 if rank != self.world.rank:
-                    self.post.send({"kind": "bye"}, rank)
+                    self.channel.send({"kind": "bye"}, rank)
         barrier = self.world.comm.Ibarrier()
         try:
-            self._until(lambda: self.post.idle and barrier.Test(), "everybody to close")
+            self._until(lambda: self.channel.idle and barrier.Test(), "everybody to close")
         except (RankFailure, MPI.Exception):
             # Who is lost after everybody has come is missed by nobody, and some have left already.
             if not self._completes(barrier):
@@ -325,7 +325,7 @@ class ParameterServer:
         """Keep what may still be touched by late transfers, and what has to be sent again, in the order of pushes."""
         sent = [letter for lane in self.lanes.values() for letter in (*lane.sent, *lane.waiting)]
         self.letters = sorted([*self.letters, *sent], key=lambda letter: letter.sequence)
-        transfers = [self.post, *self.lanes.values(), *(self.server.transfers() if self.server else ())]
+        transfers = [self.channel, *self.lanes.values(), *(self.server.transfers() if self.server else ())]
         transfers += [request for handle in self.reading for request in handle.requests]
         for earlier in self.abandoned:
             if time.monotonic() - earlier.since > LATE_SECONDS:
@@ -335,14 +335,14 @@ class ParameterServer:
 
     def _enter(self, world: World) -> None:
         """Collective: begin the next generation with what everybody has, and go on with what is under way."""
-        words = gather(world.comm, self._word(world))
+        states = gather(world.comm, self._export_state(world))
         if not world.layout.workers:
             # Nobody is left to be served.
-            self.world, self.post, self.server, self.windows = world, Post(world.control), None, []
+            self.world, self.channel, self.server, self.windows = world, ControlChannel(world.control), None, []
             return
         config, gone = world.config, "; ".join(f"{place} died" for place in world.gone)
         try:
-            settled = settle(words, world.layout, self.shelves.shards, config.server.copies, np.inf)
+            settled = plan_recovery(states, world.layout, self.memory_layout.shards, config.server.copies, np.inf)
         except LostState as loss:
             raise LostState(f"{gone}; {loss}; the job ends") from None
         self._open(world, settled)
@@ -354,46 +354,46 @@ class ParameterServer:
         for handle in self.reading:
             handle.start(handle)
 
-    def _word(self, world: World) -> Word:
+    def _export_state(self, world: World) -> RankState:
         """What this rank brings into the next generation."""
-        word = Word(world.place.member, detected=time.time(), unacknowledged=len(self.letters))
+        state = RankState(world.place.member, detected=time.time(), unacknowledged=len(self.letters))
         if self.server is not None:
-            self.server.tell(word)
-        return word
+            self.server.export_state(state)
+        return state
 
-    def _open(self, world: World, settled: Settlement | None = None) -> None:
+    def _open(self, world: World, settled: RecoveryPlan | None = None) -> None:
         """Collective: the plan, the windows, and the roles of this rank, in the first generation or in the next one."""
         config, layout = world.config, world.layout
         tensor = Tensor("parameters/values", "parameters", (self.size,), 0, self.size)
         hosts = {rank: layout.places[rank].host for rank in layout.servers}
-        shards, holders = ((), ()) if settled is None else (self.shelves.shards, settled.holders)
-        self.shelves = memory_layout.plan([tensor], hosts, layout.workers, config, None, shards, holders)
-        self.world, self.post = world, Post(world.control)
-        self.starts = [shard.start for shard in self.shelves.shards]
-        self.runs = {server: self.shelves.runs(server, "weights") for server in self.shelves.servers}
+        shards, holders = ((), ()) if settled is None else (self.memory_layout.shards, settled.holders)
+        self.memory_layout = memory_layout.plan([tensor], hosts, layout.workers, config, None, shards, holders)
+        self.world, self.channel = world, ControlChannel(world.control)
+        self.starts = [shard.start for shard in self.memory_layout.shards]
+        self.runs = {server: self.memory_layout.runs(server, "weights") for server in self.memory_layout.servers}
         self._open_windows()
         if "server" in world.place.roles:
             self._open_server(settled)
-        self.ring = self.shelves.pushers.index(world.rank) if self.client else -1
-        self.lanes = {server: self._lane(server) for server in self.shelves.servers} if self.client else {}
+        self.ring = self.memory_layout.pushers.index(world.rank) if self.client else -1
+        self.lanes = {server: self._lane(server) for server in self.memory_layout.servers} if self.client else {}
 
     def _open_windows(self) -> None:
         world = self.world
         kind, serves = choose_kind(world.config.cluster.transport, world.survivable), "server" in world.place.roles
-        size = self.shelves.published_bytes(world.rank) if serves else 0
+        size = self.memory_layout.published_bytes(world.rank) if serves else 0
         world.agree()
-        self.mail: Window = kind.to_write(world.comm, world.node, self.shelves.mailbox_bytes if serves else 0)
+        self.mail: Window = kind.to_write(world.comm, world.node, self.memory_layout.mailbox_bytes if serves else 0)
         world.agree()
         self.window: Window = kind.to_read(world.comm, world.node, size)
         self.mirror: Window | None = None
-        if self.shelves.peers.count:
+        if self.memory_layout.peers.count:
             world.agree()
-            self.mirror = kind.to_write(world.comm, world.node, self.shelves.mirror_bytes if serves else 0)
+            self.mirror = kind.to_write(world.comm, world.node, self.memory_layout.mirror_bytes if serves else 0)
         self.windows = [window for window in (self.mail, self.window, self.mirror) if window is not None]
 
-    def _open_server(self, settled: Settlement | None) -> None:
-        published = Published(self.shelves, self.world.rank, self.window.memory)
-        where = self.world, self.shelves, published, self.mail, self.window, self.post
+    def _open_server(self, settled: RecoveryPlan | None) -> None:
+        published = PublishedWeights(self.memory_layout, self.world.rank, self.window.memory)
+        where = self.world, self.memory_layout, published, self.mail, self.window, self.channel
         if self.server is None or settled is None:
             self.server = Server(*where, 0, None, self.mirror)
         else:
@@ -401,8 +401,8 @@ class ParameterServer:
             self.server.go_back(Position.unpack(settled.position.pack()), None, 0)
             self.server.enter(*where, self.mirror, settled.clocks, settled.lacking)
 
-    def _lane(self, server: int) -> Lane[RangeLetter]:
-        return Lane(self.shelves.rings, server, self.ring, self.mail, self.window)
+    def _lane(self, server: int) -> RingSender[RangeMessage]:
+        return RingSender(self.memory_layout.rings, server, self.ring, self.mail, self.window)
 
     # Pushes and pulls.
 
@@ -425,7 +425,7 @@ class ParameterServer:
             chosen = chosen[kept]
             values = self.carried[chosen]
             self.carried[chosen] = 0
-        room = (self.shelves.slot_bytes // 4 - message_format.HEADER_WORDS) // 2
+        room = (self.memory_layout.slot_bytes // 4 - message_format.HEADER_WORDS) // 2
 
         def start(handle: Handle) -> None:
             for shard in self._touched(int(chosen[0]), int(chosen[-1]) + 1) if chosen.size else ():
@@ -433,7 +433,7 @@ class ParameterServer:
                 for cut in range(low, high, room):
                     part = slice(cut, min(cut + room, high))
                     pairs = (chosen[part] - shard.start).astype(np.uint32)
-                    self._send(RangeLetter(self, handle, shard, self._next(), values[part], indices=pairs))
+                    self._send(RangeMessage(self, handle, shard, self._next(), values[part], indices=pairs))
 
         return self._begin(Handle(after, start, f"push of {chosen.size} indices"))
 
@@ -441,7 +441,7 @@ class ParameterServer:
         self.sequence += 1
         return self.sequence
 
-    def _send(self, letter: RangeLetter) -> None:
+    def _send(self, letter: RangeMessage) -> None:
         letter.handle.pending += 1
         letter.lane.waiting.append(letter)
 
@@ -449,7 +449,7 @@ class ParameterServer:
         """The shards of these parameters."""
         if first >= last:
             return ()
-        return self.shelves.shards[bisect_right(self.starts, first) - 1 : bisect_left(self.starts, last)]
+        return self.memory_layout.shards[bisect_right(self.starts, first) - 1 : bisect_left(self.starts, last)]
 
     def _read_range(self, handle: Handle, into: np.ndarray, first: int) -> None:
         """Read consecutive parameters from the servers that hold them."""
@@ -479,15 +479,15 @@ class ParameterServer:
                     handle.landings.append(Landing(read, picked[piece] - first, into, where[piece]))
 
 
-def _config(optimiser: str, rate: float, shard: int, transport: str) -> Config:
+def _config(optimizer: str, rate: float, shard: int, transport: str) -> Config:
     kinds: dict[str, dict[str, Any]] = {
         "additive": {"where": "worker"},
         "adagrad": {"kind": "adagrad"},
         "descent": {"kind": "momentum"},
     }
-    if optimiser not in kinds:
-        raise UserError(f"optimiser = {optimiser!r}: must be one of {', '.join(kinds)}")
-    config = Config(optimiser=Optimiser(rate=rate, schedule="constant", **kinds[optimiser]))
+    if optimizer not in kinds:
+        raise UserError(f"optimizer = {optimizer!r}: must be one of {', '.join(kinds)}")
+    config = Config(optimizer=Optimizer(learning_rate=rate, schedule="constant", **kinds[optimizer]))
     config.train.batch, config.server.shard, config.cluster.transport = 1, shard, transport
     return config
 

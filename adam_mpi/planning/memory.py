@@ -13,10 +13,10 @@ from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.factors import matrices
-from adam_mpi.sharding.memory_layout import WIDTHS, Shelves
+from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.push_protocol import largest_push
 from adam_mpi.transport.batch_message import message_bytes
-from adam_mpi.worker.gradient_buffer import contributions, takes_back
+from adam_mpi.worker.gradient_buffer import gradient_buffers, takes_back
 
 
 def data(config: Config, layout: Layout, description: Description) -> int:
@@ -28,44 +28,44 @@ def data(config: Config, layout: Layout, description: Description) -> int:
 
 
 def worker(
-    config: Config, description: Description, net: Network, shelves: Shelves, captured: Sequence[str]
+    config: Config, description: Description, net: Network, memory_layout: MemoryLayout, captured: Sequence[str]
 ) -> int:  # fmt: skip
-    """Local weights, what a pull brings, the pool of contributions with their factors, a gradient and a context each;
+    """Local weights, what a pull brings, the pool of gradient_buffers with their factors, a gradient and a context each;
     without strips a copy of what a pull brings, and two of the weights for each of several threads. What a codec
     leaves out, and where pushes may be taken back, what it was before each of them.
     """
     threads, size = config.worker.threads or 1, 4 * parameters.total(net.shapes)
     contexts = config.worker.in_flight if net.strip else threads
-    dense = [matrix for layer, matrix in matrices(shelves.tensors).items() if layer in captured]
+    dense = [matrix for layer, matrix in matrices(memory_layout.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
     total = (2 + contexts if net.strip else 3 + contexts * (3 if threads > 1 else 1)) * size
-    count = contributions(threads, bool(shelves.peers.count), config.consistency.staleness)
+    count = gradient_buffers(threads, bool(memory_layout.peers.count), config.consistency.staleness)
     total += count * (size + factors)
     if CODECS[config.push.codec].feedback:
-        total += size * (1 + count * takes_back(config, shelves.strips))
-    total += contexts * net.bytes + len(shelves.servers) * shelves.ring_bytes
+        total += size * (1 + count * takes_back(config, memory_layout.strips))
+    total += contexts * net.bytes + len(memory_layout.servers) * memory_layout.ring_bytes
     item = np.dtype(description.dtype).itemsize
     return total + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
 
 
-def served(config: Config, shelves: Shelves, server: int, survivable: bool = True) -> int:
-    """Weights, state of the optimiser and average, of what it serves and of what it has copies of.
+def served(config: Config, memory_layout: MemoryLayout, server: int, survivable: bool = True) -> int:
+    """Weights, state of the optimizer and average, of what it serves and of what it has copies of.
 
     In synchronous training everything twice, if the loss of a rank is `survivable`: the last step may be taken back.
     """
-    copied = sum(shard.size for shard in shelves.copied[server])
+    copied = sum(shard.size for shard in memory_layout.copied[server])
     remembered = 2 if config.consistency.staleness == 0 and survivable else 1
-    short = WIDTHS["short"] * ("short" in shelves.regions) * shelves.size(server)
-    return remembered * _each(shelves) * (shelves.size(server) + copied) + short
+    short = WIDTHS["short"] * ("short" in memory_layout.regions) * memory_layout.size(server)
+    return remembered * _each(memory_layout) * (memory_layout.size(server) + copied) + short
 
 
-def server(config: Config, shelves: Shelves, survivable: bool = True) -> int:
+def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True) -> int:
     """The largest: all that, what it serves once more while a snapshot is written, and its mailboxes."""
-    kept = {server: served(config, shelves, server, survivable) for server in shelves.servers}
-    largest = max(kept[server] + _each(shelves) * shelves.size(server) for server in shelves.servers)
-    return largest + shelves.mailbox_bytes + shelves.mirror_bytes
+    kept = {server: served(config, memory_layout, server, survivable) for server in memory_layout.servers}
+    largest = max(kept[server] + _each(memory_layout) * memory_layout.size(server) for server in memory_layout.servers)
+    return largest + memory_layout.mailbox_bytes + memory_layout.mirror_bytes
 
 
-def _each(shelves: Shelves) -> int:
+def _each(memory_layout: MemoryLayout) -> int:
     """Bytes of a parameter in a copy: weight and state, and where it is kept the average."""
-    return 2 * WIDTHS["weights"] + WIDTHS["average"] * ("average" in shelves.regions)
+    return 2 * WIDTHS["weights"] + WIDTHS["ema"] * ("ema" in memory_layout.regions)

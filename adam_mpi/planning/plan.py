@@ -16,8 +16,8 @@ from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition, Strip, fitting, most, partition
 from adam_mpi.planning import memory
 from adam_mpi.sharding import batch_parts as parts
-from adam_mpi.sharding import memory_layout as shelving
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding import memory_layout as memory_layouts
+from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.push_protocol import captured_layers, choose, largest_push
 from adam_mpi.worker import thread_weights
 
@@ -69,19 +69,19 @@ def check_memory(
     if not limit:
         return
     scheme = config.layout.scheme
-    shelves = plan_shelves(config, partition(shapes, layout.partitions, scheme), layout)
-    captured = captured_layers(choose(shelves, config, largest_push(config), len({p.host for p in layout.places})))
+    memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, scheme), layout)
+    captured = captured_layers(choose(memory_layout, config, largest_push(config), len({p.host for p in layout.places})))
 
     def takes(strips: int) -> int:
         # Strips push gradients, never factors.
         factors = captured if strips == 1 else ()
         net = largest_network(config, description, partition(shapes, strips, scheme), factors)
-        return memory.worker(config, description, net, shelves, factors)
+        return memory.worker(config, description, net, memory_layout, factors)
 
     if takes(layout.partitions) > limit:
         raise UserError(_too_few_strips(limit, takes, layout.partitions, shapes, scheme))
-    if (needed := memory.server(config, shelves, survivable)) > limit:
-        raise UserError(_too_few_servers(limit, needed, shelves))
+    if (needed := memory.server(config, memory_layout, survivable)) > limit:
+        raise UserError(_too_few_servers(limit, needed, memory_layout))
 
 
 def _too_few_strips(
@@ -99,19 +99,19 @@ def _too_few_strips(
     )
 
 
-def _too_few_servers(limit: int, needed: int, shelves: Shelves) -> str:
+def _too_few_servers(limit: int, needed: int, memory_layout: MemoryLayout) -> str:
     """Mailboxes do not become less with more servers."""
-    count, fixed = len(shelves.servers), shelves.mailbox_bytes + shelves.mirror_bytes
+    count, fixed = len(memory_layout.servers), memory_layout.mailbox_bytes + memory_layout.mirror_bytes
     advice = f"lower server.mailbox_bytes: mailboxes take {amount(fixed)}"
     if limit > fixed:
         advice = f"set layout.servers = {math.ceil(count * (needed - fixed) / (limit - fixed))} or more"
     return f"layout.memory = {amount(limit)}: a server takes {amount(needed)} with layout.servers = {count}; {advice}"
 
 
-def plan_shelves(
+def plan_memory_layout(
     config: Config, cut: Partition, layout: Layout, replicas: int = 0, holders: Sequence[tuple[int, ...]] = ()
-) -> Shelves:
+) -> MemoryLayout:
     """`replicas`: how many the job began with; `holders`: who has which shard, where hashing does not say it."""
     servers, tensors = {rank: layout.places[rank].host for rank in layout.servers}, parameters.tensors(cut.shapes)
-    shards = shelving.cut_for(tensors, (replicas or layout.replicas) * layout.partitions, config, cut)
-    return shelving.plan(tensors, servers, layout.pushers, config, cut, shards, holders)
+    shards = memory_layouts.cut_for(tensors, (replicas or layout.replicas) * layout.partitions, config, cut)
+    return memory_layouts.plan(tensors, servers, layout.pushers, config, cut, shards, holders)

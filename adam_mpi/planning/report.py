@@ -15,9 +15,9 @@ from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Assembly, Exchange, Partition, partition
 from adam_mpi.planning import memory
-from adam_mpi.planning.plan import check_memory, largest_network, model, partitions, plan_shelves
+from adam_mpi.planning.plan import check_memory, largest_network, model, partitions, plan_memory_layout
 from adam_mpi.sharding import batch_parts as parts
-from adam_mpi.sharding.memory_layout import WIDTHS, Shelves
+from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose, largest_push
 
 MOST_ROWS = 40
@@ -33,14 +33,14 @@ def plan(config: Config, ranks: int, hosts: str | None, images: str | None = Non
     layout = arrange(_hosts(ranks, hosts), config.layout)
     check_memory(config, description, shapes, layout)
     cut = partition(shapes, layout.partitions, config.layout.scheme)
-    shelves = plan_shelves(config, cut, layout)
-    choices = choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
+    memory_layout = plan_memory_layout(config, cut, layout)
+    choices = choose(memory_layout, config, largest_push(config), len({place.host for place in layout.places}))
     captured = captured_layers(choices)
     net = largest_network(config, description, cut, captured)
-    needed, working = _memory(config, layout, description, net, shelves, captured), _working_set(net)
+    needed, working = _memory(config, layout, description, net, memory_layout, captured), _working_set(net)
     strips = [_strips(config, cut, net)] if len(cut) > 1 else []
     roles = _roles(layout, config.server.copies, config.recover.spares)
-    sections = [roles, _layers(shapes), *strips, _parameters(config, shelves, choices), needed, working]
+    sections = [roles, _layers(shapes), *strips, _parameters(config, memory_layout, choices), needed, working]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
@@ -75,18 +75,18 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
 
 
-def _parameters(config: Config, shelves: Shelves, choices: Mapping[str, Choice]) -> Iterator[str]:
-    yield f"{len(shelves.shards)} shards on {len(shelves.servers)} servers"
-    for server, held in [pair for pair in shelves.held.items() if pair[1]][:MOST_ROWS]:
-        size = shelves.size(server)
+def _parameters(config: Config, memory_layout: MemoryLayout, choices: Mapping[str, Choice]) -> Iterator[str]:
+    yield f"{len(memory_layout.shards)} shards on {len(memory_layout.servers)} servers"
+    for server, held in [pair for pair in memory_layout.held.items() if pair[1]][:MOST_ROWS]:
+        size = memory_layout.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
     yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {largest_push(config)} images)"
     for choice in choices.values():
         factor = "-" if choice.factor_bytes is None else amount(choice.factor_bytes)
         yield f"{choice.layer:10} {amount(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
     pushed = sum(c.delta_bytes if c.factors is None else c.factor_bytes or 0 for c in choices.values())
-    width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
-    yield f"a push: {amount(pushed)};  a pull: {amount(width * shelves.parameters)}"
+    width = WIDTHS["short"] if "short" in memory_layout.regions else WIDTHS["weights"]
+    yield f"a push: {amount(pushed)};  a pull: {amount(width * memory_layout.parameters)}"
 
 
 def _strips(config: Config, cut: Partition, net: Network) -> Iterator[str]:
@@ -148,17 +148,17 @@ def _described(images: str) -> Description:
 
 
 def _memory(
-    config: Config, layout: Layout, description: Description, net: Network, shelves: Shelves, captured: Sequence[str]
+    config: Config, layout: Layout, description: Description, net: Network, memory_layout: MemoryLayout, captured: Sequence[str]
 ) -> Iterator[str]:
-    largest = max(shelves.servers, key=shelves.size)
+    largest = max(memory_layout.servers, key=memory_layout.size)
     yield "memory per rank:"
     yield f"  data    {amount(memory.data(config, layout, description))} for the set and the batches ahead"
-    worker = memory.worker(config, description, net, shelves, captured)
+    worker = memory.worker(config, description, net, memory_layout, captured)
     yield f"  worker  {amount(worker)} with {config.worker.threads or 1} trainer thread(s)"
-    server, served = memory.server(config, shelves), memory.served(config, shelves, largest)
+    server, served = memory.server(config, memory_layout), memory.served(config, memory_layout, largest)
     yield (
-        f"  server  {amount(server)}: {amount(served)} for weights and optimiser, {amount(shelves.mailbox_bytes)} for "
-        f"mailboxes ({len(layout.workers)} pushers x {shelves.slots} slots of {amount(shelves.slot_bytes)}), and a "
+        f"  server  {amount(server)}: {amount(served)} for weights and optimizer, {amount(memory_layout.mailbox_bytes)} for "
+        f"mailboxes ({len(layout.workers)} pushers x {memory_layout.slots} slots of {amount(memory_layout.slot_bytes)}), and a "
         "copy of what it serves while a snapshot is written"
     )
 

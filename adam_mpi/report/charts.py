@@ -94,7 +94,7 @@ def matrix(title: str, counts: np.ndarray, names: Sequence[str]) -> str:
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         axes.grid(visible=False)
-        # What is right would outshine what is wrong: colours follow the root.
+        # What is right would outshine what is wrong: colors follow the root.
         axes.imshow(np.sqrt(counts), cmap="Blues")
         axes.set(title=title, xlabel="taken for", ylabel="is")
         if len(names) > 30:
@@ -149,7 +149,7 @@ def _row(maps: np.ndarray) -> np.ndarray:
 
 
 def picture(image: np.ndarray) -> np.ndarray:
-    """(channels, rows, columns) to be looked at: grey, or colours where there are three; scaled to what is there."""
+    """(channels, rows, columns) to be looked at: gray, or colors where there are three; scaled to what is there."""
     image = image.astype(np.float32)
     low, high = np.nanmin(image), np.nanmax(image)
     scaled = (image - low) / (high - low if high > low else 1)

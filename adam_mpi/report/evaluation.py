@@ -11,7 +11,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluated:
     confusion: np.ndarray
     """[class, taken for] -> images."""
     images: np.ndarray
@@ -19,20 +19,20 @@ class Judged:
     labels: np.ndarray
     taken: np.ndarray
     """What each of them was taken for."""
-    chances: np.ndarray
+    probabilities: np.ndarray
     """The probability that the network gave to what it is."""
 
 
-def judge(model: Trained, worst: int) -> Judged:
+def judge(model: Trained, worst: int) -> Evaluated:
     data = open_set(model.config.data)
     confusion = np.zeros((model.inputs.classes,) * 2, np.int64)
     kept: list[tuple[float, int, int, np.ndarray]] = []
     for first in range(0, data.description.test, BLOCK):
         _, images, labels = data.read_usable("test", np.arange(first, min(first + BLOCK, data.description.test)))
         probabilities = model.predict(images)
-        taken, chances = probabilities.argmax(axis=1), probabilities[np.arange(len(labels)), labels]
+        taken, probabilities = probabilities.argmax(axis=1), probabilities[np.arange(len(labels)), labels]
         np.add.at(confusion, (labels, taken), 1)
-        found = [(float(chances[i]), int(labels[i]), int(taken[i]), images[i]) for i in np.argsort(chances)[:worst]]
+        found = [(float(probabilities[i]), int(labels[i]), int(taken[i]), images[i]) for i in np.argsort(probabilities)[:worst]]
         kept = sorted([*kept, *found], key=lambda one: one[0])[:worst]
     columns = list(zip(*kept, strict=True))
-    return Judged(confusion, np.array(columns[3]), *(np.array(columns[place]) for place in (1, 2, 0)))
+    return Evaluated(confusion, np.array(columns[3]), *(np.array(columns[place]) for place in (1, 2, 0)))

@@ -46,8 +46,8 @@ def image(model: Trained, file: Path, output: Path) -> str:
 
     names, images, _ = read(model, file)
     layers = [shape.name for shape in model.shapes]
-    *outputs, chances = model.run({"input": images[:1]}, [*layers, "probabilities"])
+    *outputs, probabilities = model.run({"input": images[:1]}, [*layers, "probabilities"])
     rows = {"input": images[0]} | {name: one[0] for name, one in zip(layers, outputs, strict=True)}
     sizes = {"input": model.inputs.shape} | {shape.name: shape.output for shape in model.shapes}
     output.write_bytes(activations({f"{name}\n{_by(sizes[name])}": row for name, row in rows.items()}))
-    return f"{names[0]}: {best(model, chances.reshape(len(images[:1]), -1)[0])}\nactivations: {output}"
+    return f"{names[0]}: {best(model, probabilities.reshape(len(images[:1]), -1)[0])}\nactivations: {output}"

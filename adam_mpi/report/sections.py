@@ -187,7 +187,7 @@ def learned(run: Run) -> str:
     title = f"test images: {right:.2%} of {found.confusion.sum():,} right"
     captions = [
         f"{names[label]} → {names[taken]}\n{chance:.2g}"
-        for label, taken, chance in zip(found.labels, found.taken, found.chances, strict=True)
+        for label, taken, chance in zip(found.labels, found.taken, found.probabilities, strict=True)
     ]
     worst = "the worst: what it is → what it was taken for, and the probability of what it is"
     matrix = charts.matrix(title, found.confusion, names)

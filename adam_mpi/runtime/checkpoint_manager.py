@@ -15,38 +15,38 @@ from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.base.files import write_json
 from adam_mpi.base.log import say
 from adam_mpi.checkpoint import model_file, snapshot
-from adam_mpi.checkpoint.disk_task import Errand, abandoned, disk_seconds, reason
+from adam_mpi.checkpoint.disk_task import DiskTask, abandoned, disk_seconds, reason
 from adam_mpi.checkpoint.hdf5_file import FORMAT, sync
 from adam_mpi.checkpoint.owner import Owner
 from adam_mpi.checkpoint.resume import Resume, order_settings
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
 from adam_mpi.config import to_toml
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.monitor.job_statistics import Board
+from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.memory_layout import MemoryLayout
 
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class CheckpointManager:
     def __init__(
-        self, world: World, post: Post, directory: Path, shelves: Shelves, resume: Resume | None, until: float,
+        self, world: World, channel: ControlChannel, directory: Path, memory_layout: MemoryLayout, resume: Resume | None, until: float,
         describe: Callable[[], dict[str, Any]], owner: Owner,
     ) -> None:  # fmt: skip
         """`until`: when the job is to stop; `describe`: what snapshots say of it; `owner`: its claim on the run."""
-        self.world, self.config, self.directory, self.shelves = world, world.config, directory, shelves
-        self.post, self.resume, self.until, self.describe = post, resume, until, describe
+        self.world, self.config, self.directory, self.memory_layout = world, world.config, directory, memory_layout
+        self.channel, self.resume, self.until, self.describe = channel, resume, until, describe
         self.owner, self.heart = owner, owner.beat()
-        servers = [server for server in shelves.servers if shelves.held[server]]
+        servers = [server for server in memory_layout.servers if memory_layout.held[server]]
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
-        pushers = shelves.pushers if CODECS[self.config.push.codec].feedback else ()
+        pushers = memory_layout.pushers if CODECS[self.config.push.codec].feedback else ()
         folder = directory / "snapshots"
         renaming = partial(world.injector.at, "rename")
-        self.snapshots = Conductor(
-            post, servers, folder, keep, joint, shelves.tensors, self._describe, shelves.strips, pushers, renaming,
+        self.snapshots = SnapshotCoordinator(
+            channel, servers, folder, keep, joint, memory_layout.tensors, self._describe, memory_layout.strips, pushers, renaming,
             owner, disk_seconds(self.config),
         )  # fmt: skip
         self.stale = resume is None or resume.kind == "store"
@@ -95,19 +95,19 @@ class Keeper:
         """The weights to use: those of the newest snapshot, in one file."""
         taken, folder = self.snapshots.taken, self.directory / "snapshots"
         newest = folder / taken[-1] if taken or self.resume is None else self.resume.path
-        group = "average/" if self.config.optimiser.average else ""
-        pieces = model_file.pieces(newest / snapshot.MODEL, self.shelves.tensors, group)
+        group = "ema/" if self.config.optimizer.ema else ""
+        pieces = model_file.pieces(newest / snapshot.MODEL, self.memory_layout.tensors, group)
         told = self._describe()
-        model_file.write_pieces(self.directory / "weights.h5", pieces, self.shelves.tensors, told["config"], told["inputs"])
+        model_file.write_pieces(self.directory / "weights.h5", pieces, self.memory_layout.tensors, told["config"], told["inputs"])
 
-    def forget_old_stores(self, board: Board) -> None:
+    def forget_old_stores(self, board: JobStatistics) -> None:
         """When every server's store of this job is whole, those of earlier ones are no longer needed."""
         now = [word for word in board.of("server") if word["generation"] == self.world.generation]
         words = [word["store"] for word in now if word["shards"]]
         if self.old_stores and len(words) == len(self.snapshots.servers) and all(w and w["whole"] for w in words):
             self.old_stores = False
             for server in self.snapshots.servers:
-                self.post.send({"kind": "store", "order": "forget"}, server)
+                self.channel.send({"kind": "store", "order": "forget"}, server)
 
     def _describe(self) -> dict[str, Any]:
         now = {"replicas": self.world.layout.replicas, "order": order_settings(self.config)}
@@ -119,9 +119,9 @@ WARN_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
 
-class Conductor:
+class SnapshotCoordinator:
     def __init__(
-        self, post: Post, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
+        self, channel: ControlChannel, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
         describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
         renaming: Callable[[], None] = lambda: None, owner: Owner | None = None, seconds: float = 120.0,
     ) -> None:  # fmt: skip
@@ -130,12 +130,12 @@ class Conductor:
         `seconds`: after which a disk that takes nothing is given up.
         """
         self.members = [("server", rank) for rank in servers] + [("worker", rank) for rank in pushers]
-        self.post, self.servers, self.folder, self.keep, self.joint = post, servers, folder, keep, joint
+        self.channel, self.servers, self.folder, self.keep, self.joint = channel, servers, folder, keep, joint
         self.tensors, self.strips, self.renaming, self.owner = tensors, strips, renaming, owner
         self.describe = describe
         """What the manifest says besides the position, as it is when the snapshot is ordered."""
         self.number, self.seconds = 0, seconds
-        self.sealing: Errand[list[str]] | None = None
+        self.sealing: DiskTask[list[str]] | None = None
         """Naming a snapshot that all have written; a slow disk keeps nobody waiting."""
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.stage, self.again = "", False
@@ -184,7 +184,7 @@ class Conductor:
             self._check(answers)
             self.stage = "sealed"
             # With a copy of all this: a thread that hangs, and wakes up much later, must not meet the next snapshot.
-            self.sealing = Errand("seal", partial(copy.copy(self)._seal, answers), self.seconds)
+            self.sealing = DiskTask("seal", partial(copy.copy(self)._seal, answers), self.seconds)
 
     def step(self) -> None:
         """Go on when the snapshot has its name, or cannot have it."""
@@ -227,7 +227,7 @@ class Conductor:
 
     def _tell(self, order: dict[str, Any]) -> None:
         for role, rank in self.members:
-            self.post.send({"kind": "store" if role == "server" else "residual", **order}, rank)
+            self.channel.send({"kind": "store" if role == "server" else "residual", **order}, rank)
 
     def _clocks(self, answers: Sequence[dict[str, Any]]) -> list[int]:
         """As far as anybody has begun with a replica; with clocks, which all go through, as far as with any."""

@@ -10,48 +10,48 @@ from typing import Any
 from adam_mpi.base.errors import LostState, RankFailure, Stall, UserError
 from adam_mpi.base.files import write_json
 from adam_mpi.base.provenance import provenance
-from adam_mpi.checkpoint.disk_task import Errand, disk_seconds, reason
+from adam_mpi.checkpoint.disk_task import DiskTask, disk_seconds, reason
 from adam_mpi.cluster import fence, sentinel
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.server import DataServer
 from adam_mpi.monitor import outcome, status
-from adam_mpi.monitor.job_statistics import Board
+from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.monitor.metrics import Metrics
 from adam_mpi.monitor.progress import Progress
-from adam_mpi.monitor.request_watcher import Lookout
-from adam_mpi.monitor.status_writer import Scribe
-from adam_mpi.runtime.checkpoint_manager import Keeper
+from adam_mpi.monitor.request_watcher import RequestWatcher
+from adam_mpi.monitor.status_writer import StatusWriter
+from adam_mpi.runtime.checkpoint_manager import CheckpointManager
 from adam_mpi.runtime.job import Job
-from adam_mpi.runtime.recovery import Settlement, earliest
-from adam_mpi.sharding.memory_layout import Shelves
-from adam_mpi.sharding.phases import Course, Phase
+from adam_mpi.runtime.recovery import RecoveryPlan, earliest
+from adam_mpi.sharding.memory_layout import MemoryLayout
+from adam_mpi.sharding.phases import Phase, PhaseSchedule
 from adam_mpi.worker.diagnostics import describe
 
 FENCE_SECONDS, EVICTED_SECONDS, SETTLE_SECONDS = 1.0, 10.0, 5.0
 log = logging.getLogger(__name__)
 
 
-class Head:
+class Coordinator:
     def __init__(
-        self, world: World, data: DataServer, post: Post, job: Job, shelves: Shelves,
-        settled: Settlement | None = None, before: "Head | None" = None,
+        self, world: World, data: DataServer, channel: ControlChannel, job: Job, memory_layout: MemoryLayout,
+        settled: RecoveryPlan | None = None, before: "Coordinator | None" = None,
     ) -> None:  # fmt: skip
         """`settled`: what came out of the generation before; `before`: its head, if that was here."""
-        self.world, self.config, self.data, self.post, self.directory = world, world.config, data, post, job.directory
-        self.board: Board = before.board if before else Board()
+        self.world, self.config, self.data, self.channel, self.directory = world, world.config, data, channel, job.directory
+        self.statistics: JobStatistics = before.statistics if before else JobStatistics()
         resume = job.resume
         epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
-        self.course = Course(self.config.train, data.count("validation") > 0, epochs, best, midway)
+        self.course = PhaseSchedule(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
-        self.scribe: Scribe = before.scribe if before else Scribe(job.directory)
-        self.lookout: Lookout = before.lookout if before else Lookout(job.directory)
+        self.status_writer: StatusWriter = before.status_writer if before else StatusWriter(job.directory)
+        self.requests_seen: RequestWatcher = before.requests_seen if before else RequestWatcher(job.directory)
         tensorboard = self.config.observe.tensorboard
         self.metrics: Metrics = before.metrics if before else Metrics(job.directory, tensorboard)
         if before:
-            before.keeper.snapshots.abandon()
+            before.checkpoints.snapshots.abandon()
         self.began = self.shown = self.phase_began = now = time.monotonic()
         self.heard = dict.fromkeys((place.rank for place in world.layout.places if place.roles), now)
         self.members = [place.member for place in world.layout.places]
@@ -74,11 +74,11 @@ class Head:
         self.troubled = False
         self.provenance = provenance(world.hosts, self.config.run.seed)
         self.closed = self.finishing = self.finished = False
-        self.ending: Errand[None] | None = before.ending if before else None
+        self.ending: DiskTask[None] | None = before.ending if before else None
         """Writing the results; a loss meanwhile changes nothing about them."""
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
-        self.keeper: Keeper = Keeper(world, post, job.directory, shelves, resume, job.until, self._describe, job.owner)
+        self.checkpoints: CheckpointManager = CheckpointManager(world, channel, job.directory, memory_layout, resume, job.until, self._describe, job.owner)
         if settled is not None:
             self._go_on(settled)
         elif resume is not None:
@@ -109,16 +109,16 @@ class Head:
             "began": self.began_at,
             "stopped_by": self.stopped_by,
             # A snapshot that is under way is given up with the generation.
-            "stale": self.keeper.stale or self.keeper.snapshots.busy,
-            "snapshots": self.keeper.snapshots.taken,
+            "stale": self.checkpoints.stale or self.checkpoints.snapshots.busy,
+            "snapshots": self.checkpoints.snapshots.taken,
             "recoveries": self.told_recoveries(),
-            "pushes": self.board.of_pushers(),
-            "carried": self.board.carried(),
+            "pushes": self.statistics.of_pushers(),
+            "carried": self.statistics.carried(),
             "started": self.started,
             "told_refusal": self.told_refusal,
         }
 
-    def _go_on(self, settled: Settlement) -> None:
+    def _go_on(self, settled: RecoveryPlan) -> None:
         """From where the head of the generation before was; a phase that was under way has a new number."""
         state, course = settled.head, self.course
         if state is not None:
@@ -130,15 +130,15 @@ class Head:
             )  # fmt: skip
             self.number, self.began_at = state["number"], state["began"]
             self.began = time.monotonic() - (time.time() - self.began_at)
-            self.keeper.stale, self.keeper.snapshots.taken = state["stale"], state["snapshots"]
+            self.checkpoints.stale, self.checkpoints.snapshots.taken = state["stale"], state["snapshots"]
             # Whoever is still writing one of the generation before must not meet the next.
-            self.keeper.snapshots.number = 1000 * self.world.generation
+            self.checkpoints.snapshots.number = 1000 * self.world.generation
             self.recoveries = _went_on(state["recoveries"], *settled.went_on)
-            self.board.go_on(state["pushes"], state["carried"])
+            self.statistics.go_on(state["pushes"], state["carried"])
             self.started, self.told_refusal = state["started"], state["told_refusal"]
         gone = self.world.gone
         names = "; ".join(map(str, gone))
-        told = self.board.of_pushers()
+        told = self.statistics.of_pushers()
         pairs = [told[str(place.member)] for place in gone if str(place.member) in told]
         self.recoveries.append(
             {
@@ -155,7 +155,7 @@ class Head:
 
     def told_recoveries(self) -> list[dict[str, Any]]:
         """With what the servers have told since the last one."""
-        words = [word for word in self.board.of("server") if word.get("generation") == self.world.generation]
+        words = [word for word in self.statistics.of("server") if word.get("generation") == self.world.generation]
         if not self.recoveries or not words:
             return self.recoveries
         *earlier, last = _went_on(self.recoveries, *earliest(word["went_on"] for word in words))
@@ -165,13 +165,13 @@ class Head:
     def step(self) -> bool:
         self._notice_stop()
         self._check_silence()
-        self.scribe.look()
-        self.keeper.snapshots.step()
+        self.status_writer.look()
+        self.checkpoints.snapshots.step()
         phase = self.course.phase
         if phase is None:
             return self._finish()
         self._look_for_requests()
-        if why := self.keeper.look(phase.training, self.lookout.stop):
+        if why := self.checkpoints.look(phase.training, self.requests_seen.stop):
             self._stop(why)
             return True
         if self._phase_done(phase):
@@ -194,29 +194,29 @@ class Head:
         if stopped > FENCE_SECONDS:
             with suppress(OSError):
                 fence.check(self.directory / "log", self.world.generation, self.world.place.member)
-            self.keeper.owner.check()
+            self.checkpoints.owner.check()
             self.heard = {rank: heard + stopped for rank, heard in self.heard.items()}
 
     def hear(self, source: int, message: dict[str, Any]) -> None:
         self.heard[source] = time.monotonic()
         if message["kind"] == "stats":
-            self.board.hear(self.members[source], message)
-            self.keeper.forget_old_stores(self.board)
+            self.statistics.hear(self.members[source], message)
+            self.checkpoints.forget_old_stores(self.statistics)
         elif message["kind"] == "compared":
             self._compared(source, message)
         elif message["kind"] == "spares":
             self._hear_of_spares(source, message)
         else:
-            self.keeper.snapshots.hear(source, message)
+            self.checkpoints.snapshots.hear(source, message)
 
     def _look_for_requests(self) -> None:
         """Whoever makes the file COMPARE wants to know whether all copies are the same."""
-        if self.lookout.take_compare():
+        if self.requests_seen.take_compare():
             self.compared = {}
             for rank in self.world.layout.servers:
-                self.post.send({"kind": "store", "order": "compare"}, rank)
+                self.channel.send({"kind": "store", "order": "compare"}, rank)
         if self.world.survivable:
-            self.full += self.lookout.take_ranks()
+            self.full += self.requests_seen.take_ranks()
             self._keep_full()
 
     def _keep_full(self) -> None:
@@ -233,7 +233,7 @@ class Head:
                 log.info("rank %d starts %d new ranks", self.members[starter], wanted)
                 told = self.standing_by.get(starter, {"ready": 0, "coming": 0})
                 self.standing_by[starter] = told | {"coming": told["coming"] + wanted}
-                self.post.send({"kind": "spawn", "ranks": wanted}, starter)
+                self.channel.send({"kind": "spawn", "ranks": wanted}, starter)
 
     @property
     def spares(self) -> tuple[int, int]:
@@ -254,7 +254,7 @@ class Head:
         if len(self.compared) == len(self.world.layout.servers):
             totals = {key: sum(word[key] for word in self.compared.values()) for key in ("copies", "different")}
             path, content = self.directory / "copies.json", totals | {"generation": self.world.generation}
-            self.scribe.want(path.name, partial(write_json, path, content))
+            self.status_writer.want(path.name, partial(write_json, path, content))
 
     def _begin(self, phase: Phase | None) -> None:
         self.number += 1
@@ -265,61 +265,61 @@ class Head:
         self.phase_began = self.shown = time.monotonic()
         if phase is not None:
             log.info("phase %d: %s, epoch %d", phase.number, phase.part, phase.epoch)
-            self.keeper.stale |= phase.training
+            self.checkpoints.stale |= phase.training
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for place in self.world.layout.places:
-            self.post.send(message, place.rank)
+            self.channel.send(message, place.rank)
 
     def _quorum(self, phase: Phase) -> bool:
         """Whether enough replicas are done with their shares to end an epoch, but not all."""
-        owed = self.board.owed(phase, len(self.world.layout.data))
+        owed = self.statistics.owed(phase, len(self.world.layout.data))
         return owed.count(0) < len(owed) <= owed.count(0) / self.config.epoch.quorum
 
     def _phase_done(self, phase: Phase) -> bool:
-        shares = self.board.shares(phase)
+        shares = self.statistics.shares(phase)
         return len(shares) == len(self.world.layout.data) and all(share["done"] for share in shares)
 
     def _end_phase(self, phase: Phase) -> None:
         seconds = time.monotonic() - self.phase_began
-        figures = self.board.figures(phase, seconds)
+        figures = self.statistics.figures(phase, seconds)
         self.progress.end(self._report(phase, figures, done=True))
         if phase.training:
             self.train_seconds += seconds
             self.results |= {"epochs": phase.epoch, "train_loss": figures["loss"]}
             self.results["images"] += figures["images"]
             self.results["images_skipped"] += figures["images_skipped"]
-            self.keeper.epoch_ended()
+            self.checkpoints.epoch_ended()
         else:
             self.results |= {f"{phase.part}_accuracy": figures["accuracy"], f"{phase.part}_loss": figures["loss"]}
-        self.scribe.want("summary.json", partial(self._write_summary, self._summary("running")))
+        self.status_writer.want("summary.json", partial(self._write_summary, self._summary("running")))
         self._begin(self.course.advance(figures["accuracy"]))
 
     def _finish(self) -> bool:
         """Workers have stopped: let the servers write and end, then put the results together."""
         layout = self.world.layout
-        workers = self.board.finals("worker", self.members) == len(layout.workers)
-        if self.finished or not workers or not self.keeper.finished():
+        workers = self.statistics.finals("worker", self.members) == len(layout.workers)
+        if self.finished or not workers or not self.checkpoints.finished():
             return False
         if not self.finishing:
             self.finishing = True
             copies = str(self.directory / "conservation") if self.config.inject.conserve else None
             for rank in layout.servers:
-                self.post.send({"kind": "store", "order": "finish", "copies": copies}, rank)
+                self.channel.send({"kind": "store", "order": "finish", "copies": copies}, rank)
             return True
-        if self.board.finals("server", self.members) < len(layout.servers):
+        if self.statistics.finals("server", self.members) < len(layout.servers):
             return False
         if self.ending is None:
             self._check_short()
             if not self.stopped_by:
                 self.results["warnings"] = self._warnings()
             summary = self._summary("stopped" if self.stopped_by else "done")
-            self.ending = Errand("results", partial(self._write_results, summary), disk_seconds(self.config))
+            self.ending = DiskTask("results", partial(self._write_results, summary), disk_seconds(self.config))
         if not self.ending.over:
             return False
         self._end(self.ending)
         for place in layout.places:
-            self.post.send({"kind": "over"}, place.rank)
+            self.channel.send({"kind": "over"}, place.rank)
         self.finished = True
         return True
 
@@ -332,16 +332,16 @@ class Head:
 
     def _write_results(self, summary: dict[str, Any]) -> None:
         """What a job must leave behind; the marker comes last: all that it stands for is there."""
-        self.keeper.owner.check()
-        self.scribe.forget("summary.json")
-        self.scribe.settle(SETTLE_SECONDS)
+        self.checkpoints.owner.check()
+        self.status_writer.forget("summary.json")
+        self.status_writer.settle(SETTLE_SECONDS)
         if not self.stopped_by:
-            self.keeper.write_weights()
+            self.checkpoints.write_weights()
         self._write_summary(summary)
         marker, text = ("STOPPED", f"{self.stopped_by}\n") if self.stopped_by else ("DONE", "")
         (self.directory / marker).write_text(text)
 
-    def _end(self, ending: Errand[None]) -> None:
+    def _end(self, ending: DiskTask[None]) -> None:
         """The results are written, or the job has none."""
         self.progress.close()
         try:
@@ -367,7 +367,7 @@ class Head:
 
     def _check_short(self) -> None:
         """Raise LostState if a shard lacks a push that its pusher counts as acknowledged: the weights are not whole."""
-        short = self.board.short(self.members, self._judged)
+        short = self.statistics.short(self.members, self._judged)
         if short:
             whose = ", ".join(f"{count} of rank {pusher}" for pusher, count in sorted(short.items()))
             raise LostState(f"acknowledged pushes are not in all weights: {whose}; the job is not done")
@@ -410,11 +410,11 @@ class Head:
 
     def awaits(self) -> list[Wait]:
         """What the ranks owe that take part in a snapshot."""
-        return self.keeper.snapshots.awaits()
+        return self.checkpoints.snapshots.awaits()
 
     def _show(self, phase: Phase) -> None:
         self.shown = time.monotonic()
-        figures = self.board.figures(phase, self.shown - self.phase_began)
+        figures = self.statistics.figures(phase, self.shown - self.phase_began)
         self.progress.update(self._report(phase, figures, done=False))
 
     def _report(self, phase: Phase, figures: dict[str, float], done: bool) -> dict[str, Any]:
@@ -422,23 +422,23 @@ class Head:
         seconds = round(time.monotonic() - self.began, 3)
         line = {"seconds": seconds, "phase": phase.number, "part": phase.part, "epoch": phase.epoch, "done": done}
         trained = self.trained_before + self.results["images"] + (figures["images"] if phase.training else 0)
-        self.metrics.add(line | {"images_trained": trained} | figures | self.board.gauges(), trained)
-        self.scribe.want("metrics.jsonl", self.metrics.write)
+        self.metrics.add(line | {"images_trained": trained} | figures | self.statistics.gauges(), trained)
+        self.status_writer.want("metrics.jsonl", self.metrics.write)
         share = figures["images"] / max(self.data.count(phase.part), 1)
         run = figures | {"name": self.progress.name(phase), "share": share, "eta": self._left(phase, figures)}
-        rows = self.board.ranks(self.world.layout)
+        rows = self.statistics.ranks(self.world.layout)
         state = {"time": time.time(), "seconds": seconds, "interval": self.config.observe.interval, "run": run}
         ready, coming = self.spares
         state |= {"groups": status.groups(rows), "ranks": rows, "spares": {"ready": ready, "coming": coming}}
         path = self.directory / "status.json"
-        self.scribe.want(path.name, partial(write_json, path, state))
+        self.status_writer.want(path.name, partial(write_json, path, state))
         self._tell_trouble()
         self._check_losses(phase, figures, done)
         return state
 
     def _tell_trouble(self) -> None:
         """The first NaN of the job, once."""
-        for rank, trouble in self.board.troubles().items():
+        for rank, trouble in self.statistics.troubles().items():
             if not self.troubled:
                 self.troubled = True
                 self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {self.config.server.on_nan})")
@@ -449,10 +449,10 @@ class Head:
             return
         with suppress(OSError):
             self._write_summary(self._summary("running"))
-        count, rate = figures["images_not_finite"], self.config.optimiser.rate
+        count, rate = figures["images_not_finite"], self.config.optimizer.learning_rate
         raise UserError(
             f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "
-            f"optimiser.rate below {rate:g}, or data.transform.normalise = true where inputs are large"
+            f"optimizer.learning_rate below {rate:g}, or data.transform.normalize = true where inputs are large"
         )
 
     def _warnings(self) -> list[str]:
@@ -461,7 +461,7 @@ class Head:
             return []
         parts = [part for part in ("test", "validation") if f"{part}_accuracy" in self.results]
         labels = {part: self.data.data.labels(part) for part in parts}
-        return outcome.warnings(self.results, labels, self.board.gauges()["layers"])
+        return outcome.warnings(self.results, labels, self.statistics.gauges()["layers"])
 
     def _left(self, phase: Phase, figures: dict[str, float]) -> float | None:
         """Seconds of training that are left, at the speed so far."""
@@ -480,22 +480,22 @@ class Head:
             **self.results,
             "best_accuracy": self.course.best,
             "best_epoch": self.course.best_epoch,
-            "images_bad": self.board.bad(),
+            "images_bad": self.statistics.bad(),
             "seconds": round(time.monotonic() - self.began, 3),
             "images_per_second": round(self.results["images"] / max(self.train_seconds, 1e-9), 1),
             "generation": self.world.generation,
             "ranks": ranks | {"total": len(layout.places), "replicas": layout.replicas},
-            "pushes": self.board.pushes(self.members, self._judged),
-            "residual": self.board.residual([layout.places[rank].member for rank in layout.workers]),
-            "pulls": self.board.pulls(),
-            "workers": self.board.workers(),
-            "traffic": self.board.traffic(),
-            "not_finite": self.board.troubles(),
-            "cpu_seconds": self.board.cpu(),
-            "staleness": self.board.distribution("leads") | {"clock_wait": self.board.clock_wait()},
-            "delay": self.board.distribution("delays"),
-            "snapshots": self.keeper.snapshots.taken,
-            "store": {str(word["rank"]): word["store"] for word in self.board.of("server") if word["store"]},
+            "pushes": self.statistics.pushes(self.members, self._judged),
+            "residual": self.statistics.residual([layout.places[rank].member for rank in layout.workers]),
+            "pulls": self.statistics.pulls(),
+            "workers": self.statistics.workers(),
+            "traffic": self.statistics.traffic(),
+            "not_finite": self.statistics.troubles(),
+            "cpu_seconds": self.statistics.cpu(),
+            "staleness": self.statistics.distribution("leads") | {"clock_wait": self.statistics.clock_wait()},
+            "delay": self.statistics.distribution("delays"),
+            "snapshots": self.checkpoints.snapshots.taken,
+            "store": {str(word["rank"]): word["store"] for word in self.statistics.of("server") if word["store"]},
             "recoveries": self.told_recoveries(),
             "started": self.started,
             "provenance": self.provenance,

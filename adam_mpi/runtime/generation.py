@@ -24,8 +24,8 @@ from adam_mpi.checkpoint.owner import Owner, Process
 from adam_mpi.checkpoint.resume import Resume
 from adam_mpi.checkpoint.stores import Seen
 from adam_mpi.cluster import fence, sentinel
-from adam_mpi.cluster.control_channel import Post
-from adam_mpi.cluster.spares import Luggage
+from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.spares import JoinPackage
 from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
@@ -37,22 +37,22 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Strip, partition
 from adam_mpi.monitor import metrics
-from adam_mpi.planning.plan import check_memory, model, network, partitions, plan_shelves
+from adam_mpi.planning.plan import check_memory, model, network, partitions, plan_memory_layout
 from adam_mpi.runtime import compile
-from adam_mpi.runtime.coordinator import Head
+from adam_mpi.runtime.coordinator import Coordinator
 from adam_mpi.runtime.job import Job
-from adam_mpi.runtime.rank_runtime import Crew
-from adam_mpi.runtime.recovery import Settlement, settle
+from adam_mpi.runtime.rank_runtime import RankRuntime
+from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
 from adam_mpi.server.server import Server
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.joint_batches import Cuts, first_cuts
-from adam_mpi.sharding.memory_layout import Shelves, cut_for
+from adam_mpi.sharding.memory_layout import MemoryLayout, cut_for
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose, largest_push
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import Holding
+from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport.conservation import Conservation
-from adam_mpi.transport.published import Published
+from adam_mpi.transport.published import PublishedWeights
 from adam_mpi.worker.strip_worker import StripWorker
 from adam_mpi.worker.worker import Worker
 
@@ -173,7 +173,7 @@ def settle_here(world: World, job: Job) -> Job:
 def _held(world: World, job: Job) -> list[tuple[int, int]]:
     """What this rank holds of the flat vector as a server."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
-    plan = plan_shelves(job.config, cut, world.layout, job.replicas)
+    plan = plan_memory_layout(job.config, cut, world.layout, job.replicas)
     shards = (*plan.held.get(world.rank, ()), *plan.copied.get(world.rank, ()))
     return [(shard.start, shard.stop) for shard in shards]
 
@@ -206,20 +206,20 @@ def _kept_kernels(path: Path, shapes: tuple[LayerShape, ...]) -> dict:
     return kept
 
 
-def connect_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
+def connect_sentinel(world: World, failure_file: Path) -> sentinel.SentinelConnection:
     """Collective over a node at the start of a job: its ranks connect to a new sentinel."""
     path = _start_sentinel(world, failure_file, world.node.size) if world.node.rank == 0 else None
     world.sentinel = world.node.bcast(path)
-    return sentinel.Wire(world.sentinel, str(world.place))
+    return sentinel.SentinelConnection(world.sentinel, str(world.place))
 
 
-def join_sentinel(world: World, failure_file: Path) -> sentinel.Wire:
+def join_sentinel(world: World, failure_file: Path) -> sentinel.SentinelConnection:
     """Of a rank that joins a running job: connect to the sentinel of its host, or to a new one where there is none."""
     if world.sentinel is not None:
         with suppress(OSError):
-            return sentinel.Wire(world.sentinel, str(world.place))
+            return sentinel.SentinelConnection(world.sentinel, str(world.place))
     world.sentinel = _start_sentinel(world, failure_file, 1)
-    return sentinel.Wire(world.sentinel, str(world.place))
+    return sentinel.SentinelConnection(world.sentinel, str(world.place))
 
 
 def _start_sentinel(world: World, failure_file: Path, ranks: int) -> str:
@@ -230,19 +230,19 @@ def _start_sentinel(world: World, failure_file: Path, ranks: int) -> str:
 
 
 @dataclass(frozen=True)
-class Ground:
+class Generation:
     """What the roles of a generation stand on; the same plan everywhere."""
 
     world: World
     job: Job
-    post: Post
-    plan: Shelves
+    channel: ControlChannel
+    plan: MemoryLayout
     choices: dict[str, Choice]
     mail: Window
     window: Window
     mirror: Window | None
     threads: int
-    settled: Settlement | None
+    settled: RecoveryPlan | None
     """What came out of the generation before."""
 
     @property
@@ -253,7 +253,7 @@ class Ground:
         return Position.unpack(self.settled.position.pack())
 
 
-def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
+def crew(world: World, job: Job, kept: RankRuntime | None = None) -> RankRuntime:
     """Collective: windows for everybody, then the roles of this rank, new or `kept` from the generation before."""
     if kept is None:
         world.injector.announce()
@@ -283,7 +283,7 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     if "data" in roles:
         made["data"] = _data(ground, old.get("data"), kept.data if kept else None)
         if world.rank == world.layout.head:
-            head = Head(world, made["data"], ground.post, job, ground.plan, settled, kept.head if kept else None)
+            head = Coordinator(world, made["data"], ground.channel, job, ground.plan, settled, kept.head if kept else None)
     if "server" in roles:
         made["server"] = _server(ground, old.get("server"))
     # Workers read weights at once: they must be in place everywhere.
@@ -298,13 +298,13 @@ def crew(world: World, job: Job, kept: Crew | None = None) -> Crew:
     if isinstance(worker := made.get("worker"), StripWorker):
         windows.append(worker.link.window)
     factors = tuple(captured_layers(ground.choices))
-    crew = Crew(ground.post, made, head, windows, settled.head if settled else None, captured=factors)
+    crew = RankRuntime(ground.channel, made, head, windows, settled.head if settled else None, captured=factors)
     crew.abandoned, crew.pushed, crew.cuts = abandoned, pushed, _cuts(ground)
     crew.spares = world.spares
-    crew.spares.enter(Luggage(job, factors))
+    crew.spares.enter(JoinPackage(job, factors))
     if pusher is not None and "worker" not in made:
         # Its last word: it pushes no more.
-        crew.post.send({"kind": "stats", **pusher.stats()}, world.layout.head)
+        crew.channel.send({"kind": "stats", **pusher.stats()}, world.layout.head)
     return crew
 
 
@@ -316,7 +316,7 @@ def _stay_owner(world: World, job: Job) -> None:
         job.owner.enter(processes)
 
 
-def _cuts(ground: Ground) -> Cuts | None:
+def _cuts(ground: Generation) -> Cuts | None:
     """With clocks: how batches that all replicas compute together are cut."""
     layout, position = ground.world.layout, ground.position
     if ground.settled is not None or ground.job.config.asynchronous:
@@ -339,7 +339,7 @@ def _network(job: Job, strip: Strip | None, captured: Sequence[str]) -> Network:
     return network(job.config, job.description, shapes, captured, kernels, strip)
 
 
-def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int, float]:
+def _retire(world: World, kept: RankRuntime, settled: RecoveryPlan) -> tuple[int, int, float]:
     """A worker that has another strip from now on, or none, is not kept; the numbers of its pushes are."""
     worker = kept.roles.get("worker")
     if isinstance(worker, StripWorker):
@@ -351,22 +351,22 @@ def _retire(world: World, kept: Crew, settled: Settlement) -> tuple[int, int, fl
     return kept.pushed
 
 
-def _settle(world: World, job: Job, kept: Crew) -> Settlement:
-    words = gather(world.comm, kept.word(world.place.member))
+def _settle(world: World, job: Job, kept: RankRuntime) -> RecoveryPlan:
+    states = gather(world.comm, kept.export_state(world.place.member))
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     gone = "; ".join(f"{place} died" for place in world.gone)
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
-        return settle(words, world.layout, shards, job.config.server.copies, job.config.consistency.staleness)
+        return plan_recovery(states, world.layout, shards, job.config.server.copies, job.config.consistency.staleness)
     except LostState as loss:
         raise LostState(f"{gone}; {loss}; the job ends: --resume goes on from what is stored") from None
 
 
-def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | None) -> tuple[Ground, Network | None]:
+def _ground(world: World, job: Job, settled: RecoveryPlan | None, kept: RankRuntime | None) -> tuple[Generation, Network | None]:
     """Collective: plan, kernels where they are new, windows."""
     roles, config = world.place.roles, job.config
     cut = partition(job.shapes, config.layout.partitions, config.layout.scheme)
-    plan = plan_shelves(config, cut, world.layout, job.replicas, settled.holders if settled else ())
+    plan = plan_memory_layout(config, cut, world.layout, job.replicas, settled.holders if settled else ())
     captured = settled.captured if settled else None
     choices = choose(plan, config, largest_push(config), len(set(world.hosts)), captured)
     threads = _threads(world)
@@ -384,23 +384,23 @@ def _ground(world: World, job: Job, settled: Settlement | None, kept: Crew | Non
     if plan.peers.count:
         world.agree()
         mirror = kind.to_write(world.comm, world.node, plan.mirror_bytes if serves else 0)
-    return Ground(world, job, Post(world.control), plan, choices, mail, window, mirror, threads, settled), net
+    return Generation(world, job, ControlChannel(world.control), plan, choices, mail, window, mirror, threads, settled), net
 
 
-def _data(ground: Ground, kept: DataServer | None, opened: DataSet | None) -> DataServer:
+def _data(ground: Generation, kept: DataServer | None, opened: DataSet | None) -> DataServer:
     world, job, settled = ground.world, ground.job, ground.settled
     if kept is None:
         opened = opened or open_set(job.config.data)
-        kept = DataServer(world, opened, ground.post, ground.position, job.replicas)
+        kept = DataServer(world, opened, ground.channel, ground.position, job.replicas)
     if settled is not None:
-        kept.enter(world, ground.post, ground.position, settled.out, settled.mean, settled.left)
+        kept.enter(world, ground.channel, ground.position, settled.out, settled.mean, settled.left)
     return kept
 
 
-def _server(ground: Ground, kept: Server | None) -> Server:
+def _server(ground: Generation, kept: Server | None) -> Server:
     world, plan, settled, job = ground.world, ground.plan, ground.settled, ground.job
-    published, count = Published(plan, world.rank, ground.window.memory), job.description.train
-    where = world, plan, published, ground.mail, ground.window, ground.post
+    published, count = PublishedWeights(plan, world.rank, ground.window.memory), job.description.train
+    where = world, plan, published, ground.mail, ground.window, ground.channel
     if kept is None:
         kept = Server(*where, count, ground.position, ground.mirror)
         # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
@@ -412,7 +412,7 @@ def _server(ground: Ground, kept: Server | None) -> Server:
         kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
         kept.enter(*where, ground.mirror, settled.clocks, settled.lacking, settled.acknowledged)
         # A snapshot takes in all that is sent again: shards may have it already.
-        kept.cut.begun = [settled.begun[member] for member in kept.inbox.members]
+        kept.cut.begun = [settled.begun[member] for member in kept.push_queue.members]
     if keeps_store(job.config) and plan.held[world.rank]:
         folder = life(job, world.generation)
         forget = partial(stores.forget, folder, job.identity, job.owner)
@@ -420,10 +420,10 @@ def _server(ground: Ground, kept: Server | None) -> Server:
     return kept
 
 
-def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
-    """`pushed`: this rank's pushes as another worker before; see Crew."""
+def _worker(ground: Generation, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
+    """`pushed`: this rank's pushes as another worker before; see RankRuntime."""
     settled, world = ground.settled, ground.world
-    where = ground.plan, ground.choices, ground.mail, ground.window, ground.post
+    where = ground.plan, ground.choices, ground.mail, ground.window, ground.channel
     if kept is not None:
         assert settled is not None
         strips = world.layout.partitions > 1
@@ -434,7 +434,7 @@ def _worker(ground: Ground, net: Network | None, kept: Worker | None, pushed: tu
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
     scheme = ground.job.config.layout.scheme
     cut = partition(ground.job.shapes, ground.plan.strips, scheme) if net.strip is not None else None
-    holding = Holding(ground.plan, cut, world.place.strip or 0)
+    holding = WorkerShards(ground.plan, cut, world.place.strip or 0)
     carried = _carried(world, ground.job, holding) if settled is None else None
     if cut is not None:
         worker: Worker = StripWorker(world, net, *where, ground.threads, carried, cut)
@@ -482,7 +482,7 @@ def _first_weights(config: Config, shapes: tuple[LayerShape, ...], spans: Sequen
     return weights
 
 
-def _carried(world: World, job: Job, holding: Holding) -> Spans | None:
+def _carried(world: World, job: Job, holding: WorkerShards) -> Spans | None:
     """What the codec of our replica's pushes had left out of what we push when the snapshot was taken."""
     if job.resume is None or not CODECS[job.config.push.codec].feedback:
         return None

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from adam_mpi.base.errors import Regroup
 from adam_mpi.cluster import watchdog
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.spares import Spares
 from adam_mpi.cluster.watchdog import Wait, Watchdog
 from adam_mpi.cluster.windows import Window
 from adam_mpi.data.sets import DataSet
-from adam_mpi.runtime.coordinator import Head
+from adam_mpi.runtime.coordinator import Coordinator
 from adam_mpi.sharding.joint_batches import Cuts, Progress
-from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.rank_state import RankState
 
 # How long after its generation a transfer may still arrive.
 LATE_SECONDS = 60.0
@@ -27,7 +27,7 @@ class Role(Protocol):
 
     def stats(self) -> dict[str, Any]: ...
 
-    def tell(self, word: Word) -> None:
+    def export_state(self, state: RankState) -> None:
         """What the role brings into the next generation."""
 
     def awaits(self) -> Iterable[Wait]:
@@ -58,12 +58,12 @@ class Abandoned:
 
 
 @dataclass
-class Crew:
+class RankRuntime:
     """The roles of one rank in one generation; the objects of the roles go on into the next one."""
 
-    post: Post
+    channel: ControlChannel
     roles: dict[str, Any]
-    head: Head | None
+    head: Coordinator | None
     windows: list[Window]
     state: dict[str, Any] | None = None
     """Of the head, as it was last told to everybody: whoever is head next goes on from there."""
@@ -81,14 +81,14 @@ class Crew:
     """Of a rank that stood by: the data set, opened ahead of need."""
     spares: Spares = field(default_factory=Spares)
 
-    def word(self, member: int) -> Word:
+    def export_state(self, member: int) -> RankState:
         """What this rank brings into the next generation."""
-        state = self.head.state() if self.head is not None else self.state
-        word = Word(member, detected=self.detected, head=state, captured=self.captured)
-        word.progress = Progress(self.cuts)
+        head = self.head.state() if self.head is not None else self.state
+        state = RankState(member, detected=self.detected, head=head, captured=self.captured)
+        state.progress = Progress(self.cuts)
         for role in self.roles.values():
-            role.tell(word)
-        return word
+            role.export_state(state)
+        return state
 
     def step(self) -> bool:
         worked = any([role.step() for role in self.roles.values()])
@@ -106,7 +106,7 @@ class Crew:
         for window in self.windows:
             if not window.late:
                 window.forget()
-        transfers = [self.post, *(left for role in self.roles.values() for left in role.transfers())]
+        transfers = [self.channel, *(left for role in self.roles.values() for left in role.transfers())]
         return [*self.abandoned, Abandoned([window for window in self.windows if window.late], transfers)]
 
     def _forget_late(self) -> None:
@@ -125,12 +125,12 @@ class Crew:
         """A sign of life, with the figures of each role; and now and then something to let go of."""
         self._forget_late()
         for role in self.roles.values():
-            self.post.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
+            self.channel.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
 
     def look_after_spares(self, head: int) -> None:
         """Those that this rank has started or is to start; the head is told when there is news of them."""
         if self.spares.look():
-            self.post.send({"kind": "spares", **self.spares.told()}, head)
+            self.channel.send({"kind": "spares", **self.spares.told()}, head)
 
     def compute_on(self) -> None:
         """Leave trainer threads something to do while this rank finds together with the others."""
@@ -144,7 +144,7 @@ class Crew:
 
     def hear(self, dog: Watchdog) -> bool:
         """Hand messages to the role they are for; True when the job is over."""
-        for source, message in self.post.receive():
+        for source, message in self.channel.receive():
             match message["kind"]:
                 case "phase":
                     self.state = message.get("state", self.state)

@@ -1,6 +1,6 @@
 """What the ranks of a new generation tell each other, and what follows from it: who has what, where training stands.
 
-Pure: every rank hears the same words and comes to the same settlement.
+Pure: every rank hears the same states and comes to the same settlement.
 """
 
 from collections import defaultdict
@@ -16,12 +16,12 @@ from adam_mpi.cluster.layout import Layout
 from adam_mpi.sharding import joint_batches
 from adam_mpi.sharding.joint_batches import Cuts, Left
 from adam_mpi.sharding.position import EPOCH, Position
-from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard, place
 
 
 @dataclass(frozen=True)
-class Settlement:
+class RecoveryPlan:
     holders: tuple[tuple[int, ...], ...]
     """The ranks that hold each shard, the one that serves it first."""
     lacking: tuple[tuple[int, int], ...]
@@ -60,93 +60,93 @@ class Settlement:
     captured: tuple[str, ...]
 
 
-def settle(words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float) -> Settlement:
-    """`words` in the order of ranks."""
-    have, version = _sound(words, layout, shards, staleness == 0)
-    holders, lacking = _hold(words, layout, shards, copies, have)
-    stale = {(rank, shard) for rank in layout.servers for shard in words[rank].copies.keys() - have[words[rank].member]}
-    promoted = sum(shard not in words[ranks[0]].served for shard, ranks in enumerate(holders))
-    batches = [batch for word in words for batch in word.batches]
-    position = _position([word.positions for word in words], version, max(batches, default=0) // EPOCH)
+def plan_recovery(states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float) -> RecoveryPlan:
+    """`states` in the order of ranks."""
+    have, version = _sound(states, layout, shards, staleness == 0)
+    holders, lacking = _hold(states, layout, shards, copies, have)
+    stale = {(rank, shard) for rank in layout.servers for shard in states[rank].copies.keys() - have[states[rank].member]}
+    promoted = sum(shard not in states[ranks[0]].served for shard, ranks in enumerate(holders))
+    batches = [batch for state in states for batch in state.batches]
+    position = _position([state.positions for state in states], version, max(batches, default=0) // EPOCH)
     out = [batch % EPOCH for batch in batches if batch // EPOCH == position.epoch]
-    clocks = {word.member: word.clock for word in words if word.clock is not None}
+    clocks = {state.member: state.clock for state in states if state.clock is not None}
     clock, cuts, left = None, None, dict[int, Left]()
     if not np.isinf(staleness):
-        cuts, left, out = *_go_on(words, layout, position, version), []
+        cuts, left, out = *_go_on(states, layout, position, version), []
         clock = cuts.layouts[-1][0]
     nexts = _next(clocks, layout, clock, staleness == 0)
-    return Settlement(
-        holders, lacking, frozenset(stale), _acknowledged(words, layout, version), promoted, version, position, nexts,
-        clock, _begun(words, nexts), cuts, left, _taken(words, holders), frozenset(out),
-        _mean([word.tally for word in words if word.tally[0] == position.epoch]),
-        min(word.detected for word in words if word.detected), earliest(word.went_on for word in words),
-        _newest_head([word.head for word in words]),
-        sum(word.unacknowledged for word in words), max(word.captured for word in words),
+    return RecoveryPlan(
+        holders, lacking, frozenset(stale), _acknowledged(states, layout, version), promoted, version, position, nexts,
+        clock, _begun(states, nexts), cuts, left, _taken(states, holders), frozenset(out),
+        _mean([state.tally for state in states if state.tally[0] == position.epoch]),
+        min(state.detected for state in states if state.detected), earliest(state.went_on for state in states),
+        _newest_head([state.head for state in states]),
+        sum(state.unacknowledged for state in states), max(state.captured for state in states),
     )  # fmt: skip
 
 
-def _acknowledged(words: Sequence[Word], layout: Layout, version: int | None) -> dict[int, int]:
+def _acknowledged(states: Sequence[RankState], layout: Layout, version: int | None) -> dict[int, int]:
     """Pusher -> the number of its last acknowledged push, if it goes on with the same strip.
 
     In synchronous training one strip may have had a clock acknowledged that others have not, and that is taken back.
     """
-    same = [word for word, place in zip(words, layout.places, strict=True) if word.strip == (place.strip or 0)]
-    told = {word.member: word.acknowledged for word in same if word.acknowledged is not None}
+    same = [state for state, place in zip(states, layout.places, strict=True) if state.strip == (place.strip or 0)]
+    told = {state.member: state.acknowledged for state in same if state.acknowledged is not None}
     return {member: number for member, (number, clock) in told.items() if version is None or clock <= version}
 
 
-def _complete(words: Sequence[Word], servers: Sequence[Word], strips: int) -> int:
+def _complete(states: Sequence[RankState], servers: Sequence[RankState], strips: int) -> int:
     """In synchronous training: a clock that is complete, as far as one can tell; a later one may be."""
     # Nobody begins a clock before the one before it is acknowledged everywhere.
-    newest = max((version for word in servers for version in word.copies.values()), default=0)
+    newest = max((version for state in servers for version in state.copies.values()), default=0)
     reached: dict[int, int] = {}
-    for word in words:
-        if word.acknowledged is not None:
-            reached[word.strip] = max(word.acknowledged[1], reached.get(word.strip, 0))
+    for state in states:
+        if state.acknowledged is not None:
+            reached[state.strip] = max(state.acknowledged[1], reached.get(state.strip, 0))
     return max(newest - 1, min(reached.values()) if len(reached) == strips else 0)
 
 
 def _sound(
-    words: Sequence[Word], layout: Layout, shards: Sequence[Shard], synchronous: bool
+    states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], synchronous: bool
 ) -> tuple[dict[int, dict[int, int]], int | None]:
     """Server -> shard -> version of its copies that have all that was ever acknowledged; and the complete clock.
 
     Raises LostState if a shard has none.
     """
-    servers = [words[rank] for rank in layout.servers]
+    servers = [states[rank] for rank in layout.servers]
     if not synchronous:
-        known = {word.member: word.acknowledged[0] for word in words if word.acknowledged is not None}
-        have = {word.member: {s: v for s, v in word.copies.items() if _in_sync(word, s, known)} for word in servers}
+        known = {state.member: state.acknowledged[0] for state in states if state.acknowledged is not None}
+        have = {state.member: {s: v for s, v in state.copies.items() if _in_sync(state, s, known)} for state in servers}
         _check_left(have, servers, shards)
         return have, None
-    least = _complete(words, servers, layout.partitions)
-    have = {word.member: {s: v for s, v in word.copies.items() if v >= least} for word in servers}
+    least = _complete(states, servers, layout.partitions)
+    have = {state.member: {s: v for s, v in state.copies.items() if v >= least} for state in servers}
     _check_left(have, servers, shards)
     version = min(_newest(have, shards))
-    for word in servers:
-        held = have[word.member].items()
-        have[word.member] = {s: min(v, version) for s, v in held if v <= version or s not in word.firm}
+    for state in servers:
+        held = have[state.member].items()
+        have[state.member] = {s: min(v, version) for s, v in held if v <= version or s not in state.firm}
     reached = {member: {s: v for s, v in held.items() if v == version} for member, held in have.items()}
     _check_left(reached, servers, shards)
     return have, version
 
 
-def _in_sync(word: Word, shard: int, known: Mapping[int, int]) -> bool:
+def _in_sync(state: RankState, shard: int, known: Mapping[int, int]) -> bool:
     """Whether nothing can have been acknowledged without this copy.
 
     One that was sent anew, or did not have to be, was waited for. Of another one only the pushers can tell, all of
     those who could push to it: whether one that is lost had pushes acknowledged nobody knows.
     """
-    if shard not in word.behind:
+    if shard not in state.behind:
         return True
-    began = word.began.get(word.behind[shard], {})
+    began = state.began.get(state.behind[shard], {})
     return all(known.get(pusher) == number for pusher, number in began.items())
 
 
-def _check_left(have: Mapping[int, Mapping[int, int]], servers: Sequence[Word], shards: Sequence[Shard]) -> None:
+def _check_left(have: Mapping[int, Mapping[int, int]], servers: Sequence[RankState], shards: Sequence[Shard]) -> None:
     """Raise LostState, with their numbers, if there are shards that nobody has."""
     missing = [s.index for s in shards if not any(s.index in held for held in have.values())]
-    stale = [shard for shard in missing if any(shard in word.copies for word in servers)]
+    stale = [shard for shard in missing if any(shard in state.copies for state in servers)]
     gone = [shard for shard in missing if shard not in stale]
     told = []
     if gone:
@@ -159,11 +159,11 @@ def _check_left(have: Mapping[int, Mapping[int, int]], servers: Sequence[Word], 
 
 
 def _hold(
-    words: Sequence[Word], layout: Layout, shards: Sequence[Shard], copies: int, have: Mapping[int, Mapping[int, int]]
+    states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, have: Mapping[int, Mapping[int, int]]
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
     """Holders of each shard, and who of them has to be sent a copy."""
     wanted = place(shards, {layout.places[rank].member: layout.places[rank].host for rank in layout.servers}, copies)
-    rank_of = {word.member: rank for rank, word in enumerate(words)}
+    rank_of = {state.member: rank for rank, state in enumerate(states)}
     holders, lacking = [], []
     for shard, best in zip(shards, _newest(have, shards), strict=True):
         versions = {member: held.get(shard.index, -1) for member, held in have.items()}
@@ -213,7 +213,7 @@ def _position(known: Sequence[Mapping[int, Position]], version: int | None, begu
 
 
 def _go_on(
-    words: Sequence[Word], layout: Layout, position: Position, version: int | None
+    states: Sequence[RankState], layout: Layout, position: Position, version: int | None
 ) -> tuple[Cuts, dict[int, Left]]:
     """With clocks: where replicas go on, and what is left of batches; the position gets those that somebody has begun.
 
@@ -221,33 +221,33 @@ def _go_on(
     """
     keep = version is None and layout.partitions == 1
     if keep:
-        position.images = _images(words)
+        position.images = _images(states)
     replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
-    known = {word.member: word.progress for word in words}
+    known = {state.member: state.progress for state in states}
     return joint_batches.go_on(known, replicas, position.batches, position.epoch, keep, version)
 
 
-def _images(words: Sequence[Word]) -> int:
+def _images(states: Sequence[RankState]) -> int:
     """Images that are applied and will not be counted again because their push is sent again."""
-    pushes = [(word.member, *push) for word in words for push in word.resent]
+    pushes = [(state.member, *push) for state in states for push in state.resent]
     told = []
-    for word in words:
-        known = sum(images for pusher, clock, images in pushes if clock < word.progress.reached.get(pusher, 0))
-        told += [position.images - known for position in word.positions.values()]
+    for state in states:
+        known = sum(images for pusher, clock, images in pushes if clock < state.progress.reached.get(pusher, 0))
+        told += [position.images - known for position in state.positions.values()]
     return max(told)
 
 
-def _begun(words: Sequence[Word], nexts: Mapping[int, int]) -> dict[int, int]:
+def _begun(states: Sequence[RankState], nexts: Mapping[int, int]) -> dict[int, int]:
     """Pusher -> the clock after those that it sends again; where it goes on, if it sends nothing."""
-    ends = {word.member: clock + 1 for word in words for clock, _ in word.resent}
+    ends = {state.member: clock + 1 for state in states for clock, _ in state.resent}
     return {pusher: max(clock, ends.get(pusher, clock)) for pusher, clock in nexts.items()}
 
 
-def _taken(words: Sequence[Word], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
+def _taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
     """Pusher -> shard -> the highest number of its messages that is in the copy which serves from now on."""
     taken: dict[int, dict[int, int]] = defaultdict(dict)
     for shard, ranks in enumerate(holders):
-        for pusher, number in words[ranks[0]].tables.get(shard, {}).items():
+        for pusher, number in states[ranks[0]].tables.get(shard, {}).items():
             taken[pusher][shard] = number
     return dict(taken)
 

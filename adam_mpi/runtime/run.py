@@ -22,7 +22,7 @@ from adam_mpi.base.errors import LostRun, LostState, RankFailure, Stall, UserErr
 from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import stores
 from adam_mpi.cluster import fence, launcher, layout, sentinel, spares
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.role_assignment import NEW
 from adam_mpi.cluster.watchdog import Watchdog, answer_signals
 from adam_mpi.cluster.world import Idle, Interrupted, World, gather
@@ -31,7 +31,7 @@ from adam_mpi.data.sets import DataSet
 from adam_mpi.monitor.timeline import Timeline
 from adam_mpi.runtime import generation
 from adam_mpi.runtime.job import Job
-from adam_mpi.runtime.rank_runtime import Crew
+from adam_mpi.runtime.rank_runtime import RankRuntime
 
 TELL_SECONDS, CLOSE_SECONDS = 10.0, 2.0
 """What the last words may take, and the files of the log, in a run directory that may hang."""
@@ -174,7 +174,7 @@ def join(directory: Path) -> int:
     failure_file = job.directory / "log" / "failure.txt"
     wire = generation.join_sentinel(world, failure_file)
     try:
-        world, crew = _work(world, job, wire, Crew(Post(world.control), {}, None, [], data=data))
+        world, crew = _work(world, job, wire, RankRuntime(ControlChannel(world.control), {}, None, [], data=data))
         _finish(world, crew, job)
     except BaseException as error:
         _tell(world, wire, failure_file, error)
@@ -230,7 +230,7 @@ def _at_most(seconds: float) -> Iterator[None]:
     timer.cancel()
 
 
-def _work(world: World, job: Job, wire: sentinel.Wire, crew: Crew | None = None) -> tuple[World, Crew]:
+def _work(world: World, job: Job, wire: sentinel.SentinelConnection, crew: RankRuntime | None = None) -> tuple[World, RankRuntime]:
     """Generation after generation until the job is over: roles go on with what they have when a rank is lost."""
     watch = _watch(world, job, wire)
     while True:
@@ -266,7 +266,7 @@ def _reach_others(world: World) -> None:
             world.comm.Revoke()
 
 
-def _watch(world: World, job: Job, wire: sentinel.Wire) -> fence.Watch:
+def _watch(world: World, job: Job, wire: sentinel.SentinelConnection) -> fence.Watch:
     folder, seconds = job.directory / "log", job.config.recover.seconds
 
     def late() -> None:
@@ -289,7 +289,7 @@ def _over(job: Job) -> bool:
     return any((job.directory / marker).exists() for marker in ENDS[:2])
 
 
-def _finish(world: World, crew: Crew, job: Job) -> None:
+def _finish(world: World, crew: RankRuntime, job: Job) -> None:
     """Everybody is here; who is lost now is missed by nobody."""
     if world.broken and _over(job):
         return
@@ -331,13 +331,13 @@ def _done(given: Given, overrides: Sequence[str], directory: str | None) -> int:
     return epochs if epochs >= wanted.train.epochs and wanted == configuration.load(run / "config.toml") else 0
 
 
-def _serve(world: World, crew: Crew) -> None:
+def _serve(world: World, crew: RankRuntime) -> None:
     """The loop of a rank: a step of each role, messages, the failure check; rest when there is nothing to do."""
     # Strips of a replica wait for each other in every batch; replicas that push and pull at will for nobody.
     patient = world.config.asynchronous and world.layout.partitions == 1
     idle, told = Idle(world.config.cluster.poll, crew.rest, patient), 0.0
-    over, watchdog = False, Watchdog(world, crew.post)
-    while not (over and crew.post.idle):
+    over, watchdog = False, Watchdog(world, crew.channel)
+    while not (over and crew.channel.idle):
         try:
             worked = crew.step()
             over |= crew.hear(watchdog)
@@ -367,14 +367,14 @@ def _agree(comm: MPI.Comm, make: Callable[[], Any]) -> Any:
     return made
 
 
-def _tell(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseException) -> None:
+def _tell(world: World, wire: sentinel.SentinelConnection, failure_file: Path, error: BaseException) -> None:
     """Name the error that ends the job; where the run directory does not answer, on the terminal at least."""
     if not sentinel.within(TELL_SECONDS, lambda: _tell_all(world, wire, failure_file, error)):
         print(f"adam_mpi: {_cause(world, error)}", file=sys.stderr, flush=True)
     wire.bye()
 
 
-def _tell_all(world: World, wire: sentinel.Wire, failure_file: Path, error: BaseException) -> None:
+def _tell_all(world: World, wire: sentinel.SentinelConnection, failure_file: Path, error: BaseException) -> None:
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
         wire.bye(f"interrupted by {error}")

@@ -1,4 +1,4 @@
-"""The apply kernels: fold what has arrived for a run of parameters and take one optimiser step, block by block.
+"""The apply kernels: fold what has arrived for a run of parameters and take one optimizer step, block by block.
 
 Each block of weights and state is read and written once per batch, while it is in a near cache. `mail` is
 memory with the gradients as float32; `starts` are their places in it, folded in that order, each times its scale.
@@ -139,7 +139,7 @@ def add(total: np.ndarray, values: np.ndarray, scale: float) -> None:
 
 
 @njit(nogil=True, cache=True)
-def average(mean: np.ndarray, weights: np.ndarray, share: float) -> None:
+def update_ema(mean: np.ndarray, weights: np.ndarray, share: float) -> None:
     """mean += share * (weights - mean): a running average of the weights."""
     for i in range(mean.size):
         mean[i] += share * (weights[i] - mean[i])

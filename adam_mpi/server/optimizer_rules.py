@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adam_mpi.config import Optimiser
+from adam_mpi.config import Optimizer
 
 NEAR = 1e-6
 """Eigenvalues that are nearer to each other are moved apart; those nearer to 1 have their sum by its series."""
@@ -52,9 +52,9 @@ class Numbers(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def numbers(kind: str, optimiser: tuple[float, float], rate: float, begun: float, present: float) -> np.ndarray:
+def numbers(kind: str, optimizer: tuple[float, float], rate: float, begun: float, present: float) -> np.ndarray:
     """For the kernel of a rule with (momentum, decay), a rate, and so many batches; see `Counted`."""
-    momentum, decay = optimiser
+    momentum, decay = optimizer
     if kind == "additive":
         found = Numbers()
     elif kind == "descent":
@@ -67,9 +67,9 @@ def numbers(kind: str, optimiser: tuple[float, float], rate: float, begun: float
     return np.array(found, np.float32)
 
 
-def average(optimiser: Optimiser, ended: float) -> np.float32:
+def ema_weight(optimizer: Optimizer, ended: float) -> np.float32:
     """The share of the new weights in their running average after so many batches."""
-    return np.float32(1 - (1 - optimiser.average) ** ended)
+    return np.float32(1 - (1 - optimizer.ema) ** ended)
 
 
 def _velocity(kind: str, momentum: float, decay: float, rate: float, begun: float, present: float) -> Numbers:

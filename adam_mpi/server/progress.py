@@ -9,16 +9,16 @@ import numpy as np
 
 from adam_mpi.config import Config
 from adam_mpi.server import schedule
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.rank_state import Word
-from adam_mpi.transport.mailbox import Mail
+from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.transport.mailbox import ReceivedMessage
 
 NEVER = 1 << 62
 log = logging.getLogger(__name__)
 
 
-class Books:
+class ServerProgress:
     def __init__(self, config: Config, position: Position, epoch_images: int) -> None:
         self.config, self.position = config, position
         """Where training stands here; what has passed so far of the whole training sets the learning rate."""
@@ -35,10 +35,10 @@ class Books:
         self.leads: Counter[int] = Counter()
         self.delays: Counter[int] = Counter()
 
-    def enter(self, shelves: Shelves, server: int, clocks: Sequence[int], pushers: Sequence[str]) -> None:
+    def enter(self, memory_layout: MemoryLayout, server: int, clocks: Sequence[int], pushers: Sequence[str]) -> None:
         """Begin a generation; `clocks`: of the next push in each ring; `pushers`: what to call them."""
         self.pushers = pushers
-        self.strips, self.feeding = shelves.strips, shelves.feeding(server)
+        self.strips, self.feeding = memory_layout.strips, memory_layout.feeding(server)
         # Strips that push nothing to us are never waited for.
         self.clocks = [clock if ring in self.feeding else NEVER for ring, clock in enumerate(clocks)]
         self.clock, self.furthest = min(self.clocks, default=0), max((clocks[ring] for ring in self.feeding), default=0)
@@ -59,7 +59,7 @@ class Books:
 
     def _rate_at(self, position: Position) -> float:
         images = schedule.passed(position, self.config.train.batch, self.epoch_images)
-        return schedule.rate(self.config.optimiser, images, self.total)
+        return schedule.rate(self.config.optimizer, images, self.total)
 
     def rate_of(self, version: int, batches: np.ndarray, images: int) -> float:
         """For the step to this version: as it is now; in synchronous training as it was when the clock began."""
@@ -68,7 +68,7 @@ class Books:
         self._reach(version, batches, images)
         return self._rate_at(self.positions[version - 1])
 
-    def taken(self, record: Mail, batches: np.ndarray) -> None:
+    def taken(self, record: ReceivedMessage, batches: np.ndarray) -> None:
         """A copy here has taken a step."""
         if self.synchronous and batches.size:
             self._reach(record.sequence, batches, record.images)
@@ -84,12 +84,12 @@ class Books:
             self.position = self.positions[version - 1].after(batches, images)
             self.positions = {version - 1: self.positions[version - 1], version: self.position}
 
-    def applied(self, mail: Mail) -> None:
+    def applied(self, mail: ReceivedMessage) -> None:
         """Something of a message is in a shard."""
         if mail.ring not in self.went_on:
             self.went_on[mail.ring] = time.time()
 
-    def settle(self, mail: Mail, batches: np.ndarray) -> None:
+    def settle(self, mail: ReceivedMessage, batches: np.ndarray) -> None:
         """A message has been dealt with, on all copies."""
         if mail.last:
             self._advance(mail)
@@ -103,7 +103,7 @@ class Books:
             if mail.ring % self.strips == self.feeding[0] and not counted:
                 self.position.images += mail.images
 
-    def _advance(self, mail: Mail) -> None:
+    def _advance(self, mail: ReceivedMessage) -> None:
         """The last message of a push for this server."""
         lead = mail.clock - self.clock
         self.leads[max(0, lead)] += 1
@@ -123,7 +123,7 @@ class Books:
         whole = self.went_on and len(self.went_on) == len(self.feeding)
         return min(self.went_on.values(), default=None), max(self.went_on.values()) if whole else None
 
-    def tell(self, word: Word) -> None:
+    def export_state(self, state: RankState) -> None:
         self.copied.images, self.copied.clock = self.position.images, self.position.clock
-        word.positions = dict(self.positions) if self.synchronous else {0: self.position, 1: self.copied}
-        word.went_on = self.went_on_at
+        state.positions = dict(self.positions) if self.synchronous else {0: self.position, 1: self.copied}
+        state.went_on = self.went_on_at

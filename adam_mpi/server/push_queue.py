@@ -10,33 +10,33 @@ from adam_mpi.cluster.world import World
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
 from adam_mpi.sharding.factors import matrices, plans
-from adam_mpi.sharding.memory_layout import Shelves
-from adam_mpi.transport.mailbox import Intake, Mail
-from adam_mpi.transport.published import Published
+from adam_mpi.sharding.memory_layout import MemoryLayout
+from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
+from adam_mpi.transport.published import PublishedWeights
 
 SENT_AGAIN = "it has come before"
 NO_BATCHES = np.empty(0, np.int64)
 log = logging.getLogger(__name__)
 
 
-class Inbox:
-    def __init__(self, world: World, shelves: Shelves, memory: np.ndarray, published: Published) -> None:
-        self.world, self.shelves, self.published = world, shelves, published
+class PushQueue:
+    def __init__(self, world: World, memory_layout: MemoryLayout, memory: np.ndarray, published: PublishedWeights) -> None:
+        self.world, self.memory_layout, self.published = world, memory_layout, published
         self.words = memory.view(np.uint32)
-        self.intake = Intake(world, shelves.rings, shelves.pushers, memory, published)
-        dense, half = matrices(shelves.tensors), world.config.push.factor_codec == "float16"
-        planned = {layer: plans(matrix, layer, shelves.held, half) for layer, matrix in dense.items()}
+        self.intake = RingReceiver(world, memory_layout.rings, memory_layout.pushers, memory, published)
+        dense, half = matrices(memory_layout.tensors), world.config.push.factor_codec == "float16"
+        planned = {layer: plans(matrix, layer, memory_layout.held, half) for layer, matrix in dense.items()}
         self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
         """How factors of a layer are multiplied into the shards held here."""
-        self.held = {shard.index: shard for shard in shelves.held[world.rank]}
-        self.members = [world.layout.places[rank].member for rank in shelves.pushers]
+        self.held = {shard.index: shard for shard in memory_layout.held[world.rank]}
+        self.members = [world.layout.places[rank].member for rank in memory_layout.pushers]
         self.sequences: dict[tuple[int, int], int] = {}
         """(shard, ring) -> the highest number taken."""
         self.freed: dict[int, set[int]] = defaultdict(set)
         """Ring -> positions that are dealt with and not yet published as such."""
         self.counts: Counter[str] = Counter()
 
-    def collect(self) -> list[Mail]:
+    def collect(self) -> list[ReceivedMessage]:
         """Everything that has arrived whole, ring by ring, in order."""
         arrived = [mail for mail in self.intake.collect() if self._accepts(mail)]
         for ring, position in self.intake.ask_again():
@@ -44,7 +44,7 @@ class Inbox:
             log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
         return arrived
 
-    def settle(self, mail: Mail) -> None:
+    def settle(self, mail: ReceivedMessage) -> None:
         """A message has been dealt with: its slot may be used again."""
         self.freed[mail.ring].add(mail.position)
 
@@ -64,9 +64,9 @@ class Inbox:
         return bool(self.freed)
 
     def pusher(self, ring: int) -> str:
-        return str(self.world.layout.places[self.shelves.pushers[ring]])
+        return str(self.world.layout.places[self.memory_layout.pushers[ring]])
 
-    def _accepts(self, mail: Mail) -> bool:
+    def _accepts(self, mail: ReceivedMessage) -> bool:
         """Find out which shards have to take it; False, with its slot freed, if it is not for us to apply."""
         trouble = self._trouble(mail)
         if trouble:
@@ -89,7 +89,7 @@ class Inbox:
             self.refuse_values(mail)
         return True
 
-    def _trouble(self, mail: Mail) -> str:
+    def _trouble(self, mail: ReceivedMessage) -> str:
         if mail.generation != self.world.generation:
             return f"it is of generation {mail.generation}, now is {self.world.generation}"
         if mail.shard not in self.held:
@@ -106,14 +106,14 @@ class Inbox:
                 return f"an index beyond the {limit} parameters of shard {mail.shard}"
         return ""
 
-    def batches(self, mail: Mail) -> np.ndarray:
+    def batches(self, mail: ReceivedMessage) -> np.ndarray:
         """The batches whose gradients are in a message that is not acknowledged yet."""
         if not mail.batches:
             return NO_BATCHES
         start = mail.start + mail.words + mail.words % 2
         return self.words[start : start + 2 * mail.batches].view(np.int64)
 
-    def _words(self, mail: Mail) -> int:
+    def _words(self, mail: ReceivedMessage) -> int:
         """How long the body of such a message must be."""
         if mail.kind == message_format.SPARSE:
             return 2 * mail.values
@@ -124,20 +124,20 @@ class Inbox:
         wrong = plan is None or mail.shard != plan.shards[0].index or mail.codec != codec or mail.values < 0
         return -1 if wrong or plan is None else plan.words(mail.values)
 
-    def _indices(self, mail: Mail, size: int) -> tuple[np.ndarray, int]:
+    def _indices(self, mail: ReceivedMessage, size: int) -> tuple[np.ndarray, int]:
         """The indices that a body names, and what they must stay below."""
         if mail.kind == message_format.SPARSE:
             return self.words[mail.start : mail.start + mail.values], size
         return self.words[mail.start : mail.start + mail.words // 2], mail.values
 
-    def refuse_values(self, mail: Mail) -> None:
+    def refuse_values(self, mail: ReceivedMessage) -> None:
         """A NaN or an infinity: counted as refused, named with its sender; the weights stay as they are."""
         trouble = f"NaN or infinity for shard {mail.shard} ({self.held[mail.shard].layer})"
         self._refuse(mail, trouble)
         if self.world.config.server.on_nan == "stop":
             raise UserError(f"push {mail.sequence} of {self.pusher(mail.ring)}: {trouble}; server.on_nan = stop")
 
-    def _refuse(self, mail: Mail, trouble: str) -> None:
+    def _refuse(self, mail: ReceivedMessage, trouble: str) -> None:
         again = trouble == SENT_AGAIN
         self.counts["duplicates" if again else "refused"] += 1
         # After a loss there may be hundreds that were sent again, as they should be.

@@ -16,18 +16,18 @@ from functools import partial
 import numpy as np
 
 from adam_mpi.base.buffer_pool import NOTHING
-from adam_mpi.base.thread_pool import Appliers
+from adam_mpi.base.thread_pool import ThreadPool
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.server.optimizer_rules import Counted
 from adam_mpi.server.stepper import Stepper
 from adam_mpi.sharding import message_format
-from adam_mpi.sharding.memory_layout import Shelves
-from adam_mpi.sharding.shard_copy import Holding
+from adam_mpi.sharding.memory_layout import MemoryLayout
+from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.transport.mailbox import Intake, Mail
-from adam_mpi.transport.published import Published
-from adam_mpi.transport.ring_sender import Lane
+from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
+from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.ring_sender import RingSender
 
 # Kinds of bodies between servers: a step to take, a part of a whole copy, and what a copy must come to.
 RECORD, PART, CHECK = 4, 5, 6
@@ -50,7 +50,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class RecordLetter:
+class RecordMessage:
     record: Record
     header: np.ndarray
     place: int | None
@@ -79,7 +79,7 @@ class RecordLetter:
 
 
 @dataclass(frozen=True)
-class PartLetter:
+class PartMessage:
     """One of the arrays of a copy; the last one brings version and table, and makes it whole.
 
     Where a step may be taken back, the copy before it is sent first: `follows` says that the last one is still to come.
@@ -112,7 +112,7 @@ class PartLetter:
 
 
 @dataclass(frozen=True)
-class CheckLetter:
+class CheckMessage:
     """The checksum of a shard, between the records before and after it: the copy must have the same."""
 
     shard: int
@@ -141,23 +141,23 @@ def notes(numbers: dict[int, int], batches: Sequence[np.ndarray] = ()) -> np.nda
 
 class Replicator:
     def __init__(
-        self, world: World, shelves: Shelves, published: Published, mirror: Window, window: Window, stepper: Stepper,
-        appliers: Appliers, lacking: Sequence[tuple[int, int]], taken: Callable[[Mail, np.ndarray], None],
+        self, world: World, memory_layout: MemoryLayout, published: PublishedWeights, mirror: Window, window: Window, stepper: Stepper,
+        appliers: ThreadPool, lacking: Sequence[tuple[int, int]], taken: Callable[[ReceivedMessage, np.ndarray], None],
     ) -> None:  # fmt: skip
         """`mirror` has the rings of records; `lacking`: servers without a whole copy of shards that are served here.
 
         `taken` is called with every record that was taken, and its batches.
         """
         self.taken = taken
-        self.world, self.shelves, self.published, self.mirror = world, shelves, published, mirror
-        self.stepper, self.appliers = stepper, appliers
-        rings, me = shelves.peers, shelves.servers.index(world.rank)
-        self.lanes: dict[int, Lane[RecordLetter | PartLetter | CheckLetter]] = {
-            server: Lane(rings, server, me, mirror, window) for server in shelves.servers if server != world.rank
+        self.world, self.memory_layout, self.published, self.mirror = world, memory_layout, published, mirror
+        self.stepper, self.thread_pool = stepper, appliers
+        rings, me = memory_layout.peers, memory_layout.servers.index(world.rank)
+        self.lanes: dict[int, RingSender[RecordMessage | PartMessage | CheckMessage]] = {
+            server: RingSender(rings, server, me, mirror, window) for server in memory_layout.servers if server != world.rank
         }
         self.words, self.floats = mirror.memory.view(np.uint32), mirror.memory.view(np.float32)
-        self.arenas = [self._arena(server) for server in shelves.servers]
-        self.intake = Intake(world, rings, shelves.servers, mirror.memory, published)
+        self.arenas = [self._arena(server) for server in memory_layout.servers]
+        self.intake = RingReceiver(world, rings, memory_layout.servers, mirror.memory, published)
         self.lacking: dict[int, deque[int]] = defaultdict(deque)
         for server, shard in lacking:
             self.lacking[server].append(shard)
@@ -165,14 +165,14 @@ class Replicator:
         """Versions of shards with copies to be sent, when this generation began: complete everywhere."""
         self.sending: dict[int, int] = {}
         """Servers that a whole copy is on its way to -> of which shard."""
-        self.arriving: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shelves.copied[world.rank]}
+        self.arriving: dict[int, list[np.ndarray]] = {shard.index: [] for shard in memory_layout.copied[world.rank]}
         self.alone: dict[int, list[Callable[[], None]]] = defaultdict(list)
         """Shards that nobody else has a whole copy of, though somebody should -> what is to be done when one has."""
         self.header = np.zeros((), message_format.HEADER)
         self.header["generation"], self.header["pusher"], self.header["parts"] = world.generation, me, 1
         self.rebuilt = self.compared = 0
         """Copies that were sent and have become whole; that were compared."""
-        self.different = published.different[len(shelves.pushers) :]
+        self.different = published.different[len(memory_layout.pushers) :]
 
     def send(self, record: Record) -> None:
         """To every server that has a copy, whole or on its way before it in the same ring."""
@@ -181,7 +181,7 @@ class Replicator:
         place = self.stepper.folds.place(record.values) if record.values.size else None
         for server in ready:
             lane = self.lanes[server]
-            lane.waiting.append(RecordLetter(record, self.header, place if lane.near else None))
+            lane.waiting.append(RecordMessage(record, self.header, place if lane.near else None))
         if not ready:
             self.when_safe(record.shard.index, record.done)
 
@@ -191,13 +191,13 @@ class Replicator:
         One that is on its way is no second copy yet.
         """
         arrived = [server for server in self._ready(shard) if self.sending.get(server) != shard]
-        if shard in self.alone or (not arrived and len(self.shelves.holders[shard]) > 1):
+        if shard in self.alone or (not arrived and len(self.memory_layout.holders[shard]) > 1):
             self.alone[shard].append(done)
         else:
             done()
 
     def _ready(self, shard: int) -> list[int]:
-        return [server for server in self.shelves.holders[shard][1:] if shard not in self.lacking.get(server, ())]
+        return [server for server in self.memory_layout.holders[shard][1:] if shard not in self.lacking.get(server, ())]
 
     def step(self) -> bool:
         for server, shards in self.lacking.items():
@@ -223,21 +223,21 @@ class Replicator:
             self._send_parts(server, holding.before, follows=True)
         self._send_parts(server, holding, follows=False)
 
-    def _send_parts(self, server: int, holding: Holding, follows: bool) -> None:
+    def _send_parts(self, server: int, holding: ShardCopy, follows: bool) -> None:
         """A copy of a holding, into the ring of a server; `follows`: that of the next step comes right after it."""
         shard, copied = holding.shard.index, [part.copy() for part in holding.parts]
         done = partial(self._count_rebuilt, server, shard)
         for part, values in enumerate(copied):
             table = notes(holding.table if part == len(copied) - 1 else {})
             where = part, len(copied), holding.version, follows
-            self.lanes[server].waiting.append(PartLetter(shard, values, *where, table, self.header, done))
+            self.lanes[server].waiting.append(PartMessage(shard, values, *where, table, self.header, done))
 
     def compare(self) -> int:
         """Have every copy of what is served here compared; returns how many there are."""
         copies = [(server, shard.index) for shard in self.stepper.shards for server in self._ready(shard.index)]
         for server, shard in copies:
             sum_ = self.stepper.holdings[shard].checksum()
-            self.lanes[server].waiting.append(CheckLetter(shard, sum_, self.header, self._count_compared))
+            self.lanes[server].waiting.append(CheckMessage(shard, sum_, self.header, self._count_compared))
         return len(copies)
 
     @property
@@ -264,7 +264,7 @@ class Replicator:
         # Between seeing that they are there and reading them.
         self.mirror.sync()
         current = [mail for mail in arrived if mail.generation == self.world.generation]
-        self.appliers.run((mail.shard, partial(self._take, mail)) for mail in current)
+        self.thread_pool.run((mail.shard, partial(self._take, mail)) for mail in current)
         for mail in current:
             if mail.kind == RECORD:
                 self.taken(mail, self._notes(mail)[1])
@@ -274,15 +274,15 @@ class Replicator:
 
     def _arena(self, server: int) -> np.ndarray:
         """What a server has folded, where we can read it."""
-        memory = self.mirror.direct(server, self.shelves.peers.bytes, self.shelves.arena)
+        memory = self.mirror.direct(server, self.memory_layout.peers.bytes, self.memory_layout.arena)
         return NOTHING if memory is None else memory.view(np.float32)
 
-    def _values(self, mail: Mail) -> np.ndarray:
+    def _values(self, mail: ReceivedMessage) -> np.ndarray:
         if mail.words or not mail.values:
             return self.floats[mail.start : mail.start + mail.words]
         return self.arenas[mail.ring][mail.first : mail.first + mail.values]
 
-    def _take(self, mail: Mail) -> None:
+    def _take(self, mail: ReceivedMessage) -> None:
         holding, values = self.stepper.holdings[mail.shard], self._values(mail)
         numbers = self._notes(mail)[0]
         if mail.kind == PART:
@@ -304,7 +304,7 @@ class Replicator:
             for pusher, number in numbers.items():
                 holding.note(pusher, number)
 
-    def _notes(self, mail: Mail) -> tuple[dict[int, int], np.ndarray]:
+    def _notes(self, mail: ReceivedMessage) -> tuple[dict[int, int], np.ndarray]:
         """Whose messages are in it, as pusher -> number, and of which batches."""
         start = mail.start + mail.words + mail.words % 2
         words = self.words[start : start + 2 * mail.batches].view(np.int64)

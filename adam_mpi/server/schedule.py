@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from adam_mpi.config import Optimiser
+from adam_mpi.config import Optimizer
 from adam_mpi.sharding.position import Position
 
 STEPS, STEP_FACTOR = 3, 0.3
@@ -27,8 +27,8 @@ def passed(position: Position, batch: int, images: int) -> float:
     return max(position.images, images * (position.epoch - 1 + min(1, done / max(expected, 1))))
 
 
-def rate(optimiser: Optimiser, images: float, total: int) -> float:
+def rate(optimizer: Optimizer, images: float, total: int) -> float:
     """The rate after `images` of the `total` images that all epochs have."""
     done = min(1.0, images / max(total, 1))
-    warm = 1.0 if done >= optimiser.warm_up else (done + 1 / max(total, 1)) / optimiser.warm_up
-    return optimiser.rate * SCHEDULES[optimiser.schedule](done) * min(warm, 1.0)
+    warm = 1.0 if done >= optimizer.warmup else (done + 1 / max(total, 1)) / optimizer.warmup
+    return optimizer.learning_rate * SCHEDULES[optimizer.schedule](done) * min(warm, 1.0)

@@ -1,4 +1,4 @@
-"""The optimiser of a server: the state beside each shard, and the step on what has arrived for it."""
+"""The optimizer of a server: the state beside each shard, and the step on what has arrived for it."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from adam_mpi.base.buffer_pool import NOTHING, Pool
+from adam_mpi.base.buffer_pool import NOTHING, BufferPool
 from adam_mpi.base.native import address
 from adam_mpi.config import Config
 from adam_mpi.server import apply_kernels, optimizer_rules
@@ -14,16 +14,16 @@ from adam_mpi.server.optimizer_rules import Counted
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS, bfloat16
 from adam_mpi.sharding.factors import FactorPlan
-from adam_mpi.sharding.shard_copy import Holding
+from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.transport.mailbox import Mail
-from adam_mpi.transport.published import Published
+from adam_mpi.transport.mailbox import ReceivedMessage
+from adam_mpi.transport.published import PublishedWeights
 
 # Parameters that factors are multiplied for at a time: enough rows for BLAS to be quick. A product that is not added to
 # the weights at once has to be in the cache still when it is applied.
 BAND, CACHED_BAND = 1 << 21, 1 << 19
-Work = tuple[Sequence[Shard], Sequence[Mail], Sequence[int]]
+Work = tuple[Sequence[Shard], Sequence[ReceivedMessage], Sequence[int]]
 """Shards that are stepped on together, the messages, and how many steps ago each was computed."""
 AS_IT_IS = NUMBERS["none"]
 FIRST, UNSCALED = np.zeros(1, np.int64), np.ones(1, np.float32)
@@ -31,8 +31,8 @@ FIRST, UNSCALED = np.zeros(1, np.int64), np.ones(1, np.float32)
 
 class Stepper:
     def __init__(
-        self, config: Config, shards: Sequence[Shard], published: Published, memory: np.ndarray,
-        factors: Mapping[str, FactorPlan], holdings: dict[int, Holding] | None = None, arena: np.ndarray = NOTHING,
+        self, config: Config, shards: Sequence[Shard], published: PublishedWeights, memory: np.ndarray,
+        factors: Mapping[str, FactorPlan], holdings: dict[int, ShardCopy] | None = None, arena: np.ndarray = NOTHING,
     ) -> None:  # fmt: skip
         """`shards` are those that are served here, `holdings` all that there is a copy of; else only those.
 
@@ -46,7 +46,7 @@ class Stepper:
         self.rule = apply_kernels.RULES.index(self.kind)
         self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
         self.batch, self.synchronous = config.train.batch, config.consistency.staleness == 0
-        self.pool, self.folds = Pool(), Pool(arena)
+        self.pool, self.folds = BufferPool(), BufferPool(arena)
         self.band = BAND if self.kind == "descent" else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
         served = [(self.holdings[shard.index], shard.size) for shard in shards]
@@ -62,8 +62,8 @@ class Stepper:
         holding.weights[:], holding.whole = state["weights"][part], True
         if "state" in state:
             holding.state[:] = state["state"][part]
-        if holding.average.size:
-            holding.average[:] = state.get("average", state["weights"])[part]
+        if holding.ema.size:
+            holding.ema[:] = state.get("ema", state["weights"])[part]
         self.derive(shard.index)
 
     def state(self) -> dict[str, dict[int, np.ndarray]]:
@@ -71,14 +71,14 @@ class Stepper:
         kept = {"weights": self.published.weights}
         if self.kind not in ("additive", "descent"):
             kept["state"] = {shard.index: self.holdings[shard.index].state for shard in self.shards}
-        if "average" in self.published.regions:
-            kept["average"] = self.published.regions["average"]
+        if "ema" in self.published.regions:
+            kept["ema"] = self.published.regions["ema"]
         return kept
 
-    def bands(self, ready: Mapping[int, Sequence[Mail]]) -> list[list[Shard]]:
-        """Shards to be stepped on together: neighbours that multiply the same factors, others alone.
+    def bands(self, ready: Mapping[int, Sequence[ReceivedMessage]]) -> list[list[Shard]]:
+        """Shards to be stepped on together: neighbors that multiply the same factors, others alone.
 
-        Neighbours lie one after the other here: when a message comes again, shards between two may have it already.
+        Neighbors lie one after the other here: when a message comes again, shards between two may have it already.
         """
         bands: list[list[Shard]] = []
         for place in sorted(self.place[index] for index in ready):
@@ -93,14 +93,14 @@ class Stepper:
                 bands.append([shard])
         return bands
 
-    def unpack(self, mail: Mail, plan: FactorPlan) -> None:
+    def unpack(self, mail: ReceivedMessage, plan: FactorPlan) -> None:
         """Once per message, before its shards are stepped on."""
         numbers = mail.values * (plan.matrix.inputs + plan.rows) + plan.biases
         out = self.pool.take(numbers) if plan.half else self.floats[:0]
         mail.buffer = out if plan.half else None
         mail.factors = plan.unpack(self.words[mail.start : mail.start + mail.words], mail.values, out)
 
-    def release(self, mail: Mail) -> None:
+    def release(self, mail: ReceivedMessage) -> None:
         if mail.buffer is not None:
             self.pool.give(mail.buffer)
 
@@ -134,9 +134,9 @@ class Stepper:
                 for shard in band:
                     self._follow(shard.index, self.counted(mails))
 
-    def _step_mixed(self, band: Sequence[Shard], mails: Sequence[Mail], scales: Sequence[float], rate: float) -> None:
+    def _step_mixed(self, band: Sequence[Shard], mails: Sequence[ReceivedMessage], scales: Sequence[float], rate: float) -> None:
         """Messages of any kind: those for the same run of parameters together."""
-        runs: dict[tuple[int, int], list[tuple[Mail, float]]] = defaultdict(list)
+        runs: dict[tuple[int, int], list[tuple[ReceivedMessage, float]]] = defaultdict(list)
         for mail, scale in zip(mails, scales, strict=True):
             if mail.finite and mail.kind == message_format.SPARSE:
                 self._sparse(band[0].index, mail, rate, scale)
@@ -150,7 +150,7 @@ class Stepper:
             else:
                 self._dense(band, slice(first, first + values), scaled, rate)
 
-    def fold(self, band: Sequence[Shard], mails: Sequence[Mail], delays: Sequence[int]) -> np.ndarray | None:
+    def fold(self, band: Sequence[Shard], mails: Sequence[ReceivedMessage], delays: Sequence[int]) -> np.ndarray | None:
         """What these messages come to for a band, in a buffer of `folds`; None if no message has numbers to add."""
         scaled = [(mail, scale) for mail, scale in zip(mails, self._scales(delays), strict=True) if mail.finite]
         if not scaled:
@@ -173,7 +173,7 @@ class Stepper:
             apply_kernels.step(self.rule, holding.weights, holding.state, *arguments)
         self._follow(index, counted)
 
-    def counted(self, mails: Sequence[Mail]) -> Counted:
+    def counted(self, mails: Sequence[ReceivedMessage]) -> Counted:
         """The images that a step on these messages counts: none of those it refuses, and a whole batch per clock."""
         if self.synchronous:
             return Counted(self.batch, self.batch, self.batch)
@@ -183,7 +183,7 @@ class Stepper:
         pushes = {(mail.ring, mail.sequence): mail.images for mail in finite}
         return Counted(begun, sum(pushes.values()), ended)
 
-    def foldable(self, mails: Sequence[Mail], size: int) -> int:
+    def foldable(self, mails: Sequence[ReceivedMessage], size: int) -> int:
         """How many of these messages for a shard may be one step, from the first on.
 
         AdaGrad squares what one push brings: messages for different parameters are not put together.
@@ -195,24 +195,24 @@ class Stepper:
 
     def _numbers(self, rate: float, counted: Counted) -> np.ndarray:
         """The factors of a step of our rule."""
-        optimiser, (begun, present, _) = self.config.optimiser, counted
-        settings = optimiser.momentum, optimiser.decay
+        optimizer, (begun, present, _) = self.config.optimizer, counted
+        settings = optimizer.momentum, optimizer.decay
         return optimizer_rules.numbers(self.kind, settings, rate, begun / self.batch, present / self.batch)
 
     def _scales(self, delays: Sequence[int]) -> list[float]:
-        if self.config.optimiser.staleness_scale == "inverse":
+        if self.config.optimizer.staleness_scale == "inverse":
             return [self.unit / (1 + max(0, delay)) for delay in delays]
         return [self.unit] * len(delays)
 
     def _follow(self, index: int, counted: Counted) -> None:
         """What changes with the weights."""
         holding = self.holdings[index]
-        if holding.average.size and counted.ended:
-            share = optimizer_rules.average(self.config.optimiser, counted.ended / self.batch)
-            apply_kernels.average(holding.average, holding.weights, share)
+        if holding.ema.size and counted.ended:
+            share = optimizer_rules.ema_weight(self.config.optimizer, counted.ended / self.batch)
+            apply_kernels.update_ema(holding.ema, holding.weights, share)
         self.derive(index)
 
-    def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[Mail, float]], rate: float) -> None:
+    def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[ReceivedMessage, float]], rate: float) -> None:
         """Plain messages are folded where they lie; others are worked out in a buffer first, several summed up."""
         numbers = self._numbers(rate, self.counted([mail for mail, _ in scaled]))
         if all(_plain(mail) for mail, _ in scaled):
@@ -231,7 +231,7 @@ class Stepper:
             self._kernel(shard.index, own, total, [start], [scale], numbers)
         self.pool.give(total)
 
-    def _descend(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], rate: float) -> None:
+    def _descend(self, band: Sequence[Shard], scaled: list[tuple[ReceivedMessage, float]], rate: float) -> None:
         """Without a state the step is a sum: factors are multiplied straight into the weights."""
         weights = self.published.run(band)
         shrink, gain = self._numbers(rate, self.counted([mail for mail, _ in scaled]))[:2]
@@ -241,7 +241,7 @@ class Stepper:
             assert mail.factors is not None, "unpacked when it arrived"
             self.factors[band[0].layer].add_product(mail.factors, mail.values, band, -float(gain) * scale, weights)
 
-    def _sum(self, band: Sequence[Shard], scaled: list[tuple[Mail, float]], total: np.ndarray, first: int = 0) -> None:
+    def _sum(self, band: Sequence[Shard], scaled: list[tuple[ReceivedMessage, float]], total: np.ndarray, first: int = 0) -> None:
         """What messages of any kind come to, for parameters from `first` on."""
         values = self.pool.take(total.size)
         total[:] = 0
@@ -255,7 +255,7 @@ class Stepper:
             apply_kernels.add(part, values[: part.size], np.float32(scale))
         self.pool.give(values)
 
-    def _work_out(self, band: Sequence[Shard], mail: Mail, values: np.ndarray) -> None:
+    def _work_out(self, band: Sequence[Shard], mail: ReceivedMessage, values: np.ndarray) -> None:
         """Decode a message, or multiply its factors."""
         if mail.kind == message_format.FACTOR:
             assert mail.factors is not None, "unpacked when it arrived"
@@ -271,13 +271,13 @@ class Stepper:
         messages = _messages(starts, scales)
         apply_kernels.step(self.rule, holding.weights[part], holding.state[part], mail, *messages, numbers)
 
-    def _sparse(self, shard: int, mail: Mail, rate: float, scale: float) -> None:
+    def _sparse(self, shard: int, mail: ReceivedMessage, rate: float, scale: float) -> None:
         """(index, value) pairs: only what is named is touched."""
         indices, values = self._pairs(mail)
         weights, state = self.holdings[shard].weights, self.holdings[shard].state
         apply_kernels.SPARSE_KERNELS[self.kind](weights, state, indices, values * np.float32(scale), np.float32(rate))
 
-    def _pairs(self, mail: Mail) -> tuple[np.ndarray, np.ndarray]:
+    def _pairs(self, mail: ReceivedMessage) -> tuple[np.ndarray, np.ndarray]:
         """Indices, each at most once, and their values."""
         indices = self.words[mail.start : mail.start + mail.values].astype(np.int64)
         return indices, self.floats[mail.start + mail.values : mail.start + 2 * mail.values]
@@ -289,12 +289,12 @@ class Stepper:
             bfloat16.shorten(weights.view(np.uint32), self.published.regions["short"][shard])
 
 
-def _plain(mail: Mail) -> bool:
+def _plain(mail: ReceivedMessage) -> bool:
     """Whether its values lie in the mailbox as they are."""
     return mail.kind == message_format.DELTA and mail.codec == AS_IT_IS
 
 
-def _plain_whole(mails: Sequence[Mail], size: int) -> bool:
+def _plain_whole(mails: Sequence[ReceivedMessage], size: int) -> bool:
     """Whether all of them can be folded where they lie."""
     for mail in mails:
         if not (mail.values == size and mail.finite and _plain(mail)):
@@ -312,6 +312,6 @@ def _size(band: Sequence[Shard]) -> int:
 
 def _kind(config: Config) -> str:
     """The kernel of the configured rule; without momentum there is no velocity to be kept."""
-    if config.optimiser.where == "worker":
+    if config.optimizer.where == "worker":
         return "additive"
-    return config.optimiser.kind if config.optimiser.kind == "adagrad" or config.optimiser.momentum else "descent"
+    return config.optimizer.kind if config.optimizer.kind == "adagrad" or config.optimizer.momentum else "descent"

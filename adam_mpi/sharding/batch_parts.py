@@ -1,4 +1,4 @@
-"""A batch on strips is cut into parts, so that threads have others to compute while one waits for a neighbour. Pure."""
+"""A batch on strips is cut into parts, so that threads have others to compute while one waits for a neighbor. Pure."""
 
 LEAST_IMAGES = 16
 """Of a part, and of each rank of a hybrid replica: fewer would leave vectors empty."""

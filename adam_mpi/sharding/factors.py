@@ -106,7 +106,7 @@ class FactorPlan:
         return out[: count + self.biases]
 
     def multiply(self, body: np.ndarray, images: int, band: Sequence[Shard], out: np.ndarray) -> None:
-        """The gradient of neighbouring shards, from the body of a message as float32.
+        """The gradient of neighboring shards, from the body of a message as float32.
 
         One after the other they are rows, then biases: the same as one large shard.
         """
@@ -118,7 +118,7 @@ class FactorPlan:
     def add_product(
         self, body: np.ndarray, images: int, band: Sequence[Shard], scale: float, weights: np.ndarray
     ) -> None:
-        """Add the gradient of neighbouring shards, times `scale`, to their weights in one go."""
+        """Add the gradient of neighboring shards, times `scale`, to their weights in one go."""
         activations, errors, biases = self._split(body, images, band)
         size = weights.size - biases.size
         if size and images:
@@ -128,7 +128,7 @@ class FactorPlan:
     def _split(
         self, body: np.ndarray, images: int, band: Sequence[Shard]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Activations, errors and the biases' gradient of neighbouring shards, in a body as float32."""
+        """Activations, errors and the biases' gradient of neighboring shards, in a body as float32."""
         inputs, rows, end = self.matrix.inputs, self.rows, images * (self.matrix.inputs + self.rows)
         row, bias = self.places[band[0].index]
         errors = body[images * inputs : end].reshape(images, rows)[:, row : row + _count(self.matrix.rows, band)]

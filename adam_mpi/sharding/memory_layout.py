@@ -25,7 +25,7 @@ MOST_SLOTS = 8
 LEAST_SHARD = 64
 # A record has room for the batches of all pushes that it folds.
 RECORD_BATCHES = 16 * MOST_BATCHES
-WIDTHS = {"weights": 4, "average": 4, "short": 2}
+WIDTHS = {"weights": 4, "ema": 4, "short": 2}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Rings:
 
 
 @dataclass(frozen=True)
-class Shelves:
+class MemoryLayout:
     shards: tuple[Shard, ...]
     holders: tuple[tuple[int, ...], ...]
     """The ranks that hold each shard, the one that serves it first."""
@@ -58,7 +58,7 @@ class Shelves:
     pushers: tuple[int, ...]
     """The ranks that push, in the order of their rings."""
     slots: int
-    """Slots of one pusher's ring."""
+    """StoreFile of one pusher's ring."""
     slot_bytes: int
     regions: tuple[str, ...]
     tensors: tuple[Tensor, ...]
@@ -154,7 +154,7 @@ class Shelves:
 def plan(
     tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequence[int], config: Config,
     partition: Partition | None = None, shards: Sequence[Shard] = (), holders: Sequence[tuple[int, ...]] = (),
-) -> Shelves:  # fmt: skip
+) -> MemoryLayout:  # fmt: skip
     """Shards as configured, placed by hashing; later generations keep their `shards`, and say who holds them."""
     room = config.server.mailbox_bytes
     shards = shards or cut_for(tensors, len(pushers), config, partition)
@@ -166,15 +166,15 @@ def plan(
     # By way of other copies an acknowledgement takes twice as long: twice as much is under way.
     slots = max(2, min(MOST_SLOTS * (2 if copied else 1), room // (max(1, len(pushers)) * slot)))
     regions = ["weights"]
-    if config.optimiser.average:
-        regions.append("average")
+    if config.optimizer.ema:
+        regions.append("ema")
     if config.pull.codec == "bfloat16":
         regions.append("short")
     peers = Rings(0, 0, 0, 0)
     if copied:
         record = _lined(4 * message_words(largest, 1 + 2 * len(pushers) + RECORD_BATCHES))
         peers = Rings(len(servers), max(2, min(MOST_SLOTS, room // (len(servers) * record))), record, len(pushers))
-    return Shelves(
+    return MemoryLayout(
         tuple(shards), tuple(holders), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors),
         owners, len(partition) if partition else 1, peers, peers.bytes,
     )  # fmt: skip

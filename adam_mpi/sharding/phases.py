@@ -18,7 +18,7 @@ class Phase:
         return self.part == "train"
 
 
-class Course:
+class PhaseSchedule:
     def __init__(
         self, train: Train, validates: bool, epochs_done: int = 0, best: tuple[float, int] = (-1.0, 0),
         midway: bool = False,

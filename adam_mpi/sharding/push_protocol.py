@@ -12,7 +12,7 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.factors import FactorPlan, matrices, plans
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_format import HEADER_WORDS
 
 WIRE = 1.25e9  # bytes per second of a 10 Gb/s link between hosts
@@ -35,26 +35,26 @@ class Choice:
 
 
 def choose(
-    shelves: Shelves, config: Config, images: int, hosts: int, kept: Collection[str] | None = None
+    memory_layout: MemoryLayout, config: Config, images: int, hosts: int, kept: Collection[str] | None = None
 ) -> dict[str, Choice]:
     """What each layer pushes, for pushes of so many images in a job on so many hosts.
 
     `kept`: the layers that push factors in a job that is under way; networks are compiled for them.
     """
-    dense = matrices(shelves.tensors)
+    dense = matrices(memory_layout.tensors)
     codec, wanted = CODECS[config.push.codec], config.push.protocol
     half = config.push.factor_codec == "float16"
-    if wanted == "factor" and config.optimiser.where == "worker":
-        raise UserError('push.protocol = "factor": needs optimiser.where = "server"; workers that step push deltas')
-    if wanted == "factor" and shelves.strips > 1:
+    if wanted == "factor" and config.optimizer.where == "worker":
+        raise UserError('push.protocol = "factor": needs optimizer.where = "server"; workers that step push deltas')
+    if wanted == "factor" and memory_layout.strips > 1:
         raise UserError('push.protocol = "factor": strips push deltas; set "auto", or layout.partitions = 1')
     choices = {}
-    for layer in dict.fromkeys(shard.layer for shard in shelves.shards):
-        shards = [shard for shard in shelves.shards if shard.layer == layer]
+    for layer in dict.fromkeys(shard.layer for shard in memory_layout.shards):
+        shards = [shard for shard in memory_layout.shards if shard.layer == layer]
         delta = sum(4 * (HEADER_WORDS + codec.words(shard.size)) for shard in shards)
-        multiplied = layer in dense and config.optimiser.where == "server" and shelves.strips == 1
-        planned = plans(dense[layer], layer, shelves.held, half) if multiplied else None
-        if planned is not None and not _sendable(planned, shelves, config, images):
+        multiplied = layer in dense and config.optimizer.where == "server" and memory_layout.strips == 1
+        planned = plans(dense[layer], layer, memory_layout.held, half) if multiplied else None
+        if planned is not None and not _sendable(planned, memory_layout, config, images):
             planned = None
         bytes_ = None if planned is None else sum(4 * (HEADER_WORDS + plan.words(images)) for plan in planned.values())
         operations = 2 * images * sum(shard.size for shard in shards)
@@ -66,15 +66,15 @@ def choose(
     return choices
 
 
-def _sendable(planned: Mapping[int, FactorPlan], shelves: Shelves, config: Config, images: int) -> bool:
+def _sendable(planned: Mapping[int, FactorPlan], memory_layout: MemoryLayout, config: Config, images: int) -> bool:
     """A message takes an image at least; and a synchronous server waits for all parts of a push in one ring.
 
     AdaGrad squares the gradient of a push, so others must get it in one message.
     """
-    room = min(plan.images(shelves.body_words) for plan in planned.values())
+    room = min(plan.images(memory_layout.body_words) for plan in planned.values())
     if config.consistency.staleness == 0:
-        return room >= 1 and -(-images // room) <= shelves.slots
-    return room >= (images if config.optimiser.kind == "adagrad" else 1)
+        return room >= 1 and -(-images // room) <= memory_layout.slots
+    return room >= (images if config.optimizer.kind == "adagrad" else 1)
 
 
 def captured_layers(choices: Mapping[str, Choice]) -> list[str]:

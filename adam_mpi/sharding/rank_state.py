@@ -8,7 +8,7 @@ from adam_mpi.sharding.position import Position
 
 
 @dataclass
-class Word:
+class RankState:
     """What one rank brings along."""
 
     member: int

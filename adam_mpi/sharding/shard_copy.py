@@ -12,14 +12,14 @@ MODULUS = 1 << 62
 
 
 @dataclass(eq=False)
-class Holding:
-    """`weights` and `average` lie where others read them on the server that serves the shard, else in plain memory."""
+class ShardCopy:
+    """`weights` and `ema` lie where others read them on the server that serves the shard, else in plain memory."""
 
     shard: Shard
     weights: np.ndarray
     state: np.ndarray
-    average: np.ndarray
-    """Empty where no average is kept."""
+    ema: np.ndarray
+    """Empty where no ema is kept."""
     version: int = 0
     table: dict[int, int] = field(default_factory=dict)
     """Pusher -> the highest number of its messages that is in the weights."""
@@ -27,24 +27,24 @@ class Holding:
     """Whether it may serve: one that is still being sent may not."""
     behind: bool = False
     """Whether it is to be sent anew: pushes may be acknowledged without it."""
-    before: "Holding | None" = None
+    before: "ShardCopy | None" = None
     """The same before its last step, where that may have to be taken back."""
 
     @staticmethod
-    def empty(shard: Shard, average: bool) -> "Holding":
+    def empty(shard: Shard, ema: bool) -> "ShardCopy":
         # Each an array of its own: one that is moved is given back.
         weights, state = np.zeros(shard.size, np.float32), np.zeros(shard.size, np.float32)
-        return Holding(shard, weights, state, np.zeros(shard.size if average else 0, np.float32), whole=False)
+        return ShardCopy(shard, weights, state, np.zeros(shard.size if ema else 0, np.float32), whole=False)
 
     @property
     def parts(self) -> list[np.ndarray]:
         """What has to be sent for a copy of it, besides version and table."""
-        return [part for part in (self.weights, self.state, self.average) if part.size]
+        return [part for part in (self.weights, self.state, self.ema) if part.size]
 
-    def move(self, weights: np.ndarray, average: np.ndarray) -> None:
+    def move(self, weights: np.ndarray, ema: np.ndarray) -> None:
         """To another place, with what is in it."""
-        weights[:], average[:] = self.weights, self.average
-        self.weights, self.average = weights, average
+        weights[:], ema[:] = self.weights, self.ema
+        self.weights, self.ema = weights, ema
 
     def become(self, parts: Sequence[np.ndarray], version: int, table: dict[int, int], behind: bool = False) -> None:
         """A whole copy has come; `behind`: of the step before the last one, which follows."""
@@ -60,8 +60,8 @@ class Holding:
     def remember(self) -> None:
         """Before a step that may have to be taken back."""
         if self.before is None:
-            weights, state, average = self.weights.copy(), self.state.copy(), self.average.copy()
-            self.before = replace(self, weights=weights, state=state, average=average)
+            weights, state, ema = self.weights.copy(), self.state.copy(), self.ema.copy()
+            self.before = replace(self, weights=weights, state=state, ema=ema)
         for kept, part in zip(self.before.parts, self.parts, strict=True):
             kept[:] = part
         self.before.version, self.before.table = self.version, dict(self.table)

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from adam_mpi.config import Config
-from adam_mpi.data.batch_loader import Preparation
+from adam_mpi.data.batch_loader import BatchLoader
 from adam_mpi.data.sets import Description, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
@@ -25,7 +25,7 @@ from adam_mpi.sharding.phases import Phase
 from adam_mpi.simulate.cluster import Costs
 from adam_mpi.transport import mailbox
 from adam_mpi.worker import gradient_buffer
-from adam_mpi.worker.thread_weights import Copy
+from adam_mpi.worker.thread_weights import ThreadWeights
 
 # Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
 SECONDS, MOST = 0.7, 1 << 24
@@ -98,7 +98,7 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
     labels, ids = draw.integers(0, data.classes, images), np.arange(images)
 
     def thread(index: int) -> float:
-        own = Copy(net, shared[index // setting.own], index, alone)
+        own = ThreadWeights(net, shared[index // setting.own], index, alone)
         context, total = own.context, np.zeros_like(own.gradient)
 
         def train() -> None:
@@ -117,7 +117,7 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
 
 def _prepare(config: Config) -> float:
     images = np.arange(config.train.batch)
-    preparation = Preparation(open_set(config.data), config.run.seed)
+    preparation = BatchLoader(open_set(config.data), config.run.seed)
     return _seconds(lambda: preparation.prepare(Phase(0, "train", 1), images)) / images.size
 
 

@@ -9,9 +9,9 @@ from adam_mpi.config import Config
 from adam_mpi.data.sets import Description
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
-from adam_mpi.planning.plan import plan_shelves
+from adam_mpi.planning.plan import plan_memory_layout
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.memory_layout import MOST_BATCHES, WIDTHS, Shelves
+from adam_mpi.sharding.memory_layout import MOST_BATCHES, WIDTHS, MemoryLayout
 from adam_mpi.sharding.message_format import HEADER_WORDS
 from adam_mpi.sharding.push_protocol import MULTIPLY, Choice, captured_layers, choose, largest_push
 from adam_mpi.simulate.cluster import Costs
@@ -50,41 +50,41 @@ class Load:
 
 def chosen(
     config: Config, layout: Layout, shapes: tuple[LayerShape, ...]
-) -> tuple[Shelves, Mapping[str, Choice]]:  # fmt: skip
+) -> tuple[MemoryLayout, Mapping[str, Choice]]:  # fmt: skip
     """Where shards lie, and what each layer pushes."""
-    shelves = plan_shelves(config, partition(shapes, layout.partitions, config.layout.scheme), layout)
-    return shelves, choose(shelves, config, largest_push(config), len({place.host for place in layout.places}))
+    memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, config.layout.scheme), layout)
+    return memory_layout, choose(memory_layout, config, largest_push(config), len({place.host for place in layout.places}))
 
 
 def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:
-    shelves, choices = chosen(config, layout, shapes)
+    memory_layout, choices = chosen(config, layout, shapes)
     share = config.train.batch if config.asynchronous else -(-config.train.batch // layout.replicas)
     # Layers are chosen for a whole batch, as if a replica were alone; what it pushes is its share.
     images = largest_push(config) if config.asynchronous else share
     push, codec = defaultdict[int, Part](Part), CODECS[config.push.codec]
     for choice in choices.values():
         for server, plan in (choice.factors or {}).items():
-            messages = -(-images // plan.images(shelves.body_words))
+            messages = -(-images // plan.images(memory_layout.body_words))
             multiplied = 2 * images * sum(shard.size for shard in plan.shards) / MULTIPLY
             _add(push[server], 4 * (messages * HEADER_WORDS + plan.words(images)), messages, multiplied)
-    for server, shards in shelves.held.items():
+    for server, shards in memory_layout.held.items():
         for shard in shards:
             if choices[shard.layer].factors is None:
                 size = 4 * (HEADER_WORDS + codec.words(shard.size))
                 _add(push[server], size, 1, size * costs.apply)
-    width = WIDTHS["short"] if "short" in shelves.regions else WIDTHS["weights"]
+    width = WIDTHS["short"] if "short" in memory_layout.regions else WIDTHS["weights"]
     # With few large shards some servers hold copies only: nobody asks them for weights.
-    pull = {server: width * shelves.size(server) for server in push}
+    pull = {server: width * memory_layout.size(server) for server in push}
     most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
-    held = {server: 4 * shelves.size(server) for server in shelves.servers}
+    held = {server: 4 * memory_layout.size(server) for server in memory_layout.servers}
     gradient, batch = sum(held.values()), message_bytes(share, data.shape)
-    return Load(dict(push), pull, held, _copies(shelves), share, batch, gradient, most)
+    return Load(dict(push), pull, held, _copies(memory_layout), share, batch, gradient, most)
 
 
-def _copies(shelves: Shelves) -> dict[int, dict[int, int]]:
-    copies: dict[int, dict[int, int]] = {server: defaultdict(int) for server in shelves.servers}
-    for shard in shelves.shards:
-        server, *others = shelves.holders[shard.index]
+def _copies(memory_layout: MemoryLayout) -> dict[int, dict[int, int]]:
+    copies: dict[int, dict[int, int]] = {server: defaultdict(int) for server in memory_layout.servers}
+    for shard in memory_layout.shards:
+        server, *others = memory_layout.holders[shard.index]
         for other in others:
             copies[server][other] += 4 * shard.size
     return copies

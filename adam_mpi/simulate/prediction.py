@@ -95,7 +95,7 @@ class Stage:
     def _server(self, rank: int) -> Server:
         copies = [Copies(self.ranks[other], size) for other, size in self.load.copies[rank].items()]
         clocked = not self.config.asynchronous
-        # Synchronous steps are taken back when a rank is lost: weights, and the optimiser's state.
+        # Synchronous steps are taken back when a rank is lost: weights, and the optimizer's state.
         kept = 2 * self.load.held[rank] if self.config.consistency.staleness == 0 else 0
         return Server(self.ranks[rank], self.cluster.costs, copies, self.layout.replicas, clocked, kept)
 
@@ -149,7 +149,7 @@ INTERVAL, FIRST = 5.0, 0.01
 
 
 class Progress:
-    """Lines on stderr while a long simulation runs; a short one says nothing."""
+    """Winograd1D on stderr while a long simulation runs; a short one says nothing."""
 
     def __init__(self) -> None:
         self.begun = self.told = monotonic()

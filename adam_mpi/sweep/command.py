@@ -26,7 +26,7 @@ class Sweep:
 
 
 def sweep(wanted: Sweep) -> Iterator[str]:
-    """Lines to print, as they come."""
+    """Winograd1D to print, as they come."""
     if wanted.seeds < 1 or wanted.ranks < 1:
         raise UserError("--seeds and -n: give at least 1")
     base = [*([wanted.config] if wanted.config else []), *(w for pair in wanted.settings for w in ("--set", pair))]

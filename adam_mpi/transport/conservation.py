@@ -28,7 +28,7 @@ import numpy as np
 
 from adam_mpi.sharding.codecs import BY_NUMBER
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.worker.gradient_buffer import Contribution
+from adam_mpi.worker.gradient_buffer import GradientBuffer
 
 RECORD = np.dtype([(name, "<i8") for name in ("sequence", "start", "size", "codec", "batch", "words")])
 TAKEN_BACK = -1
@@ -46,7 +46,7 @@ class Conservation:
             for name in ("pushed", "acknowledged", "given_up", "encoded")
         )
 
-    def pushed(self, contribution: Contribution) -> None:
+    def pushed(self, contribution: GradientBuffer) -> None:
         """Put the gradient of a step by 1 in the place of the real one.
 
         Factors may travel in several messages, some images in each: one image has all of the step, so that a message

@@ -20,7 +20,7 @@ from adam_mpi.base.native import acquire
 from adam_mpi.cluster.world import World
 from adam_mpi.sharding.memory_layout import Rings
 from adam_mpi.sharding.message_format import HEADER, HEADER_WORDS, MOST_PARTS, message_words
-from adam_mpi.transport.published import Published
+from adam_mpi.transport.published import PublishedWeights
 
 EXPONENT = np.uint32(0x7F800000)  # all ones in a NaN and in an infinity
 FIRST_SUMMED = 4  # words 0-3 are the position and the checksum itself
@@ -81,7 +81,7 @@ def checksum(message: np.ndarray) -> np.uint64:
     With the position in it, neither fresh memory nor the slot's last message passes when only the position has come.
     """
     total = np.uint64(message[0]) * MIX + np.uint64(message[1])
-    # Counters without a sign: what may wrap around is not vectorised.
+    # Counters without a sign: what may wrap around is not vectorized.
     summed, weight = message[FIRST_SUMMED:], np.uint32(2 * FIRST_SUMMED + 1)
     for i in range(summed.size):
         total += np.uint64(summed[i]) * np.uint64(weight + np.uint32(2) * np.uint32(i))
@@ -139,7 +139,7 @@ def arrived(
 
 
 @dataclass(slots=True, eq=False)
-class Mail:
+class ReceivedMessage:
     """A message that has arrived: its place, and the fields of its header."""
 
     ring: int
@@ -180,9 +180,9 @@ class Mail:
         return self.sequence * MOST_PARTS + self.part
 
 
-class Intake:
+class RingReceiver:
     def __init__(
-        self, world: World, rings: Rings, senders: Sequence[int], memory: np.ndarray, published: Published
+        self, world: World, rings: Rings, senders: Sequence[int], memory: np.ndarray, published: PublishedWeights
     ) -> None:
         """`senders`: the rank that writes each ring."""
         self.slots, self.slot_words = rings.slots, rings.slot_bytes // 4
@@ -199,7 +199,7 @@ class Intake:
         self.since: dict[tuple[int, int], float] = {}
         """(ring, position) of messages that are there in part -> since when."""
 
-    def collect(self) -> list[Mail]:
+    def collect(self) -> list[ReceivedMessage]:
         """Everything that has arrived whole since the last time."""
         place = self.words, self.slots, self.slot_words, self.collected, self.applied, self.near
         whole, torn = arrived(*place)
@@ -211,7 +211,7 @@ class Intake:
         self.arrived[:] = self.collected
         headers = zip(whole.tolist(), self.headers[whole].tolist(), strict=True)
         return [
-            Mail(slot // self.slots, slot * self.slot_words + HEADER_WORDS, *fields) for slot, fields in headers
+            ReceivedMessage(slot // self.slots, slot * self.slot_words + HEADER_WORDS, *fields) for slot, fields in headers
         ]
 
     def ask_again(self) -> list[tuple[int, int]]:

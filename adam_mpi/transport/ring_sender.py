@@ -12,10 +12,10 @@ from adam_mpi.base import trace
 from adam_mpi.cluster.windows import Window
 from adam_mpi.sharding.memory_layout import LINE, Rings
 from adam_mpi.transport import mailbox
-from adam_mpi.transport.shared_memcpy import Copier
+from adam_mpi.transport.shared_memcpy import SharedMemcpy
 
 
-class Letter(Protocol):
+class OutgoingMessage(Protocol):
     """What is to be sent as one message."""
 
     def write(self, body: np.ndarray) -> np.ndarray:
@@ -27,10 +27,10 @@ class Letter(Protocol):
         """The server has dealt with it."""
 
 
-L = TypeVar("L", bound=Letter)
+L = TypeVar("L", bound=OutgoingMessage)
 
 
-class Lane(Generic[L]):
+class RingSender(Generic[L]):
     def __init__(
         self, rings: Rings, server: int, ring: int, mail: Window, published: Window
     ) -> None:
@@ -45,7 +45,7 @@ class Lane(Generic[L]):
         near = mail.direct(server, self.ring_offset, rings.ring_bytes)
         self.near = near is not None
         """Whether messages are written where the server reads them, and nothing needs to be put."""
-        self.copier = Copier()
+        self.copier = SharedMemcpy()
         memory = np.zeros(rings.ring_bytes, np.uint8) if near is None else near
         self.buffers = memory.view(np.uint32).reshape(self.slots, -1)
         self.lengths = [0] * self.slots

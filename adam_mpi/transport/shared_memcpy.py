@@ -57,7 +57,7 @@ def copy_past(body: np.ndarray, values: np.ndarray) -> bool:
 WAYS = mailbox.copy, copy_past
 
 
-class Copier:
+class SharedMemcpy:
     def __init__(self) -> None:
         self.count = self.way = 0
         self.least = [inf, inf]

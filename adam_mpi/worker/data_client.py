@@ -190,7 +190,7 @@ class DataClient:
                 slot.memory = np.empty(size, np.uint8)
 
     def _answered(self) -> list[Slot]:
-        """Slots whose answer is there; those of shares and of strips are taken in the order they were asked for."""
+        """StoreFile whose answer is there; those of shares and of strips are taken in the order they were asked for."""
         answered, status = [], MPI.Status()
         for slot in self.asking:
             # Not received from anybody: under MPICH such receives were seen never to end (5.0.2, over TCP).

@@ -38,7 +38,7 @@ def describe(trouble: dict[str, Any]) -> str:
     return f"{trouble['what']} is not finite: step {trouble['step']}, epoch {trouble['epoch']}, batch {batches}"
 
 
-class Hunter:
+class NaNDetector:
     """Of one trainer thread; `look` after each batch, which costs nothing until there is something to find."""
 
     def __init__(self, shapes: Sequence[LayerShape]) -> None:
@@ -59,7 +59,7 @@ def suspects(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarr
     if not np.isfinite(pixels).all():
         yield "the input", "input"
     named = views(weights, tensors(shapes))
-    # A strip alone cannot tell what its neighbours would have sent.
+    # A strip alone cannot tell what its neighbors would have sent.
     whole = not any(isinstance(shape.layer, Exchange) for shape in shapes)
     outputs = activations(shapes, weights, pixels) if whole else {}
     for shape in shapes:

@@ -62,7 +62,7 @@ class Flow:
     events: SimpleQueue[Event] = field(default_factory=SimpleQueue)
     parked: list[Flight] = field(default_factory=list)
     landed: deque[Flight] = field(default_factory=deque)
-    """Done with all segments."""
+    """BatchResult with all segments."""
     free: set[int] = field(default_factory=set)
     computing = 0
     """Flights that are with the threads."""

@@ -19,7 +19,7 @@ MOST_PUSHES = 2
 
 
 @dataclass(frozen=True)
-class Done:
+class BatchResult:
     """A batch (or a share of one) that has been computed, for the data rank that counts it."""
 
     phase: int
@@ -30,11 +30,11 @@ class Done:
     epoch: int = 0
 
 
-def done_with(batch: Batch, loss: float, correct: int) -> Done:
-    return Done(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
+def done_with(batch: Batch, loss: float, correct: int) -> BatchResult:
+    return BatchResult(batch.phase, batch.number, batch.labels.size, float(loss), int(correct), batch.epoch)
 
 
-def together(parts: Sequence[Done]) -> Done:
+def together(parts: Sequence[BatchResult]) -> BatchResult:
     """Parts of one batch."""
     totals = {name: sum(getattr(part, name) for part in parts) for name in ("images", "loss", "correct")}
     return replace(parts[0], **totals)
@@ -54,12 +54,12 @@ class Encoded:
 
 
 @dataclass
-class Contribution:
+class GradientBuffer:
     row: int
     """Its place in the pool."""
     values: np.ndarray
     """Sum of gradients, over the whole flat parameter vector."""
-    done: list[Done] = field(default_factory=list)
+    done: list[BatchResult] = field(default_factory=list)
     factors: dict[str, "Factors"] = field(default_factory=dict)
     """Activations and errors of the layers that push them."""
     sequence: int = 0
@@ -100,7 +100,7 @@ class Factors:
         self.count = part.stop
 
 
-def contributions(threads: int, copied: bool, staleness: float) -> int:
+def gradient_buffers(threads: int, copied: bool, staleness: float) -> int:
     """How many a worker has: some for its threads, some under way, or one for each clock that may be under way.
 
     Twice as many where there are copies of shards, because an acknowledgement then takes twice as long.
@@ -108,19 +108,19 @@ def contributions(threads: int, copied: bool, staleness: float) -> int:
     return int(min(2 * threads + 2, staleness + 2)) * (2 if copied else 1)
 
 
-class Pool:
+class GradientPool:
     """Contributions for the life of the job, so that a push allocates nothing."""
 
     def __init__(self, count: int, size: int, matrices: Mapping[str, Matrix], images: int) -> None:
         self.values = np.zeros((count, size), np.float32)
-        self.free: SimpleQueue[Contribution] = SimpleQueue()
+        self.free: SimpleQueue[GradientBuffer] = SimpleQueue()
         self.waited = 0.0
         """Seconds in which threads waited for one to come back, all threads together."""
         for row, values in enumerate(self.values):
             factors = {layer: Factors(images, m.inputs, m.outputs) for layer, m in matrices.items()}
-            self.free.put(Contribution(row, values, factors=factors))
+            self.free.put(GradientBuffer(row, values, factors=factors))
 
-    def take(self, wait: bool = False) -> Contribution | None:
+    def take(self, wait: bool = False) -> GradientBuffer | None:
         try:
             return self.free.get_nowait()
         except Empty:
@@ -131,7 +131,7 @@ class Pool:
         self.waited += time.perf_counter() - began
         return taken
 
-    def give(self, contribution: Contribution) -> None:
+    def give(self, contribution: GradientBuffer) -> None:
         contribution.values[:] = 0
         contribution.done.clear()
         contribution.encoded.clear()

@@ -1,6 +1,6 @@
 """The link between the strips of a replica in one generation: what one has packed, the others get. It never waits.
 
-Inside a node a strip reads where its neighbour has packed, in shared memory; a number beside it says what is there. To
+Inside a node a strip reads where its neighbor has packed, in shared memory; a number beside it says what is there. To
 other nodes the same memory is sent. It is packed again when every strip of the node has said that it is done with the
 batch, and all that was sent is gone.
 """

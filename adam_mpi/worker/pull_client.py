@@ -12,8 +12,8 @@ from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.sharding.codecs import bfloat16
-from adam_mpi.sharding.memory_layout import LINE, Shelves
-from adam_mpi.sharding.worker_shards import Holding
+from adam_mpi.sharding.memory_layout import LINE, MemoryLayout
+from adam_mpi.sharding.worker_shards import WorkerShards
 
 
 class PullClient:
@@ -23,17 +23,17 @@ class PullClient:
     read over both might bring a new clock with old weights). Without: versions first, then the shards that changed.
     """
 
-    def __init__(self, world: World, shelves: Shelves, published: Window, holding: Holding | None = None) -> None:
-        self.world, self.shelves, self.published = world, shelves, published
-        self.holding = holding or Holding(shelves)
-        self.ring = shelves.pushers.index(world.rank)
-        self.servers = [server for server in shelves.servers if self.holding.pulls(server)]
+    def __init__(self, world: World, memory_layout: MemoryLayout, published: Window, holding: WorkerShards | None = None) -> None:
+        self.world, self.memory_layout, self.published = world, memory_layout, published
+        self.holding = holding or WorkerShards(memory_layout)
+        self.ring = memory_layout.pushers.index(world.rank)
+        self.servers = [server for server in memory_layout.servers if self.holding.pulls(server)]
         size = self.holding.size
         self.latest = np.zeros(size, np.float32)
         """The weights as last read: for the caller to copy, and while a pull is active neither old nor new."""
-        self.halves = np.zeros(size if "short" in shelves.regions else 0, np.uint16)
-        self.versions = {server: np.zeros(len(shelves.held[server]), np.int64) for server in self.servers}
-        self.known = {server: np.full(len(shelves.held[server]), -1, np.int64) for server in self.servers}
+        self.halves = np.zeros(size if "short" in memory_layout.regions else 0, np.uint16)
+        self.versions = {server: np.zeros(len(memory_layout.held[server]), np.int64) for server in self.servers}
+        self.known = {server: np.full(len(memory_layout.held[server]), -1, np.int64) for server in self.servers}
         self.clocks, self.lines = np.zeros((2, len(self.servers), LINE // 8), np.int64)
         self.requests: list[MPI.Request] = []
         self.targets: list[int] = []
@@ -48,10 +48,10 @@ class PullClient:
         self.traffic: Counter[str] = Counter()
         """Bytes of weights, by layer: "conv1 pull"."""
 
-    def start(self, least: int | None = None, average: bool = False) -> None:
+    def start(self, least: int | None = None, ema: bool = False) -> None:
         assert not self.active, "one pull at a time"
         self.world.injector.at("pull")
-        region = "average" if average and "average" in self.shelves.regions else self._training_region()
+        region = "ema" if ema and "ema" in self.memory_layout.regions else self._training_region()
         if region != self.region:
             self.region = region
             for known in self.known.values():
@@ -100,10 +100,10 @@ class PullClient:
     def seen(self, versions: np.ndarray) -> None:
         """Write the version of each shard that this pull brought."""
         for server in self.servers:
-            versions[[shard.index for shard in self.shelves.held[server]]] = self.versions[server]
+            versions[[shard.index for shard in self.memory_layout.held[server]]] = self.versions[server]
 
     def _training_region(self) -> str:
-        return "short" if "short" in self.shelves.regions else "weights"
+        return "short" if "short" in self.memory_layout.regions else "weights"
 
     def _get(self, into: np.ndarray, server: int, offset: int) -> None:
         self.requests.append(self.published.get(into, server, offset))
@@ -114,7 +114,7 @@ class PullClient:
         self.reading, self.requests, self.targets, self.reads = "heads", [], [], self.reads + 1
         for server, clock in zip(self.servers, self.clocks, strict=True):
             self._get(clock, server, 0)
-            self._get(self.versions[server], server, self.shelves.version_offset)
+            self._get(self.versions[server], server, self.memory_layout.version_offset)
 
     def _read_weights(self) -> None:
         # Between the clock, or the versions, and the weights that they promise.
@@ -124,22 +124,22 @@ class PullClient:
         into = self.halves if self.region == "short" else self.latest
         for server, line in zip(self.servers, self.lines, strict=True):
             wanted = self._wanted(server)
-            for start, size, offset in self.shelves.runs(server, self.region, wanted):
+            for start, size, offset in self.memory_layout.runs(server, self.region, wanted):
                 start = self.holding.starts[start]
                 self._get(into[start : start + size], server, offset)
                 self.runs.append((start, size))
-            for shard in self.shelves.held[server]:
+            for shard in self.memory_layout.held[server]:
                 if shard.index in wanted:
                     self.traffic[f"{shard.layer} pull"] += into.itemsize * shard.size
             # After the weights: an own push taken for applied too early is only late, one too late counts twice.
-            self._get(line, server, self.shelves.line_offset(self.ring))
+            self._get(line, server, self.memory_layout.line_offset(self.ring))
 
     def _wanted(self, server: int) -> frozenset[int]:
         """Shards that have changed since we read them; with clocks all of them, whose versions may be on the way."""
         if self.least is not None:
             return self.holding.pulled
         changed = self.versions[server] != self.known[server]
-        held = self.shelves.held[server]
+        held = self.memory_layout.held[server]
         return self.holding.pulled.intersection(held[place].index for place in np.flatnonzero(changed))
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""The push client: cuts contributions into letters, one per shard, and sends each to the server of its shard."""
+"""The push client: cuts gradient_buffers into letters, one per shard, and sends each to the server of its shard."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,27 +14,27 @@ from adam_mpi.cluster.world import World
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.codecs import CODECS, NUMBERS
 from adam_mpi.sharding.factors import FactorPlan
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.position import batch_id
 from adam_mpi.sharding.push_protocol import Choice
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import Holding
+from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.conservation import Conservation
-from adam_mpi.transport.ring_sender import Lane
+from adam_mpi.transport.ring_sender import RingSender
 from adam_mpi.worker.diagnostics import Trouble
-from adam_mpi.worker.gradient_buffer import Contribution, Encoded, takes_back
+from adam_mpi.worker.gradient_buffer import Encoded, GradientBuffer, takes_back
 from adam_mpi.worker.residual import Residual
 
 
 @dataclass(frozen=True)
-class ShardLetter:
+class ShardMessage:
     """The part of a contribution that one shard takes."""
 
     client: "PushClient"
-    contribution: Contribution
+    contribution: GradientBuffer
     shard: Shard
     copy: Callable[[np.ndarray, np.ndarray], bool]
     """Into the memory of its server."""
@@ -79,11 +79,11 @@ class ShardLetter:
 
 
 @dataclass(frozen=True)
-class FactorLetter:
+class FactorMessage:
     """Activations and errors of some images of a contribution, for the rows of a layer that one server holds."""
 
     client: "PushClient"
-    contribution: Contribution
+    contribution: GradientBuffer
     layer: str
     plan: FactorPlan
     images: slice
@@ -123,16 +123,16 @@ class FactorLetter:
 
 class PushClient:
     def __init__(
-        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
-        holding: Holding | None = None, carried: Spans | None = None,
+        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window,
+        holding: WorkerShards | None = None, carried: Spans | None = None,
     ) -> None:  # fmt: skip
         """`carried`: what an earlier job's codec had left out of what we push."""
-        self.holding = holding or Holding(shelves)
-        self.lanes: list[Lane[ShardLetter | FactorLetter]] = []
-        self.seen = np.zeros(len(shelves.shards), np.int64)
+        self.holding = holding or WorkerShards(memory_layout)
+        self.lanes: list[RingSender[ShardMessage | FactorMessage]] = []
+        self.seen = np.zeros(len(memory_layout.shards), np.int64)
         """Versions of the shards that the last pull brought."""
-        self.unacknowledged: deque[Contribution] = deque()
-        self.acknowledged: deque[Contribution] = deque()
+        self.unacknowledged: deque[GradientBuffer] = deque()
+        self.acknowledged: deque[GradientBuffer] = deque()
         self.codec = CODECS[world.config.push.codec]
         self.residual = Residual(self.holding, self.codec, carried)
         self.conservation: Conservation | None = None
@@ -144,22 +144,22 @@ class PushClient:
         """Bytes pushed, by layer and protocol: "conv1 delta"."""
         self.trouble: Trouble | None = None
         """The first gradient that was not finite."""
-        self.enter(world, shelves, choices, mail, published)
+        self.enter(world, memory_layout, choices, mail, published)
 
     def enter(
-        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window
+        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window
     ) -> None:
         """Begin a generation: what is not acknowledged is cut anew and sent again, with its old numbers."""
         self.bytes_before = self.bytes
         self.choices = choices
-        self.world, self.shelves, self.mailbox, self.published = world, shelves, mail, published
-        self.holding = replace(self.holding, shelves=shelves)
-        self.ring, self.pusher = shelves.pushers.index(world.rank), world.place.member
+        self.world, self.memory_layout, self.mailbox, self.published = world, memory_layout, mail, published
+        self.holding = replace(self.holding, memory_layout=memory_layout)
+        self.ring, self.pusher = memory_layout.pushers.index(world.rank), world.place.member
         for lane in self.lanes:
             lane.drop()
         self.lanes = [
-            Lane(shelves.rings, server, self.ring, mail, published)
-            for server in shelves.servers
+            RingSender(memory_layout.rings, server, self.ring, mail, published)
+            for server in memory_layout.servers
             if self.holding.pushed[server]
         ]
         self.residual.enter(self.holding, self.ring, self.lanes, disk_seconds(world.config))
@@ -167,7 +167,7 @@ class PushClient:
         for contribution in self.unacknowledged:
             self._send(contribution)
 
-    def forget(self, clock: int) -> list[Contribution]:
+    def forget(self, clock: int) -> list[GradientBuffer]:
         """Take back what is under way, but for what has reached all servers: that of earlier clocks."""
         forgotten = self._stop()
         for contribution in forgotten:
@@ -185,7 +185,7 @@ class PushClient:
         self.clock = clock
         return forgotten
 
-    def give_up(self, taken: Mapping[int, int]) -> list[Contribution]:
+    def give_up(self, taken: Mapping[int, int]) -> list[GradientBuffer]:
         """Take back what is under way, but for the parts of it that shards have.
 
         `taken`: shard -> the highest number of our messages that it has, where the codec has error feedback.
@@ -198,22 +198,22 @@ class PushClient:
             self.residual.release(contribution.encoded)
         return given_up
 
-    def _stop(self) -> list[Contribution]:
+    def _stop(self) -> list[GradientBuffer]:
         """Send nothing again of what is under way; returns it."""
         for lane in self.lanes:
             lane.sent.clear()
         stopped, self.unacknowledged = list(self.unacknowledged), deque()
         return stopped
 
-    def _take_back(self, contribution: Contribution, encoded: Mapping[int, Encoded]) -> None:
+    def _take_back(self, contribution: GradientBuffer, encoded: Mapping[int, Encoded]) -> None:
         """A push is taken back, with what its encoding did to the residual of these shards, which do not have it."""
         self.residual.take_back(encoded)
         if self.conservation is not None:
             for shard in encoded:
-                self.conservation.decoded(contribution.sequence, self.shelves.shards[shard])
+                self.conservation.decoded(contribution.sequence, self.memory_layout.shards[shard])
             self.conservation.given_up()
 
-    def push(self, contribution: Contribution) -> None:
+    def push(self, contribution: GradientBuffer) -> None:
         self.world.injector.at("push")
         contribution.clock = self.clock
         self.sent, self.clock = self.sent + 1, self.clock + 1
@@ -221,7 +221,7 @@ class PushClient:
         self.unacknowledged.append(contribution)
         self._send(contribution)
 
-    def _send(self, contribution: Contribution) -> None:
+    def _send(self, contribution: GradientBuffer) -> None:
         contribution.pending = 0
         for lane in self.lanes:
             letters = self._letters(contribution, lane)
@@ -229,41 +229,41 @@ class PushClient:
             contribution.pending += len(letters)
             (lane.held if self.residual.holds(contribution.clock) else lane.waiting).extend(letters)
 
-    def _letters(self, contribution: Contribution, lane: Lane) -> list[ShardLetter | FactorLetter]:
+    def _letters(self, contribution: GradientBuffer, lane: RingSender) -> list[ShardMessage | FactorMessage]:
         """What one server gets of a push: a letter per shard, or per part of a layer's factors."""
-        letters: list[ShardLetter | FactorLetter] = []
+        letters: list[ShardMessage | FactorMessage] = []
         for layer, group in groupby(self.holding.pushed[lane.server], key=lambda shard: shard.layer):
             factors = self.choices[layer].factors
             if factors is None:
-                letters += [ShardLetter(self, contribution, shard, lane.copy, False) for shard in group]
+                letters += [ShardMessage(self, contribution, shard, lane.copy, False) for shard in group]
             else:
                 letters += self._factor_letters(contribution, layer, factors[lane.server])
         return letters
 
-    def _factor_letters(self, contribution: Contribution, layer: str, plan: FactorPlan) -> list[FactorLetter]:
+    def _factor_letters(self, contribution: GradientBuffer, layer: str, plan: FactorPlan) -> list[FactorMessage]:
         """As many images in a letter as a slot has room for; one without images keeps the clock going."""
-        count, room = contribution.factors[layer].count, plan.images(self.shelves.body_words)
+        count, room = contribution.factors[layer].count, plan.images(self.memory_layout.body_words)
         cuts = [slice(first, min(first + room, count)) for first in range(0, max(count, 1), room)]
         return [
-            FactorLetter(self, contribution, layer, plan, images, part, len(cuts), False)
+            FactorMessage(self, contribution, layer, plan, images, part, len(cuts), False)
             for part, images in enumerate(cuts)
         ]
 
-    def encoded(self, contribution: Contribution, shard: Shard) -> Encoded:
+    def encoded(self, contribution: GradientBuffer, shard: Shard) -> Encoded:
         """Return the part of a push for one shard as it was first encoded, in whatever generation that was.
 
         Encoded a second time it would be in the residual twice, and a server that has it drops it.
         """
         if shard.index not in contribution.encoded:
             values = contribution.values[self.holding.part(shard)]
-            sent = self.residual.encode(shard.index, values, takes_back(self.world.config, self.shelves.strips))
+            sent = self.residual.encode(shard.index, values, takes_back(self.world.config, self.memory_layout.strips))
             contribution.encoded[shard.index] = sent
             if self.conservation is not None and sent.finite:
                 codec = NUMBERS[self.world.config.push.codec]
                 self.conservation.encoded(contribution.sequence, shard, codec, sent.words)
         return contribution.encoded[shard.index]
 
-    def header(self, contribution: Contribution, shard: Shard) -> np.ndarray:
+    def header(self, contribution: GradientBuffer, shard: Shard) -> np.ndarray:
         """What all messages of a push have in common."""
         header = np.zeros((), message_format.HEADER)
         header["generation"], header["pusher"] = self.world.generation, self.pusher
@@ -272,12 +272,12 @@ class PushClient:
         header["parts"] = 1
         return header
 
-    def note(self, contribution: Contribution, layer: str, kind: str, header: np.ndarray) -> None:
+    def note(self, contribution: GradientBuffer, layer: str, kind: str, header: np.ndarray) -> None:
         """Count what goes out; and keep the first gradient that is not finite, the last layer's where several are."""
         self.traffic[f"{layer} {kind}"] += 4 * int(header["words"])
         if header["finite"] or (self.trouble is not None and self.trouble.step != contribution.sequence):
             return
-        order = [tensor.layer for tensor in self.shelves.tensors]
+        order = [tensor.layer for tensor in self.memory_layout.tensors]
         if self.trouble is None or order.index(layer) > order.index(self.trouble.layer):
             epoch, batches = contribution.done[0].epoch, sorted({done.number for done in contribution.done})
             self.trouble = Trouble(f"the gradient of {layer}", layer, contribution.sequence, epoch, batches, [])
@@ -302,7 +302,7 @@ class PushClient:
                 what = f"the arrival of push {late.contribution.sequence}, {late.where}"
                 yield Wait(what, lane.server, lane.applied + lane.arrived)
 
-    def settle(self, contribution: Contribution) -> None:
+    def settle(self, contribution: GradientBuffer) -> None:
         """A message of a push has been dealt with; with the last one the push is acknowledged."""
         contribution.pending -= 1
         if contribution.pending:
@@ -322,6 +322,6 @@ class PushClient:
         return self.bytes_before + sum(lane.bytes for lane in self.lanes)
 
 
-def _batches(contribution: Contribution) -> np.ndarray:
+def _batches(contribution: GradientBuffer) -> np.ndarray:
     """Ids of the batches of a push; the parts that threads have computed of a joint one are one batch."""
     return np.unique(np.array([batch_id(done.epoch, done.number) for done in contribution.done], np.int64))

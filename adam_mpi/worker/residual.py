@@ -11,33 +11,33 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from adam_mpi.base.buffer_pool import Pool
+from adam_mpi.base.buffer_pool import BufferPool
 from adam_mpi.checkpoint import snapshot
-from adam_mpi.checkpoint.snapshot_barrier import Cut
+from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.sharding.codecs import Codec
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import Holding
-from adam_mpi.transport.ring_sender import Lane
+from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.transport.ring_sender import RingSender
 from adam_mpi.worker.gradient_buffer import Encoded
 
 
 class Residual:
-    def __init__(self, holding: Holding, codec: Codec, carried: Spans | None = None) -> None:
-        self.codec, self.buffers = codec, Pool()
+    def __init__(self, holding: WorkerShards, codec: Codec, carried: Spans | None = None) -> None:
+        self.codec, self.buffers = codec, BufferPool()
         self.values = np.zeros(holding.size if codec.feedback else 0, np.float32)
         self._share_out(holding)
         if carried is not None:
             for shard in self.shards:
                 self.parts[shard.index][:] = carried[shard.start : shard.stop]
 
-    def enter(self, holding: Holding, ring: int, lanes: Sequence[Lane[Any]], seconds: float) -> None:
+    def enter(self, holding: WorkerShards, ring: int, lanes: Sequence[RingSender[Any]], seconds: float) -> None:
         """Begin a generation; a snapshot that was under way in the last one is not made."""
-        self.ring, self.lanes, self.rings = ring, lanes, len(holding.shelves.pushers)
+        self.ring, self.lanes, self.rings = ring, lanes, len(holding.memory_layout.pushers)
         self._share_out(holding)
-        self.cut = Cut(1, seconds)
+        self.cut = SnapshotBarrier(1, seconds)
 
-    def _share_out(self, holding: Holding) -> None:
+    def _share_out(self, holding: WorkerShards) -> None:
         self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]
         self.parts = {shard.index: self.values[holding.part(shard)] for shard in self.shards}
 

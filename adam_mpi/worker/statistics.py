@@ -77,6 +77,6 @@ def told(worker: "Worker") -> dict[str, Any]:
 
 def _trouble(worker: "Worker") -> dict[str, Any] | None:
     """The first number that was not finite: where the way forward shows it, or only gradients."""
-    found = [thread.hunter.trouble for thread in worker.trainers if thread.hunter.trouble is not None]
+    found = [thread.nan_detector.trouble for thread in worker.trainers if thread.nan_detector.trouble is not None]
     first = min(found, key=lambda trouble: trouble.step) if found else worker.pushes.trouble
     return None if first is None else first.stats()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
@@ -28,16 +28,16 @@ from adam_mpi.model.exchange_buffers import FORWARD
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding import batch_parts as parts
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.push_protocol import Choice
-from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import Holding
+from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport.batch_message import Batch, cut_batch, cut_rounds
 from adam_mpi.worker import channels
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.flow import Flight, Flow
-from adam_mpi.worker.gradient_buffer import Contribution, Done, descend, done_with, together
+from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer, descend, done_with, together
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.sums import Sums
 from adam_mpi.worker.worker import Worker
@@ -48,12 +48,12 @@ REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 
 class StripWorker(Worker):
     def __init__(
-        self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int, carried: Spans | None, cut: Partition,
+        self, world: World, network: Network, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window,
+        published: Window, channel: ControlChannel, threads: int, carried: Spans | None, cut: Partition,
     ) -> None:  # fmt: skip
         self.cut, self.strip = cut, cut.strips[world.place.strip or 0]
-        holding = Holding(shelves, cut, self.strip.number)
-        super().__init__(world, network, shelves, choices, mail, published, post, threads, carried, holding)
+        holding = WorkerShards(memory_layout, cut, self.strip.number)
+        super().__init__(world, network, memory_layout, choices, mail, published, channel, threads, carried, holding)
         self._clear()
         self.taken: Mapping[int, int] = {}
         """Shard -> the highest number of our messages that it had when the last generation ended."""
@@ -67,13 +67,13 @@ class StripWorker(Worker):
         self.landed: dict[int, Flight] = {}
         self.waiting: deque[tuple[Batch, Slot | None]] = deque()
         """Parts of a batch that have not begun; with the last one goes the place of the batch."""
-        self.added: list[Done] = []
+        self.added: list[BatchResult] = []
         """Parts of a batch whose gradients are added, while others of it are not."""
-        self.complete: deque[Contribution] = deque()
+        self.complete: deque[GradientBuffer] = deque()
 
     def enter(
-        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
-        post: Post, clock: int | None,
+        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window,
+        channel: ControlChannel, clock: int | None,
     ) -> None:  # fmt: skip
         """Begin a generation with empty hands: strips that are left may have come to different parts of a batch.
 
@@ -93,10 +93,10 @@ class StripWorker(Worker):
             self.pushes.clock = clock
         self._clear()
         self._connect(world)
-        super().enter(world, shelves, choices, mail, published, post, clock)
+        super().enter(world, memory_layout, choices, mail, published, channel, clock)
 
     def retire(self, clock: int | None) -> None:
-        """End, because this rank has another strip from now on, or none; `clock`: see Settlement.
+        """End, because this rank has another strip from now on, or none; `clock`: see RecoveryPlan.
 
         What the codec has left out is left behind, and counted: other strips push other parameters.
         """
@@ -112,10 +112,10 @@ class StripWorker(Worker):
         if self.left_behind:
             log.warning("what the codec has left out is left behind: %.3g", self.left_behind)
 
-    def tell(self, word: Word) -> None:
+    def export_state(self, state: RankState) -> None:
         """Nothing that we have in hand goes on."""
-        word.clock, word.acknowledged, word.strip = self.pushes.clock, self.pushes.last, self.pushes.holding.strip
-        word.progress = replace(word.progress, base=self.base)
+        state.clock, state.acknowledged, state.strip = self.pushes.clock, self.pushes.last, self.pushes.holding.strip
+        state.progress = replace(state.progress, base=self.base)
 
     def transfers(self) -> list[Any]:
         return [*super().transfers(), self.link]
@@ -213,7 +213,7 @@ class StripWorker(Worker):
         return cut_batch(batch, count)
 
     def _has_room(self) -> bool:
-        """For one more gradient; all contributions are under way while servers are slow, or other replicas behind."""
+        """For one more gradient; all gradient_buffers are under way while servers are slow, or other replicas behind."""
         self.share = self.share or self.pool.take()
         return self.share is not None
 
@@ -262,7 +262,7 @@ class StripWorker(Worker):
             self.complete.append(self.share)
             self.share = None
 
-    def _push(self, contribution: Contribution) -> None:
+    def _push(self, contribution: GradientBuffer) -> None:
         super()._push(contribution)
         if self.data.shared:
             self._end_share()

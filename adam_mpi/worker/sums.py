@@ -7,7 +7,7 @@ import numpy as np
 from adam_mpi.model.exchange_buffers import FORWARD
 from adam_mpi.model.partition import Partition
 from adam_mpi.worker.channels import SUMS
-from adam_mpi.worker.gradient_buffer import Contribution
+from adam_mpi.worker.gradient_buffer import GradientBuffer
 from adam_mpi.worker.link import Link
 
 
@@ -24,14 +24,14 @@ class Sums:
         """Where the share of each strip lies in our vector."""
         contexts = link.channels.contexts
         self.channels = [link.channels.index((contexts + number, 0, FORWARD)) for number in range(SUMS)]
-        self.under_way: deque[Contribution] = deque()
+        self.under_way: deque[GradientBuffer] = deque()
         self.begun = self.done = 0
 
     @property
     def busy(self) -> bool:
         return bool(self.under_way)
 
-    def begin(self, contribution: Contribution) -> bool:
+    def begin(self, contribution: GradientBuffer) -> bool:
         """Send the others what is theirs; False while there is no room."""
         channel = self.channels[self.begun % SUMS]
         free = self.link.finished(self.link.channels.contexts, self.begun - SUMS + 1) and self.link.clear(channel)
@@ -44,7 +44,7 @@ class Sums:
         self.under_way.append(contribution)
         return True
 
-    def step(self) -> Contribution | None:
+    def step(self) -> GradientBuffer | None:
         """The next contribution whose sum is complete."""
         channel = self.channels[self.done % SUMS]
         if not self.under_way or not self.link.arrived(channel, self.done + 1):

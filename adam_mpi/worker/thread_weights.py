@@ -22,7 +22,7 @@ def batches(config: Config) -> int:
     return min(ROUND, -(-config.push.images // config.train.batch))
 
 
-class Copy:
+class ThreadWeights:
     """`weights` is what the thread computes on with `context`, `gradient` the sum over the batches of its round.
 
     `alone`: no copy, and every batch is a round: for a single thread, or where every batch is pushed.

@@ -13,9 +13,9 @@ from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.model.network import Network
 from adam_mpi.transport.batch_message import Batch
-from adam_mpi.worker.diagnostics import Hunter
-from adam_mpi.worker.gradient_buffer import MOST_PUSHES, Contribution, Done, Pool, done_with
-from adam_mpi.worker.thread_weights import Copy
+from adam_mpi.worker.diagnostics import NaNDetector
+from adam_mpi.worker.gradient_buffer import MOST_PUSHES, BatchResult, GradientBuffer, GradientPool, done_with
+from adam_mpi.worker.thread_weights import ThreadWeights
 
 
 @dataclass
@@ -23,9 +23,9 @@ class Result:
     """What a thread hands back: the images it is done with, a full contribution, or the error that ended it."""
 
     thread: int
-    done: Done | None = None
+    done: BatchResult | None = None
     token: object = None
-    contribution: Contribution | None = None
+    contribution: GradientBuffer | None = None
     error: BaseException | None = None
 
 
@@ -34,13 +34,13 @@ Task = Callable[["Trainer"], Result]
 
 class Trainer(threading.Thread):
     def __init__(
-        self, index: int, network: Network, copy: Copy, pool: Pool, results: SimpleQueue, injector: Injector
+        self, index: int, network: Network, copy: ThreadWeights, pool: GradientPool, results: SimpleQueue, injector: Injector
     ) -> None:
         super().__init__(name=f"trainer-{index}", daemon=True)
         self.index, self.copy, self.pool, self.results, self.injector = index, copy, pool, results, injector
         self.context = copy.context
-        self.hunter = Hunter(network.shapes)
-        self.contribution: Contribution | None = None
+        self.nan_detector = NaNDetector(network.shapes)
+        self.contribution: GradientBuffer | None = None
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.waiting = 0
         """Tasks given and not handed back; counted by the main thread."""
@@ -56,7 +56,7 @@ class Trainer(threading.Thread):
         self.waiting += 1
         self.tasks.put(task)
 
-    def capture(self, contribution: Contribution) -> None:
+    def capture(self, contribution: GradientBuffer) -> None:
         """Add the activations and errors of the block just computed, of the layers that push them."""
         for layer, factors in contribution.factors.items():
             factors.add(*self.context.factors(layer))
@@ -138,7 +138,7 @@ def evaluate(batch: Batch, token: object) -> Task:
 
 def _compute(
     trainer: Trainer, batch: Batch, weights: np.ndarray, overwrite: bool, options: dict[str, bool]
-) -> Done:
+) -> BatchResult:
     start = time.perf_counter()
     loss, correct = 0.0, 0
     if batch.labels.size:
@@ -146,7 +146,7 @@ def _compute(
             loss, correct = trainer.context.train(
                 weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite, **options
             )
-        trainer.hunter.look(loss, weights, batch)
+        trainer.nan_detector.look(loss, weights, batch)
     elif overwrite:
         trainer.gradient[:] = 0
     trainer.injector.slow(time.perf_counter() - start)

@@ -11,29 +11,37 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base import trace
-from adam_mpi.cluster.control_channel import Post
+from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.factors import matrices
 from adam_mpi.sharding.joint_batches import Cuts, Piece
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.position import batch_id
 from adam_mpi.sharding.push_protocol import Choice, largest_push
-from adam_mpi.sharding.rank_state import Word
+from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import Holding
+from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport.batch_message import cut_batch
 from adam_mpi.transport.conservation import Conservation
 from adam_mpi.worker import statistics, trainer
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.diagnostics import Probe
-from adam_mpi.worker.gradient_buffer import Contribution, Done, Noise, Pool, contributions, descend, renew
+from adam_mpi.worker.gradient_buffer import (
+    BatchResult,
+    GradientBuffer,
+    GradientPool,
+    Noise,
+    descend,
+    gradient_buffers,
+    renew,
+)
 from adam_mpi.worker.pull_client import PullClient
 from adam_mpi.worker.push_client import PushClient
 from adam_mpi.worker.statistics import Waits
-from adam_mpi.worker.thread_weights import Copy
+from adam_mpi.worker.thread_weights import ThreadWeights
 from adam_mpi.worker.trainer import Result, Trainer
 
 # Tasks a thread has in hand: the next one is there when it is done with one.
@@ -42,20 +50,20 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, world: World, network: Network, shelves: Shelves, choices: Mapping[str, Choice], mail: Window,
-        published: Window, post: Post, threads: int, carried: Spans | None = None, holding: Holding | None = None,
+        self, world: World, network: Network, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window,
+        published: Window, channel: ControlChannel, threads: int, carried: Spans | None = None, holding: WorkerShards | None = None,
     ) -> None:  # fmt: skip
         self.config, self.shape = world.config, network.shapes[0].input
-        holding = holding or Holding(shelves)
+        holding = holding or WorkerShards(memory_layout)
         self.local = np.zeros(holding.size, np.float32)
-        self.pushes = PushClient(world, shelves, choices, mail, published, holding, carried)
-        dense = {layer: matrix for layer, matrix in matrices(shelves.tensors).items() if layer in network.captured}
-        count = contributions(threads, bool(shelves.peers.count), self.config.consistency.staleness)
-        self.pool = Pool(count, holding.size, dense, largest_push(self.config))
+        self.pushes = PushClient(world, memory_layout, choices, mail, published, holding, carried)
+        dense = {layer: matrix for layer, matrix in matrices(memory_layout.tensors).items() if layer in network.captured}
+        count = gradient_buffers(threads, bool(memory_layout.peers.count), self.config.consistency.staleness)
+        self.pool = GradientPool(count, holding.size, dense, largest_push(self.config))
         self.conservation: Conservation | None = None
         """In a run whose every push adds 1 to every parameter."""
         noise, seed = self.config.inject.noise, self.config.run.seed
-        self.noise = Noise(noise, shelves.tensors, seed, world.place.member) if noise else None
+        self.noise = Noise(noise, memory_layout.tensors, seed, world.place.member) if noise else None
         self.results: SimpleQueue[Result] = SimpleQueue()
         self.returned: deque[Result] = deque()
         """Results that ended a rest."""
@@ -70,7 +78,7 @@ class Worker:
         # One worker's look at the model is enough.
         first = world.rank == world.layout.workers[0]
         self.probe = Probe(network.shapes, self.config.observe.interval) if first else None
-        self.share: Contribution | None = None
+        self.share: GradientBuffer | None = None
         """Where the gradients of the clock under way go."""
         self.held: set[int] = set()
         """Training batches (by id) that the threads have had and that are not reported."""
@@ -81,11 +89,11 @@ class Worker:
         """How batches are cut that all replicas compute together."""
         self.base = 0, 0
         """An epoch of such batches, and the clock of its first one."""
-        self._begin(world, shelves, published, post)
+        self._begin(world, memory_layout, published, channel)
 
     def enter(
-        self, world: World, shelves: Shelves, choices: Mapping[str, Choice], mail: Window, published: Window,
-        post: Post, clock: int | None,
+        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window,
+        channel: ControlChannel, clock: int | None,
     ) -> None:  # fmt: skip
         """Begin a generation with what the threads have in hand, and ask where the job stands.
 
@@ -100,16 +108,16 @@ class Worker:
             self._take_back()
             for contribution in self.pushes.forget(clock):
                 self.pool.give(contribution)
-        self.pushes.enter(world, shelves, choices, mail, published)
-        self._begin(world, shelves, published, post)
+        self.pushes.enter(world, memory_layout, choices, mail, published)
+        self._begin(world, memory_layout, published, channel)
         if self.ended:
             self._say_last()
         else:
             self.data.next_phase()
 
-    def _begin(self, world: World, shelves: Shelves, published: Window, post: Post) -> None:
-        self.world, self.post = world, post
-        self.data, self.pulls = self._client(world), PullClient(world, shelves, published, self.pushes.holding)
+    def _begin(self, world: World, memory_layout: MemoryLayout, published: Window, channel: ControlChannel) -> None:
+        self.world, self.channel = world, channel
+        self.data, self.pulls = self._client(world), PullClient(world, memory_layout, published, self.pushes.holding)
         self.data.first_share, self.data.piece = self._first_share, self._piece
         self.fresh = self.flushed = False
         self.clocked: deque[Result] = deque()
@@ -146,7 +154,7 @@ class Worker:
             contribution.counted = False
         self.held.clear()
 
-    def _unreported(self) -> list[Contribution]:
+    def _unreported(self) -> list[GradientBuffer]:
         """The pushes whose batches are not reported yet."""
         return [*self.pushes.acknowledged, *self.pushes.unacknowledged]
 
@@ -157,7 +165,7 @@ class Worker:
         """The trainer threads, and what the weights of a pull are put together in."""
         self.arrived = np.zeros_like(self.local)
         alone = threads == 1 or self.config.push.images <= self.config.train.batch
-        copies = [Copy(network, self.local, index, alone) for index in range(threads)]
+        copies = [ThreadWeights(network, self.local, index, alone) for index in range(threads)]
         self.trainers = [
             Trainer(index, network, copy, self.pool, self.results, world.injector) for index, copy in enumerate(copies)
         ]
@@ -180,12 +188,12 @@ class Worker:
     @property
     def unit(self) -> float:
         """What one gradient is in a push: itself, or the change of weights it makes."""
-        return -self.factor if self.config.optimiser.where == "worker" else 1.0
+        return -self.factor if self.config.optimizer.where == "worker" else 1.0
 
     @property
     def _prediction(self) -> float:
         """What a push will take off the weights, times its values."""
-        return -1.0 if self.config.optimiser.where == "worker" else self.factor
+        return -1.0 if self.config.optimizer.where == "worker" else self.factor
 
     def _feed(self) -> bool:
         """Give arrived batches to the threads, once this phase's first weights are there."""
@@ -220,7 +228,7 @@ class Worker:
         """Cut our share of the next clock's batch over the threads."""
         if self.slot is not None or not self.data.arrived:
             return False
-        # All contributions are under way while a replica is far ahead: then it waits for one to come back.
+        # All gradient_buffers are under way while a replica is far ahead: then it waits for one to come back.
         if (contribution := self.pool.take()) is None or (taken := self.data.take()) is None:
             return False
         (self.slot, batch), self.share = taken, contribution
@@ -278,7 +286,7 @@ class Worker:
         self.data.release(self.slot)
         self.slot, self.fresh = None, False
 
-    def _push(self, contribution: Contribution) -> None:
+    def _push(self, contribution: GradientBuffer) -> None:
         if self.probe is not None:
             self.probe.look(contribution.values, contribution.images, self.local)
         if self.noise is not None:
@@ -304,7 +312,7 @@ class Worker:
         return True
 
     def _settle(self) -> bool:
-        """Report the batches of acknowledged pushes as done, and take their contributions back."""
+        """Report the batches of acknowledged pushes as done, and take their gradient_buffers back."""
         worked = bool(self.pushes.acknowledged)
         while self.pushes.acknowledged:
             contribution = self.pushes.acknowledged.popleft()
@@ -317,7 +325,7 @@ class Worker:
             self.pool.give(contribution)
         return worked
 
-    def _report(self, done: Done) -> None:
+    def _report(self, done: BatchResult) -> None:
         self.data.report(done.epoch, done.number, done.images, done.loss, done.correct)
 
     def _pull(self) -> bool:
@@ -328,7 +336,7 @@ class Worker:
             return True
         if not self.pulls.active and self._pull_due():
             self.since_pull = 0
-            self.pulls.start(self._least_clock(), average=not self.data.phase.training)
+            self.pulls.start(self._least_clock(), ema=not self.data.phase.training)
             return True
         return False
 
@@ -398,12 +406,12 @@ class Worker:
 
     def _say_last(self) -> None:
         self._leave_residual()
-        self.post.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
+        self.channel.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
 
     @property
     def carried(self) -> float | None:
         """How much the codec has left out so far: the length of it as a mean gradient of a batch, or as a step."""
-        return self.pushes.residual.norm(1 if self.config.optimiser.where == "worker" else 1 / self.config.train.batch)
+        return self.pushes.residual.norm(1 if self.config.optimizer.where == "worker" else 1 / self.config.train.batch)
 
     def _leave_residual(self) -> None:
         """In a conservation run: what the codec carries in the end."""
@@ -416,13 +424,13 @@ class Worker:
         residual = self.pushes.residual
         if message["order"] == "hold":
             clocks = residual.hold(self.pushes.clock)
-            self.post.send({"kind": "held", "role": "worker", "clocks": clocks}, self.world.layout.head)
+            self.channel.send({"kind": "held", "role": "worker", "clocks": clocks}, self.world.layout.head)
         else:
             residual.at(message["clocks"], Path(message["folder"]))
 
     def _tell_written(self) -> None:
         while (word := self.pushes.residual.cut.written()) is not None:
-            self.post.send({"kind": "stored", "role": "worker", **word}, self.world.layout.head)
+            self.channel.send({"kind": "stored", "role": "worker", **word}, self.world.layout.head)
 
     @property
     def all_pulled(self) -> Counter[str]:
@@ -430,24 +438,24 @@ class Worker:
         now = {"count": self.pulls.count, "bytes": self.pulls.bytes, "waited": self.pulls.waited}
         return Counter({key: value + self.pulled[key] for key, value in now.items()})
 
-    def tell(self, word: Word) -> None:
+    def export_state(self, state: RankState) -> None:
         pushes = self.pushes
-        word.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
-        word.batches, word.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
-        word.acknowledged, word.strip = pushes.last, pushes.holding.strip
+        state.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
+        state.batches, state.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
+        state.acknowledged, state.strip = pushes.last, pushes.holding.strip
         if self.config.consistency.staleness > 0:
-            word.resent = tuple((push.clock, push.images) for push in pushes.unacknowledged)
+            state.resent = tuple((push.clock, push.images) for push in pushes.unacknowledged)
         if not self.config.asynchronous:
-            self._tell_shares(word)
+            self._export_shares(state)
 
-    def _tell_shares(self, word: Word) -> None:
+    def _export_shares(self, state: RankState) -> None:
         """With clocks: what is pushed is in hand, and what the threads compute is not."""
         done = [done for pushed in self._unreported() for done in pushed.done if pushed.counted]
-        word.batches = frozenset(batch_id(part.epoch, part.number) for part in done)
+        state.batches = frozenset(batch_id(part.epoch, part.number) for part in done)
         pushed = Counter[int]()
         for part in done:
             pushed[part.number] += part.images
-        word.progress = replace(word.progress, next=self.pushes.clock, base=self.base, pushed=dict(pushed))
+        state.progress = replace(state.progress, next=self.pushes.clock, base=self.base, pushed=dict(pushed))
 
     def transfers(self) -> list[Any]:
         far = [lane for lane in self.pushes.lanes if not lane.near]

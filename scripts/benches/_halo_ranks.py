@@ -24,7 +24,7 @@ from adam_mpi.model.partition import partition
 from adam_mpi.transport.batch_message import Batch, shares
 from adam_mpi.worker import channels
 from adam_mpi.worker.flow import Flow
-from adam_mpi.worker.gradient_buffer import Contribution, descend
+from adam_mpi.worker.gradient_buffer import GradientBuffer, descend
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.strip_worker import REST_SECONDS
 from adam_mpi.worker.sums import Sums
@@ -64,7 +64,7 @@ class Replica:
         self.sums = Sums(self.link, self.cut)
         flat = initial(shapes, 1)
         self.weights = np.concatenate([flat[piece.start : piece.start + piece.size] for piece in strip.pieces])
-        self.total = Contribution(0, np.zeros_like(self.weights))
+        self.total = GradientBuffer(0, np.zeros_like(self.weights))
         edges = shares(images, MPI.COMM_WORLD.size) if self.cut.hybrid else ()
         self.batch, self.begun, self.next = batch(1, images, strip.columns, shapes, edges), 0, 0
         self.waited = self.idle = 0.0
@@ -73,7 +73,7 @@ class Replica:
     def train(self, batches: int) -> float:
         """So many of them, and a sum over the strips for each; returns the seconds it took."""
         flow, landed, end = self.flow, {}, self.begun + batches
-        unsummed: deque[Contribution] = deque()
+        unsummed: deque[GradientBuffer] = deque()
         MPI.COMM_WORLD.Barrier()
         began = last = time.perf_counter()
         while self.next < end or unsummed or self.sums.busy or self.link.held:

@@ -5,7 +5,7 @@ from typing import Any
 
 from adam_mpi.config import LAYERS
 from adam_mpi.model import layers
-from adam_mpi.model.layers import Activation, Conv, Dense, LayerShape, Pool
+from adam_mpi.model.layers import Activation, Conv, Dense, LayerShape, MaxPool
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Model:
 
 
 def _conv(maps: int, kernel: int, pad: int) -> list[Any]:
-    return [{"kind": "conv", "maps": maps, "kernel": kernel, "pad": pad}, "relu"]
+    return [{"kind": "conv", "channels": maps, "kernel": kernel, "pad": pad}, "relu"]
 
 
 def _dense(*units: int) -> list[Any]:
@@ -30,7 +30,7 @@ def _dense(*units: int) -> list[Any]:
     return [*hidden, {"kind": "dense", "units": units[-1]}]
 
 
-POOL = {"kind": "pool", "size": 2}
+POOL = {"kind": "max_pool", "size": 2}
 ALEXNET = [
     *_conv(64, 5, 2), POOL, *_conv(128, 3, 1), POOL, *_conv(256, 3, 1), POOL, *_dense(1024, 1024, 100)
 ]  # fmt: skip
@@ -60,8 +60,8 @@ def in_torch(shapes: tuple[LayerShape, ...]) -> Any:
     for shape in shapes:
         layer = shape.layer
         if isinstance(layer, Conv):
-            modules.append(nn.Conv2d(shape.input[0], layer.maps, layer.kernel, layer.stride, layer.pad))
-        elif isinstance(layer, Pool):
+            modules.append(nn.Conv2d(shape.input[0], layer.channels, layer.kernel, layer.stride, layer.pad))
+        elif isinstance(layer, MaxPool):
             modules.append(nn.MaxPool2d(layer.size, layer.stride))
         elif isinstance(layer, Dense):
             flat = any(isinstance(module, nn.Flatten) for module in modules)

@@ -25,22 +25,22 @@ AFFINE = [
 ]
 FULL = [*AFFINE, "data.transform.elastic=0.6"]
 BATCH, ROUNDS = 32, 9
-Line = dict[str, Any]
+PrefetchQueue = dict[str, Any]
 Contender = Callable[[], tuple[int, float]]
 """Does something to images; returns how many, and the CPU seconds it took."""
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[Line]:
+def measure(arguments: argparse.Namespace) -> Iterator[PrefetchQueue]:
     yield from _speeds()
     yield from _waiting()
     yield from _stragglers()
 
 
-def line(name: str, value: float, unit: str, target: float | None = None, most: bool = False) -> Line:
+def line(name: str, value: float, unit: str, target: float | None = None, most: bool = False) -> PrefetchQueue:
     return {"name": name, "value": round(value, 4), "unit": unit, "target": target} | ({"most": True} if most else {})
 
 
-def _speeds() -> Iterator[Line]:
+def _speeds() -> Iterator[PrefetchQueue]:
     """Server, trainer and scipy in turns, in one thread each, by CPU time."""
     contenders = {
         "train": _trainer(), "plain": _server([]), "affine": _server(AFFINE), "full": _server(FULL),
@@ -86,14 +86,14 @@ def _server(settings: list[str]) -> Contender:
     """
     from mpi4py import MPI
 
-    from adam_mpi.cluster.control_channel import Post
+    from adam_mpi.cluster.control_channel import ControlChannel
     from adam_mpi.cluster.world import Idle, World
     from adam_mpi.data.server import DataServer
     from adam_mpi.data.sets import open_set
     from adam_mpi.worker.data_client import DataClient
 
     world = World(MPI.COMM_SELF, load(None, [f"train.batch={BATCH}", "data.images=12000", *settings]))
-    server = DataServer(world, open_set(world.config.data), Post(world.control))
+    server = DataServer(world, open_set(world.config.data), ControlChannel(world.control))
     client = DataClient(world, (1, 28, 28))
     phases, idle = iter(range(1000)), Idle("sleep")
 
@@ -151,7 +151,7 @@ def _timed(work: Callable[[], int]) -> Contender:
     return contender
 
 
-def _waiting() -> Iterator[Line]:
+def _waiting() -> Iterator[PrefetchQueue]:
     """One data rank, one worker with one trainer thread, full augmentation: does the worker wait for data?"""
     summary, _ = _jobs.run(3, "train.epochs=3", "worker.threads=1", "layout.data=1", "layout.servers=1", *FULL)
     (worker,) = summary["workers"].values()
@@ -162,7 +162,7 @@ def _waiting() -> Iterator[Line]:
         yield line(f"cpu_share_of_{role}_rank", summary["cpu_seconds"][str(rank)] / total, "share")
 
 
-def _stragglers() -> Iterator[Line]:
+def _stragglers() -> Iterator[PrefetchQueue]:
     """Four replicas that take 20 ms per batch (asleep: cores shall not count), then one that takes three times that."""
     settings = ["data.images=16000", "train.epochs=1", "worker.threads=1", "layout.data=1", "layout.servers=1",
                 'model.layers=[{kind="dense",units=10}]']  # fmt: skip

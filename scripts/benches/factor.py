@@ -14,11 +14,11 @@ from adam_mpi.model.parameters import Tensor
 from adam_mpi.server.stepper import Stepper
 from adam_mpi.sharding import memory_layout
 from adam_mpi.sharding.factors import FactorPlan
-from adam_mpi.sharding.memory_layout import Shelves
+from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_format import FACTOR, HEADER
 from adam_mpi.sharding.push_protocol import choose
-from adam_mpi.transport.mailbox import Mail
-from adam_mpi.transport.published import Published
+from adam_mpi.transport.mailbox import ReceivedMessage
+from adam_mpi.transport.published import PublishedWeights
 
 SIDE, IMAGES, SECONDS = 4096, 64, 2.0
 
@@ -38,25 +38,25 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
            "unit": "x", "target": None}  # fmt: skip
 
 
-def _times(shelved: Shelves, settings: Config, plan: FactorPlan) -> dict[str, Times]:
-    """A server's step on one push, with the optimiser of a plain job and with momentum, in turns with one product."""
+def _times(shelved: MemoryLayout, settings: Config, plan: FactorPlan) -> dict[str, Times]:
+    """A server's step on one push, with the optimizer of a plain job and with momentum, in turns with one product."""
     draw = np.random.default_rng(0)
     activations, errors = draw.random((IMAGES, SIDE), np.float32), draw.random((IMAGES, SIDE), np.float32)
     product = np.zeros((SIDE, SIDE), np.float32)
     contenders = {"plain": lambda: np.dot(errors.T, activations, out=product)}
     for name, momentum in {"descent": 0.0, "momentum": 0.9}.items():
-        optimiser = replace(settings.optimiser, momentum=momentum)
+        optimizer = replace(settings.optimizer, momentum=momentum)
         mailbox = np.zeros(plan.words(IMAGES), np.uint32)
         plan.write(mailbox, activations, errors, np.zeros(shelved.parameters, np.float32))
-        published = Published(shelved, 0, np.zeros(shelved.published_bytes(0), np.uint8))
-        stepper = Stepper(replace(settings, optimiser=optimiser), plan.shards, published, mailbox, {"dense1": plan})
+        published = PublishedWeights(shelved, 0, np.zeros(shelved.published_bytes(0), np.uint8))
+        stepper = Stepper(replace(settings, optimizer=optimizer), plan.shards, published, mailbox, {"dense1": plan})
         contenders[name] = partial(_serve, stepper, plan)
     return interleaved(contenders, SECONDS)
 
 
 def _serve(stepper: Stepper, plan: FactorPlan) -> None:
     """From the mailbox into the weights, as a server with one thread does."""
-    mail = Mail(**dict.fromkeys(HEADER.names, 0), ring=0, start=0)
+    mail = ReceivedMessage(**dict.fromkeys(HEADER.names, 0), ring=0, start=0)
     mail.kind, mail.values, mail.words, mail.finite = FACTOR, IMAGES, plan.words(IMAGES), 1
     stepper.unpack(mail, plan)
     stepper.step([(band, [mail], [0]) for band in stepper.bands({shard.index: [mail] for shard in plan.shards})], 1e-6)

@@ -15,7 +15,7 @@ from _timing import Times, interleaved
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
 from adam_mpi.worker.gradient_buffer import descend
-from adam_mpi.worker.thread_weights import ROUND, Copy
+from adam_mpi.worker.thread_weights import ROUND, ThreadWeights
 
 RATE = np.float32(1e-4)
 STEPS, SMALL_RATE = 100, 0.0005
@@ -113,13 +113,13 @@ def torch_step(torch: Any, model: Model, batch: int, mode: str) -> Callable[[], 
     if mode == "channels_last":
         module = module.to(memory_format=torch.channels_last)
         inputs = inputs.to(memory_format=torch.channels_last)
-    optimiser = torch.optim.SGD(module.parameters(), lr=float(RATE))
+    optimizer = torch.optim.SGD(module.parameters(), lr=float(RATE))
     called, loss = torch.compile(module) if mode == "compile" else module, torch.nn.CrossEntropyLoss()
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss(called(inputs), targets).backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -158,13 +158,13 @@ def torch_loss(torch: Any, model: Model, weights: np.ndarray, block: tuple, dtyp
     with torch.no_grad():
         for tensor, values in zip(parameters.tensors(model.shapes), module.parameters(), strict=True):
             values.copy_(torch.from_numpy(weights[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape)))
-    optimiser, function = torch.optim.SGD(module.parameters(), lr=SMALL_RATE), torch.nn.CrossEntropyLoss()
+    optimizer, function = torch.optim.SGD(module.parameters(), lr=SMALL_RATE), torch.nn.CrossEntropyLoss()
     inputs, targets = torch.from_numpy(pixels / np.float32(255)).to(dtype), torch.from_numpy(labels)
     for _ in range(STEPS):
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss = function(module(inputs), targets)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return loss.item()
 
 
@@ -188,7 +188,7 @@ def crew(model: Model, batch: int, most: int, engine: str = "generated") -> Call
     """run(threads, steps): so many threads, up to `most`, take so many batches each, as trainer threads do."""
     network = Network(model.shapes, batch, 0, engine=engine, batches=ROUND)
     shared, block = parameters.initial(model.shapes, 0), data(model, batch)
-    copies = [Copy(network, shared, index, alone=False) for index in range(most)]
+    copies = [ThreadWeights(network, shared, index, alone=False) for index in range(most)]
     totals, cpu = [np.zeros_like(shared) for _ in range(most)], [0.0] * most
 
     def work(index: int, steps: int) -> None:

@@ -22,11 +22,11 @@ from _jobs import LAUNCH, ROOT
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
-from adam_mpi.checkpoint.store_file import Record, Slots
+from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import BUFFERS
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.cluster.world import Idle
-from adam_mpi.runtime.checkpoint_manager import Conductor
+from adam_mpi.runtime.checkpoint_manager import SnapshotCoordinator
 from adam_mpi.runtime.generation import SWITCH_SECONDS
 from adam_mpi.sharding.shards import Shard
 
@@ -65,7 +65,7 @@ def _write(folder: Path) -> tuple[float, float]:
     """(plain, ours) in GB/s: shards of 1 MB with their state, all of them once per round."""
     shards = [Shard(index, "dense1", index * SHARD, SHARD) for index in range(SHARDS)]
     body = np.random.default_rng(0).standard_normal(2 * SHARD, np.float32).view(np.uint8)
-    store, plain = Slots(folder / "store.h5", shards, PARTS, 8), os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
+    store, plain = StoreFile(folder / "store.h5", shards, PARTS, 8), os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(plain, 0, len(shards) * body.nbytes)
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
     for version in range(1, ROUNDS + 1):
@@ -85,13 +85,13 @@ def _write(folder: Path) -> tuple[float, float]:
 
 
 def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
-    """Seconds of a server alone, with weights and as much state of the optimiser, and of a plain write of as much."""
+    """Seconds of a server alone, with weights and as much state of the optimizer, and of a plain write of as much."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimiser="adagrad")
+    server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimizer="adagrad")
     world = server.world
     world.layout = Layout((Place(0, world.hosts[0], ("data", "worker", "server"), 0, 0),), 1)
     told = {"epochs": 0, "config": "", "inputs": "{}", "best": 0.0, "best_epoch": 0}
-    conductor = Conductor(server.post, [0], folder / "snapshots", 1, False, server.shelves.tensors, lambda: told)
+    conductor = SnapshotCoordinator(server.channel, [0], folder / "snapshots", 1, False, server.memory_layout.tensors, lambda: told)
     seconds, plain = [], []
     for _ in range(3):
         start, idle = time.perf_counter(), Idle("sleep")
@@ -99,7 +99,7 @@ def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
         while conductor.busy:
             server.step()
             idle.back_off(False)
-            for source, message in server.post.receive():
+            for source, message in server.channel.receive():
                 if message["kind"] == "store":
                     server.server.hear(message)
                 else:

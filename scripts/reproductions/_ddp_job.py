@@ -75,18 +75,18 @@ def train(rank: int, task: Task) -> dict[str, Any]:
     module = _first.module(task.first, task.seed).to(memory_format=torch.channels_last)
     model = DistributedDataParallel(module)
     called = torch.compile(model) if task.mode == "compile" else model
-    optimiser = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
     average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(1 - task.average))
     loss, parts = torch.nn.CrossEntropyLoss(), Images.open(task.seed)
     own = task.batch // task.processes
 
     def step(pixels: Any, labels: Any) -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss(called(pixels), labels).backward()
-        optimiser.step()
+        optimizer.step()
 
     start_up, begun = time.time() - task.began, time.perf_counter()
-    warm_up(step, model, optimiser, own)
+    warm_up(step, model, optimizer, own)
     compiled, curve, distorting = time.perf_counter() - begun, [], 0.0
     started = time.perf_counter()
     for epoch in range(task.epochs):
@@ -106,15 +106,15 @@ def train(rank: int, task: Task) -> dict[str, Any]:
     return {"start_up": start_up, "compile": compiled, "curve": curve, "distorting": distorting}
 
 
-def warm_up(step: Any, model: Any, optimiser: Any, count: int) -> None:
-    """What compiles or tunes itself at first use does so now; weights are as before, and the optimiser has no past."""
+def warm_up(step: Any, model: Any, optimizer: Any, count: int) -> None:
+    """What compiles or tunes itself at first use does so now; weights are as before, and the optimizer has no past."""
     import torch
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for _ in range(3):
         step(torch.zeros(count, 1, 28, 28).to(memory_format=torch.channels_last), torch.zeros(count, dtype=torch.int64))
     model.load_state_dict(before)
-    optimiser.state.clear()
+    optimizer.state.clear()
 
 
 @dataclass(frozen=True)

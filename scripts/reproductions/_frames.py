@@ -15,7 +15,7 @@ class Speech:
     """Each state is spoken in some ways, each a point of a few hidden dimensions, which the features mix linearly; all
     chance is Gaussian. So the chance of each state, given the features, is known, and with it the least error."""
 
-    centres: np.ndarray
+    centers: np.ndarray
     """[state, way, hidden]"""
     mixing: np.ndarray
     """[hidden, feature], with orthonormal rows."""
@@ -23,15 +23,15 @@ class Speech:
     def draw(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         random = np.random.default_rng(seed)
         labels = random.integers(0, CLASSES, count)
-        centres = self.centres[labels, random.integers(0, KINDS, count)]
-        features = centres @ self.mixing + NOISE * random.standard_normal((count, FEATURES))
+        centers = self.centers[labels, random.integers(0, KINDS, count)]
+        features = centers @ self.mixing + NOISE * random.standard_normal((count, FEATURES))
         return features.astype(np.float32), labels.astype(np.int64)
 
     def best(self, features: np.ndarray) -> np.ndarray:
         """The most likely state of each frame, by Bayes' rule."""
         hidden = features @ self.mixing.T
         # What lies across the hidden dimensions is the same for all states.
-        distances = ((hidden[:, None, None] - self.centres) ** 2).sum(axis=-1)
+        distances = ((hidden[:, None, None] - self.centers) ** 2).sum(axis=-1)
         scores = -distances / (2 * NOISE**2)
         top = scores.max(axis=2, keepdims=True)
         return np.argmax(top[..., 0] + np.log(np.exp(scores - top).sum(axis=2)), axis=1)
@@ -39,9 +39,9 @@ class Speech:
 
 def speech(seed: int = 1) -> Speech:
     random = np.random.default_rng(seed)
-    centres = 1.6 * random.standard_normal((CLASSES, KINDS, HIDDEN))
+    centers = 1.6 * random.standard_normal((CLASSES, KINDS, HIDDEN))
     mixing = np.linalg.qr(random.standard_normal((FEATURES, HIDDEN)))[0].T
-    return Speech(centres, mixing)
+    return Speech(centers, mixing)
 
 
 def write(file: Path) -> float:

@@ -93,7 +93,7 @@ def told(data: str, log: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     candidates = _recipes.candidates(data)
     for name in dict.fromkeys(entry["candidate"] for entry in log.values()):
         recipe, cells = candidates[name], [log.get(f"{mode} {name}") for mode in MODES]
-        step = f"{recipe['optimiser']['rate']}, {recipe['optimiser']['momentum']}, {recipe['train']['batch']}"
+        step = f"{recipe['optimizer']['rate']}, {recipe['optimizer']['momentum']}, {recipe['train']['batch']}"
         scores = " | ".join(f"{100 * cell['score']:.3f}" if cell else "" for cell in cells)
         delay = f"{cells[0]['delay']:.1f}" if cells[0] else ""
         yield f"| {name} | {step} | {recipe.get('consistency', {}).get('staleness', 'none')} | {scores} | {delay} |"

@@ -76,11 +76,11 @@ def job(
     }
 
 
-POOL = {"kind": "pool", "size": 2}
+POOL = {"kind": "max_pool", "size": 2}
 
 
 def conv(maps: int, kernel: int, pad: int = 0) -> dict[str, Any]:
-    return {"kind": "conv", "maps": maps, "kernel": kernel, "pad": pad}
+    return {"kind": "conv", "channels": maps, "kernel": kernel, "pad": pad}
 
 
 def dense(units: int) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_recipes.TOLD["sets"]["mnist"],
         "train": {"batch": batch, "epochs": EPOCHS, "target": TARGET, "test": False},
-        "optimiser": {
+        "optimizer": {
             "rate": settings["rate"], "momentum": settings["momentum"], "schedule": "constant",
             "average": (images if math.isinf(bound) else batch) / settings["averaged"],
         },

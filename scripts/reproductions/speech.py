@@ -47,10 +47,10 @@ def recipe(file: Path, epochs: int) -> dict[str, Any]:
     """Plain descent: Adagrad, as in that paper, is much slower here at any rate that learns."""
     layers = [entry for _ in range(LAYERS) for entry in ({"kind": "dense", "units": UNITS}, "sigmoid")]
     return {
-        "data": {"set": str(file), "transform": {"normalise": True}},
+        "data": {"set": str(file), "transform": {"normalize": True}},
         "model": {"layers": [*layers, {"kind": "dense", "units": _frames.CLASSES}]},
         "train": {"epochs": epochs},
-        "optimiser": {"rate": 0.5, "warm_up": 0.1},
+        "optimizer": {"learning_rate": 0.5, "warmup": 0.1},
     }
 
 

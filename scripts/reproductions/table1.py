@@ -181,7 +181,7 @@ def _about(kept: Results) -> Iterator[str]:
         + ", ".join(f"{name} {version}" for name, version in where["packages"].items())
         + f". Each run looked at the test set once, with its last weights; the jobs had {min(shares):.0%} to "
         f"{max(shares):.0%} of the machine's CPU time. {_cut(seeds)}The delay of a push counts the "
-        "optimiser steps between the weights it was computed on and those it was applied to; the lead counts the "
+        "optimizer steps between the weights it was computed on and those it was applied to; the lead counts the "
         "clocks that a replica is ahead of the slowest."
     )
     yield ""

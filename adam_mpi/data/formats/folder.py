@@ -35,7 +35,7 @@ def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
 
 
 def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
-    """All images are like the first that can be read: grey or coloured, and of its size where none is given."""
+    """All images are like the first that can be read: gray or colored, and of its size where none is given."""
     for file, _ in files:
         try:
             with _pillow().open(file) as image:

@@ -7,7 +7,7 @@ import numpy as np
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import model_file
 from adam_mpi.config import Config, to_toml
-from adam_mpi.data.batch_loader import Preparation
+from adam_mpi.data.batch_loader import BatchLoader
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import open_set
 from adam_mpi.inference.export.matching import match, natural
@@ -17,7 +17,7 @@ from adam_mpi.model import parameters
 
 def import_weights(path: Path, config: Config, output: Path) -> str:
     """Write a file of weights for the configured model; returns which tensor has become which."""
-    inputs = Inputs.of(Preparation(open_set(config.data), config.run.seed))
+    inputs = Inputs.of(BatchLoader(open_set(config.data), config.run.seed))
     tensors = parameters.tensors(shapes_of(config, inputs))
     given = read(path)
     chosen = match(tensors, {name: values.shape for name, values in given.items()}, path)

@@ -35,7 +35,7 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
     if left := [name for name in given if name not in chosen.values()]:
         raise UserError(
             f"{path}: {', '.join(left)} fit nowhere; model.layers has no layers for them: change it, or begin with a "
-            "network that has none (batch normalisation can be folded into the layer before it)"
+            "network that has none (batch normalization can be folded into the layer before it)"
         )
     return {tensor.name: chosen[names[tensor.name]] for tensor in tensors}
 

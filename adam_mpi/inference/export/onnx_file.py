@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.inference.trained import INPUT, PROBABILITIES, Trained
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, LayerShape, Normalise, Pool
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, LayerShape, LocalResponseNorm, MaxPool
 
 # The first operator set with float32 versions of all of these that every runtime since 2020 has.
 OPERATORS, FORMAT = 13, 7
@@ -47,8 +47,8 @@ def _scaling(model: Trained) -> dict[str, np.ndarray]:
 
 def _first(model: Trained) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Cast", [INPUT], ["numbers"], to=TensorProto.FLOAT)
-    yield helper.make_node("Sub", ["numbers", "mean"], ["centred"])
-    yield helper.make_node("Mul", ["centred", "factor"], ["scaled"])
+    yield helper.make_node("Sub", ["numbers", "mean"], ["centerd"])
+    yield helper.make_node("Mul", ["centerd", "factor"], ["scaled"])
 
 
 def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
@@ -70,10 +70,10 @@ def _node(shape: LayerShape, before: str) -> onnx.NodeProto:
         return helper.make_node("Conv", weights, [name], **sides)
     if isinstance(layer, Dense):
         return helper.make_node("Gemm", weights, [name], transB=1)
-    if isinstance(layer, Pool):
-        kind = "AveragePool" if isinstance(layer, Average) else "MaxPool"
+    if isinstance(layer, MaxPool):
+        kind = "AveragePool" if isinstance(layer, AvgPool) else "MaxPool"
         return helper.make_node(kind, [before], [name], kernel_shape=[layer.size] * 2, strides=[layer.stride] * 2)
-    if isinstance(layer, Normalise):
+    if isinstance(layer, LocalResponseNorm):
         if layer.size % 2 == 0:
             raise UserError(f"{name}: ONNX puts a window of {layer.size} channels elsewhere; take an odd size, or npz")
         numbers: dict[str, Any] = {"size": layer.size, "bias": layer.offset, "alpha": layer.scale, "beta": layer.power}

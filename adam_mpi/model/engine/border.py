@@ -1,4 +1,4 @@
-"""Border first: columns of a strip's convolution that are computed before others, as neighbours wait for them. Pure.
+"""Border first: columns of a strip's convolution that are computed before others, as neighbors wait for them. Pure.
 
 The exchange begins when they are there, and the other columns are computed while it is under way. Narrow kernels cost a
 little more than one wide one, so that is done only where what is left to compute takes longer than the exchange.
@@ -24,7 +24,7 @@ STEPS = {"direct": 1, "winograd": 2}
 def spans(
     following: Sequence[LayerShape], conv: Shape, window: int, algorithm: str, images: int
 ) -> tuple[Span, ...]:
-    """Columns that neighbours need, then all others; none where all are computed at once.
+    """Columns that neighbors need, then all others; none where all are computed at once.
 
     `following`: the last of the layers that are computed with the convolution, pooling of `window` among them, and what
     comes behind.

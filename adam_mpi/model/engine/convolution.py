@@ -27,7 +27,7 @@ class Shape:
     stride: int
     pad: int
     margins: tuple[int, int] | None = None
-    """Columns of padding left and right where they are not `pad`: a strip has none beside a neighbour."""
+    """Columns of padding left and right where they are not `pad`: a strip has none beside a neighbor."""
 
     @property
     def left(self) -> int:
@@ -58,7 +58,7 @@ def shape_of(shape: LayerShape) -> Shape:
     layer = shape.layer
     assert isinstance(layer, Conv)
     margins = shape.margins if shape.extent else None
-    return Shape(*shape.input, layer.maps, layer.kernel, layer.stride, layer.pad, margins)
+    return Shape(*shape.input, layer.channels, layer.kernel, layer.stride, layer.pad, margins)
 
 
 def forward_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:

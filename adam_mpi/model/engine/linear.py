@@ -29,7 +29,7 @@ def apply(matrix: Sequence[Sequence[float]], values: Sequence[Any], add: Callabl
 
 
 def _pairs(rows: np.ndarray) -> list[int]:
-    """Where each pair of neighbours begins."""
+    """Where each pair of neighbors begins."""
     found: list[int] = []
     for first in range(len(rows) - 1):
         one, other = rows[first], rows[first + 1]

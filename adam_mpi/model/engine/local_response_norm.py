@@ -1,17 +1,17 @@
-"""Local response normalisation over neighbouring channels, of one block.
+"""Local response normalization over neighboring channels, of one block.
 
     forward:   for each channel and pixel: scale = offset + scale / size * sum of squares over the channel's window
                                            output = input * scale ** -power
-    backward:  for each channel and pixel: error * scale ** -power, less the channel's part in its neighbours' scales
+    backward:  for each channel and pixel: error * scale ** -power, less the channel's part in its neighbors' scales
 """
 
 from adam_mpi.model.engine.source import Source
-from adam_mpi.model.layers import Normalise, Shape
+from adam_mpi.model.layers import LocalResponseNorm, Shape
 
 RAISED = "exponential(mul(splat({power!r}), logarithm(scale)))"
 
 
-def emit_forward(source: Source, name: str, shape: Shape, layer: Normalise, lanes: int) -> None:
+def emit_forward(source: Source, name: str, shape: Shape, layer: LocalResponseNorm, lanes: int) -> None:
     plane = shape[1] * shape[2] * lanes
     half = layer.size // 2
     with source.kernel(f"{name}(memory, inputs, outputs, scales)", str(layer)):
@@ -29,7 +29,7 @@ def emit_forward(source: Source, name: str, shape: Shape, layer: Normalise, lane
                 source(f"store(memory, outputs + at, mul(load(memory, inputs + at), {raised}))")
 
 
-def emit_backward(source: Source, name: str, shape: Shape, layer: Normalise, lanes: int) -> None:
+def emit_backward(source: Source, name: str, shape: Shape, layer: LocalResponseNorm, lanes: int) -> None:
     plane = shape[1] * shape[2] * lanes
     half = layer.size // 2
     factor = -2 * layer.scale / layer.size * layer.power

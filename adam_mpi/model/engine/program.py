@@ -31,7 +31,7 @@ from adam_mpi.model.engine.memory import Buffer, Call, Step
 from adam_mpi.model.engine.segments import Crossing, Part
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.exchange import Exchange, ranks_of
-from adam_mpi.model.layers import Activation, Average, Conv, Dense, Dropout, LayerShape, Normalise, Pool
+from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LayerShape, LocalResponseNorm, MaxPool
 
 PASS_IMAGES = 64
 """Images that go through the network together; a larger batch takes several passes."""
@@ -171,12 +171,12 @@ class Builder:
             return self.conv(index)
         if isinstance(layer, Dense):
             return self.fully_connected(index)
-        if isinstance(layer, Average):
+        if isinstance(layer, AvgPool):
             self.average(index, layer)
-        elif isinstance(layer, Pool):
+        elif isinstance(layer, MaxPool):
             self.pool(index, layer)
-        elif isinstance(layer, Normalise):
-            self.normalise(index, layer)
+        elif isinstance(layer, LocalResponseNorm):
+            self.normalize(index, layer)
         elif isinstance(layer, Dropout):
             self.dropout(index, layer)
         elif isinstance(layer, Exchange):
@@ -295,7 +295,7 @@ class Builder:
         packed = dense_product.group(product, self.lanes, tile)
         return Buffer(f"{name}/panel", dense_product.CHUNK * packed, each_block=False)
 
-    def pool(self, index: int, layer: Pool) -> None:
+    def pool(self, index: int, layer: MaxPool) -> None:
         shape, inputs, input_errors = self.shapes[index], self.values, self.errors
         masks = self.mask_calls(True)
         outputs, errors = self.output(index)
@@ -308,7 +308,7 @@ class Builder:
             step.backward = [Call(f"{shape.name}_backward", ("memory", errors, winners, input_errors)), *masks]
         self.steps.append(step)
 
-    def average(self, index: int, layer: Average) -> None:
+    def average(self, index: int, layer: AvgPool) -> None:
         shape, inputs, input_errors, masks = self.shapes[index], self.values, self.errors, self.mask_calls(True)
         outputs, errors = self.output(index)
         window = layer.size, layer.stride, self.lanes
@@ -319,7 +319,7 @@ class Builder:
             step.backward = [Call(f"{shape.name}_backward", ("memory", errors, input_errors)), *masks]
         self.steps.append(step)
 
-    def normalise(self, index: int, layer: Normalise) -> None:
+    def normalize(self, index: int, layer: LocalResponseNorm) -> None:
         shape, inputs, input_errors, masks = self.shapes[index], self.values, self.errors, self.mask_calls(True)
         outputs, errors = self.output(index)
         scales = Buffer(f"{shape.name}/scales", outputs.floats)
@@ -393,7 +393,7 @@ def joined(shapes: Sequence[LayerShape], index: int) -> tuple[bool, int, int]:
         layer = shape.layer
         if not relu and layer == Activation("relu"):
             relu = True
-        elif window == 1 and type(layer) is Pool and layer.size == layer.stride > 1:
+        elif window == 1 and type(layer) is MaxPool and layer.size == layer.stride > 1:
             window = layer.size
         else:
             break

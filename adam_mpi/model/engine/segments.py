@@ -95,7 +95,7 @@ def _calls(steps: Sequence[Step], when: str) -> tuple[Call, ...]:
 
 
 def merged(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Neighbouring phases of one kind are one."""
+    """Neighboring phases of one kind are one."""
     found: list[Phase] = []
     for phase in [phase for phase in phases if phase.calls]:
         if found and found[-1].by_block == phase.by_block:

@@ -10,7 +10,7 @@ from adam_mpi.model.engine.memory import Buffer
 from adam_mpi.model.engine.program import Program
 from adam_mpi.model.engine.segments import Crossing
 from adam_mpi.model.exchange import Assembly
-from adam_mpi.model.exchange_buffers import BACK, AssemblyPassage, Passage, Port
+from adam_mpi.model.exchange_buffers import BACK, AssemblyBuffers, ExchangeBuffers, Port
 from adam_mpi.model.partition import Strip
 from adam_mpi.model.strip_context import Segment, edge
 
@@ -79,16 +79,16 @@ class EngineStripContext(EngineContext):
         loss, correct = self.call(number, training, True, False, self.weights, self.gradient, *images)
         self.result = self.result[0] + loss, self.result[1] + correct
 
-    def _passage(self, strip: int, crossing: Crossing) -> Passage | AssemblyPassage:
+    def _passage(self, strip: int, crossing: Crossing) -> ExchangeBuffers | AssemblyBuffers:
         exchange = crossing.exchange
         buffers = crossing.owned, crossing.needed, crossing.owned_errors, crossing.needed_errors
         if isinstance(exchange, Assembly):
             counts = (self.program.own_blocks, self.program.blocks) * 2
             arrays = (self._array(buffer, 1, count)[:, 0] for buffer, count in zip(buffers, counts, strict=True))
-            return AssemblyPassage(exchange, strip, *arrays)
+            return AssemblyBuffers(exchange, strip, *arrays)
         # Errors that nobody needs have no place.
         blocks = self.program.blocks
-        return Passage(exchange, strip, *(self._array(buffer, exchange.lines, blocks) for buffer in buffers))
+        return ExchangeBuffers(exchange, strip, *(self._array(buffer, exchange.lines, blocks) for buffer in buffers))
 
     def _array(self, buffer: Buffer, lines: int, blocks: int) -> np.ndarray:
         """(blocks, lines, places, lanes)."""

@@ -31,7 +31,7 @@ class Run:
 def runs(
     total: int, width: int, pattern: Callable[[int, int], Any] = lambda start, width: None, first: int = 0
 ) -> list[Run]:
-    """Cut range(first, total) into tiles of `width`, and a rest; neighbours of equal pattern make a run."""
+    """Cut range(first, total) into tiles of `width`, and a rest; neighbors of equal pattern make a run."""
     found: list[Run] = []
     for start in range(first, total, width):
         size = min(width, total - start)

@@ -188,7 +188,7 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
 
 
 def _choices(vector: Vector) -> dict[str, Callable]:
-    """Lane by lane: `greater(a, b, yes, no)`, `equal(a, b, yes, no)`; maximum(a, b) is b where either is NaN."""
+    """RingSender by lane: `greater(a, b, yes, no)`, `equal(a, b, yes, no)`; maximum(a, b) is b where either is NaN."""
 
     def choice(sign: str) -> Callable:
         return lambda builder, a, b, yes, no: builder.select(builder.fcmp_ordered(sign, a, b), yes, no)

@@ -57,7 +57,7 @@ def turned(matrix: np.ndarray | Matrix) -> Matrix:
 
 
 @dataclass(frozen=True)
-class Lines:
+class Winograd1D:
     """A convolution cut into tiles of four columns."""
 
     shape: Shape
@@ -99,11 +99,11 @@ class Lines:
         return [point * vectors * self.lanes for point in range(self.points)]
 
     def places(self, present: tuple[bool, ...]) -> list[int | None]:
-        """Offsets of neighbouring columns, None where there is none."""
+        """Offsets of neighboring columns, None where there is none."""
         return [column * self.lanes if there else None for column, there in enumerate(present)]
 
 
-def present(lines: Lines, count: int, first: int, end: int) -> list[tiles.Run]:
+def present(lines: Winograd1D, count: int, first: int, end: int) -> list[tiles.Run]:
     """Runs of a row's tiles; their pattern says which of `count` columns from 4 * tile + first on are inside 0..end."""
 
     def inside(tile: int, _: int) -> tuple[bool, ...]:
@@ -114,6 +114,6 @@ def present(lines: Lines, count: int, first: int, end: int) -> list[tiles.Run]:
 
 def fits(shape: Shape) -> bool:
     """Whether there are enough points for the kernel, and enough columns and maps to pay for the transforms."""
-    lines = Lines(shape, 1)
+    lines = Winograd1D(shape, 1)
     known = shape.kernel == 5 and shape.stride == 1
     return known and shape.columns >= COLUMNS and shape.maps >= LEAST_MAPS and lines.product_floats <= MOST_PRODUCTS

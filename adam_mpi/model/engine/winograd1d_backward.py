@@ -5,11 +5,11 @@ import numpy as np
 from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.source import BROADCAST, LOAD, Source
-from adam_mpi.model.engine.winograd1d import COLUMNS, Lines, matrices, present, rows, turned
+from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D, matrices, present, rows, turned
 from adam_mpi.model.engine.winograd1d_forward import weighted
 
 
-def emit_errors(source: Source, name: str, lines: Lines) -> None:
+def emit_errors(source: Source, name: str, lines: Winograd1D) -> None:
     shape, lanes = lines.shape, lines.lanes
     with source.kernel(f"{name}(memory, errors, transformed)", f"Errors of {shape.maps} planes transformed."):
         with source.inside(f"for line in range({shape.maps * shape.rows}):"):
@@ -26,21 +26,21 @@ def sum_maps(shape: Shape, registers: int) -> int:
     return max(1, min(shape.maps, (registers - 2) // (shape.kernel + 1)))
 
 
-def packed(lines: Lines, maps: int) -> int:
+def packed(lines: Winograd1D, maps: int) -> int:
     """Floats of a tile's sums, in whole vectors."""
     return tiles.up(maps * lines.shape.kernel, lines.lanes)
 
 
-def sum_floats(lines: Lines, maps: int) -> int:
+def sum_floats(lines: Winograd1D, maps: int) -> int:
     """Of all sums: [point][tile of maps][channel][map of the tile][kernel row]."""
     return lines.points * _point_floats(lines, maps)
 
 
-def _point_floats(lines: Lines, maps: int) -> int:
+def _point_floats(lines: Winograd1D, maps: int) -> int:
     return -(-lines.shape.maps // maps) * lines.shape.channels * packed(lines, maps)
 
 
-def emit_sums(source: Source, name: str, lines: Lines, maps: int) -> None:
+def emit_sums(source: Source, name: str, lines: Winograd1D, maps: int) -> None:
     """Add the sums over a block, lanes added up too, to dU."""
     shape, lanes, kernel = lines.shape, lines.lanes, lines.shape.kernel
     with source.kernel(f"{name}(memory, errors, values, sums)", f"Gradient of U, {maps} maps at a time."):
@@ -63,7 +63,7 @@ def emit_sums(source: Source, name: str, lines: Lines, maps: int) -> None:
                     source(f"{source.make('add_packed', run.width * kernel)}(memory, sums + to, tile)")
 
 
-def emit_gradient(source: Source, name: str, lines: Lines, weight: int, maps: int) -> None:
+def emit_gradient(source: Source, name: str, lines: Winograd1D, weight: int, maps: int) -> None:
     """Add G' dU to the gradient; `maps`: of a tile of sums."""
     shape, kernel = lines.shape, lines.shape.kernel
     with source.kernel(f"{name}(memory, gradient, sums)", "Gradient of the kernels from that of U."):
@@ -78,7 +78,7 @@ def emit_gradient(source: Source, name: str, lines: Lines, weight: int, maps: in
                     source(f"gradient[{weight + column} + (pair * {kernel} + tap) * {kernel}] += {weighted(row, 'u')}")
 
 
-def emit_back(source: Source, name: str, lines: Lines, tile: tiles.Tile) -> None:
+def emit_back(source: Source, name: str, lines: Winograd1D, tile: tiles.Tile) -> None:
     shape, kernel = lines.shape, lines.shape.kernel
     head = f"{name}(memory, kernels, errors, products)"
     with source.kernel(head, f"{lines.points} times the products back to data of {shape}, {tile}."):
@@ -90,7 +90,7 @@ def emit_back(source: Source, name: str, lines: Lines, tile: tiles.Tile) -> None
                     _product(source, lines, planes.width, run.width)
 
 
-def _product(source: Source, lines: Lines, planes: int, width: int) -> None:
+def _product(source: Source, lines: Winograd1D, planes: int, width: int) -> None:
     shape, lanes, kernel = lines.shape, lines.lanes, lines.shape.kernel
     pairs = [(plane, column) for plane in range(planes) for column in range(width)]
     products = [(number, plane * kernel, column * lanes) for number, (plane, column) in enumerate(pairs)]
@@ -105,7 +105,7 @@ def _product(source: Source, lines: Lines, planes: int, width: int) -> None:
     source(f"{stores}(memory, products + to * {lanes}, sums)")
 
 
-def emit_spread(source: Source, name: str, lines: Lines, masked: bool) -> None:
+def emit_spread(source: Source, name: str, lines: Winograd1D, masked: bool) -> None:
     """A tile reaches `kernel - 1` columns into the next, which takes them over as `carried`."""
     shape, lanes, reach = lines.shape, lines.lanes, lines.shape.kernel - 1
     loads = source.make("loads", *lines.apart(shape.channels * shape.height * lines.across))

@@ -2,7 +2,7 @@
 
 from adam_mpi.model.engine import conv_forward, tiles
 from adam_mpi.model.engine.source import BROADCAST, Source
-from adam_mpi.model.engine.winograd1d import COLUMNS, Lines, matrices, present
+from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D, matrices, present
 
 
 def weighted(row: tuple[float, ...], name: str) -> str:
@@ -10,7 +10,7 @@ def weighted(row: tuple[float, ...], name: str) -> str:
     return " + ".join(f"np.float32({factor!r}) * {name}{number}" for number, factor in enumerate(row) if factor)
 
 
-def emit_kernels(source: Source, name: str, lines: Lines, weight: int) -> None:
+def emit_kernels(source: Source, name: str, lines: Winograd1D, weight: int) -> None:
     """U of each row of each kernel, as a number after the other."""
     shape = lines.shape
     count = shape.maps * shape.channels * shape.kernel
@@ -22,7 +22,7 @@ def emit_kernels(source: Source, name: str, lines: Lines, weight: int) -> None:
                 source(f"memory[kernels + {point * count} + line] = {weighted(row, 'w')}")
 
 
-def emit_values(source: Source, name: str, lines: Lines) -> None:
+def emit_values(source: Source, name: str, lines: Winograd1D) -> None:
     """V of all lines; those of the padding are zero."""
     shape, lanes = lines.shape, lines.lanes
     stores = source.make("stores", *lines.apart(shape.channels * lines.padded * lines.across))
@@ -43,7 +43,7 @@ def emit_values(source: Source, name: str, lines: Lines) -> None:
                 source(f"{stores}(memory, to + tile * {lanes}, points)")
 
 
-def emit_products(source: Source, name: str, lines: Lines, tile: tiles.Tile) -> None:
+def emit_products(source: Source, name: str, lines: Winograd1D, tile: tiles.Tile) -> None:
     """M: a kernel row further is a row of tiles further, so all rows of a plane are one line to it."""
     head = f"{name}(memory, kernels, values, products)"
     with source.kernel(head, f"{lines.points} times the products of {lines.shape}, {tile}."):
@@ -53,7 +53,7 @@ def emit_products(source: Source, name: str, lines: Lines, tile: tiles.Tile) -> 
                     _product(source, lines, maps.width, run.width)
 
 
-def _product(source: Source, lines: Lines, maps: int, width: int) -> None:
+def _product(source: Source, lines: Winograd1D, maps: int, width: int) -> None:
     shape, lanes, kernel = lines.shape, lines.lanes, lines.shape.kernel
     pairs = [(map, column) for map in range(maps) for column in range(width)]
     products = [
@@ -72,7 +72,7 @@ def _product(source: Source, lines: Lines, maps: int, width: int) -> None:
     source(f"{stores}(memory, products + (plane * {lines.tiles} + place) * {lanes}, sums)")
 
 
-def emit_outputs(source: Source, name: str, lines: Lines, bias: int, relu: bool, window: int) -> None:
+def emit_outputs(source: Source, name: str, lines: Winograd1D, bias: int, relu: bool, window: int) -> None:
     """A plane's rows go to the outputs or, where they are pooled, to a strip first."""
     shape = lines.shape
     arguments = "products, outputs" if window == 1 else "products, outputs, winners, strip"
@@ -87,7 +87,7 @@ def emit_outputs(source: Source, name: str, lines: Lines, bias: int, relu: bool,
                     conv_forward.pool_strip(source, shape, lines.lanes, 1, relu, window)
 
 
-def _output(source: Source, lines: Lines, relu: bool, target: str) -> None:
+def _output(source: Source, lines: Winograd1D, relu: bool, target: str) -> None:
     shape, lanes = lines.shape, lines.lanes
     for run in tiles.each(source, "tile", present(lines, COLUMNS, 0, shape.columns)):
         loads = source.make("loads", *lines.apart(shape.maps * lines.tiles))

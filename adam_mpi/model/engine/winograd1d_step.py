@@ -3,12 +3,12 @@
 from adam_mpi.model.engine import conv_weights, tiles, winograd1d_backward, winograd1d_forward, winograd2d
 from adam_mpi.model.engine.conv_step import Job, unpool
 from adam_mpi.model.engine.memory import Buffer, Call, Step
-from adam_mpi.model.engine.winograd1d import Lines
+from adam_mpi.model.engine.winograd1d import Winograd1D
 
 
 def step(job: Job) -> Step:
     shape, name, source = job.shape, job.name, job.source
-    lines, maps = Lines(shape, job.lanes), winograd1d_backward.sum_maps(shape, job.registers)
+    lines, maps = Winograd1D(shape, job.lanes), winograd1d_backward.sum_maps(shape, job.registers)
     sums = winograd1d_backward.sum_floats(lines, maps)
     kernels = job.buffer("transformed kernels", lines.points * (job.bias - job.weight) // shape.kernel, lasting=True)
     gradient = job.buffer("gradient of transformed kernels", sums, lasting=True)
@@ -30,7 +30,7 @@ def step(job: Job) -> Step:
     )
 
 
-def _forward(job: Job, lines: Lines, kernels: Buffer, winners: Buffer | None) -> list[Call]:
+def _forward(job: Job, lines: Winograd1D, kernels: Buffer, winners: Buffer | None) -> list[Call]:
     name, source, values = job.name, job.source, job.buffer("values", lines.value_floats)
     products = job.buffer("products", lines.product_floats)
     winograd1d_forward.emit_values(source, f"{name}_values", lines)
@@ -48,7 +48,7 @@ def _forward(job: Job, lines: Lines, kernels: Buffer, winners: Buffer | None) ->
 
 
 def _to_weights(
-    job: Job, lines: Lines, maps: int, errors: Buffer, transformed: Buffer, gradient: Buffer
+    job: Job, lines: Winograd1D, maps: int, errors: Buffer, transformed: Buffer, gradient: Buffer
 ) -> list[Call]:
     """The values are made again: kept from the way forward they would fill the cache."""
     name, source, values = job.name, job.source, job.buffer("values again", lines.value_floats)
@@ -62,7 +62,7 @@ def _to_weights(
     ]
 
 
-def _to_data(job: Job, lines: Lines, kernels: Buffer, transformed: Buffer) -> list[Call]:
+def _to_data(job: Job, lines: Winograd1D, kernels: Buffer, transformed: Buffer) -> list[Call]:
     if job.input_errors is None:
         return []
     name, source = job.name, job.source

@@ -21,7 +21,7 @@ class Side:
     height: int
     width: int
     pads: tuple[int, int, int]
-    """Lines of zeros above and below, columns of zeros left, and right."""
+    """Winograd1D of zeros above and below, columns of zeros left, and right."""
     rows: int
     columns: int
     first: int = 0

@@ -79,7 +79,7 @@ def take_rows(errors: np.ndarray, start: int, product: np.ndarray) -> None:
             product[index, position] = errors[index, start + position]
 
 
-# The sum of errors may be taken in any order, so that it vectorises.
+# The sum of errors may be taken in any order, so that it vectorizes.
 @njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
 def backward_weights(
     errors: np.ndarray,

@@ -1,4 +1,4 @@
-"""Local response normalisation over neighbouring channels; arrays are (channels, pixels and images)."""
+"""Local response normalization over neighboring channels; arrays are (channels, pixels and images)."""
 
 import numpy as np
 from numba import njit

@@ -5,7 +5,7 @@ from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def softmax(logits: np.ndarray, probabilities: np.ndarray, normalisers: np.ndarray) -> None:
+def softmax(logits: np.ndarray, probabilities: np.ndarray, normalizers: np.ndarray) -> None:
     """Probabilities, and the logarithm of each image's sum of exponentials."""
     classes, images = logits.shape
     for image in range(images):
@@ -18,13 +18,13 @@ def softmax(logits: np.ndarray, probabilities: np.ndarray, normalisers: np.ndarr
             total += probabilities[index, image]
         for index in range(classes):
             probabilities[index, image] /= total
-        normalisers[image] = peak + np.log(total)
+        normalizers[image] = peak + np.log(total)
 
 
 @njit(nogil=True, cache=True)
 def cross_entropy(
     logits: np.ndarray,
-    normalisers: np.ndarray,
+    normalizers: np.ndarray,
     labels: np.ndarray,
     count: int,
     errors: np.ndarray,
@@ -34,7 +34,7 @@ def cross_entropy(
     loss, correct = 0.0, 0
     for image in range(count):
         label = labels[image]
-        loss += normalisers[image] - logits[label, image]
+        loss += normalizers[image] - logits[label, image]
         errors[label, image] -= 1
         correct += np.argmax(logits[:, image]) == label
     for index in range(classes):

@@ -7,7 +7,7 @@ from _study import Found, Points, Scale, accuracies, bars, by_variant, jobs
 
 TITLE = "Accuracy against codec"
 KIND = "measured, 2 replicas"
-PAPER = "The paper does not compress; these are the codecs of its neighbours."
+PAPER = "The paper does not compress; these are the codecs of its neighbors."
 CODECS = ("none", "float16", "bfloat16", "onebit", "topk")
 
 

@@ -57,7 +57,7 @@ def stale_fraction(scale: Scale, delay: int) -> float:
     shapes = model(settings, data.description)
     context, weights = network(settings, data.description, shapes).context(), parameters.initial(shapes, 1)
     batch, gradient, random = settings.train.batch, np.zeros_like(weights), np.random.default_rng(1)
-    rate = np.float32(settings.optimiser.rate / batch)
+    rate = np.float32(settings.optimizer.learning_rate / batch)
 
     def compute(at: np.ndarray, indices: np.ndarray) -> np.ndarray:
         images, labels = data.read("train", indices)

@@ -49,7 +49,7 @@ def _measured(scale: Scale, count: int, width: int) -> dict[str, Any] | None:
     settings = [
         f"data.set=noise:3x{SIDE}x{SIDE}:{CLASSES}", f"model.layers={toml(stack(width))}", f"layout.partitions={count}",
         "layout.data=1", "layout.servers=1", "worker.threads=1", f"train.batch={BATCH}", "data.images=256",
-        "data.validation=0.002", "optimiser.rate=0.0001",
+        "data.validation=0.002", "optimizer.learning_rate=0.0001",
     ]  # fmt: skip
     found = job(scale, settings, epochs=2, ranks=2 + count)
     if found is None:

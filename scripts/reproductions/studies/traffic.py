@@ -30,7 +30,7 @@ def _measured(scale: Scale, protocol: str, units: int, images: int) -> dict[str,
     settings = [
         f"model.layers={toml(layers)}", "kernels.engine=reference", f"push.protocol={protocol}",
         f"push.images={images}", f"train.batch={BATCH}", "data.images=4096", "data.validation=0.01",
-        "optimiser.rate=0.001",
+        "optimizer.learning_rate=0.001",
     ]  # fmt: skip
     found = job(scale, settings, epochs=1, ranks=3)
     if found is None:
