@@ -3,9 +3,7 @@
 import numpy as np
 from mpi4py import MPI
 
-from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.layout import Layout, Place
-from adam_mpi.cluster.windows import WINDOWS
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
@@ -13,7 +11,7 @@ from adam_mpi.server.server import Server
 from adam_mpi.sharding import memory_layout
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.push_protocol import choose
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.generation import Generation
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer
 from adam_mpi.worker.pull_client import PullClient
 from adam_mpi.worker.push_client import PushClient
@@ -33,15 +31,11 @@ class House:
         self.world = world = World(MPI.COMM_SELF, config, lambda hosts, _: _alone(hosts[0]))
         tensors = tensors or [Tensor("dense1/weight", "dense1", (size,), 0, size)]
         self.memory_layout = memory_layout.plan(tensors, {0: world.hosts[0]}, (0,), config)
-        kind = WINDOWS[config.cluster.transport]
-        self.mail = kind.to_write(world.comm, world.node, self.memory_layout.mailbox_bytes)
-        self.window = kind.to_read(world.comm, world.node, self.memory_layout.published_bytes(0))
-        published = PublishedWeights(self.memory_layout, 0, self.window.memory)
-        channel = ControlChannel(world.control)
-        self.server = Server(world, self.memory_layout, published, self.mail, self.window, channel, 1000, Position(8))
+        self.generation = Generation.open(world, self.memory_layout, choose(self.memory_layout, config, 1, 1))
+        self.server = Server(self.generation, 1000, Position(8))
         self.server.start({"weights": np.zeros(size, np.float32)})
-        self.pushes = PushClient(world, self.memory_layout, choose(self.memory_layout, config, 1, 1), self.mail, self.window)
-        self.pulls = PullClient(world, self.memory_layout, self.window)
+        self.pushes = PushClient(self.generation)
+        self.pulls = PullClient(self.generation)
         self.lane = self.pushes.lanes[0]
         self.size = size
 
@@ -71,8 +65,8 @@ class House:
         return self.pulls.latest
 
     def free(self):
-        self.mail.free()
-        self.window.free()
+        for window in self.generation.windows:
+            window.free()
 
     def _moved(self):
         self.server.step()

@@ -113,7 +113,7 @@ def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes
     """The last batch of an epoch may overtake others on its way to a thread."""
     shapes = network("dense only")
     network_ = Network(shapes, 8, 11, engine="reference", captured=["dense1"])
-    pool = gradient_buffer.Pool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
+    pool = gradient_buffer.GradientPool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
     copy, place = ThreadWeights(network_, initial(shapes, 5), 0, True), Place(0, "here", ("worker",))
     thread = trainer.Trainer(0, network_, copy, pool, SimpleQueue(), Injector([], place, 1))
     pushed = []

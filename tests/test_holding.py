@@ -152,8 +152,7 @@ def test_a_push_is_in_all_shards_or_it_is_not_counted(house):
 def enter(house, **settled):
     """The next generation, with the same ranks and windows."""
     server = house.server
-    windows = server.published, server.mail, server.window
-    server.enter(server.world, server.memory_layout, *windows, server.channel, None, **settled)
+    server.enter(house.generation, **settled)
 
 
 def test_a_server_does_not_begin_with_a_shard_that_lacks_what_was_acknowledged(house):

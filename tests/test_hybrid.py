@@ -146,7 +146,7 @@ def test_rounds_have_every_image_once_and_fit_their_room(images, ranks, more):
 def test_only_units_are_cut():
     cut = partition(PAPER, 3, "hybrid")
     assert {shape.name for shape in cut.strips[1].shapes if shape.extent is None} == {
-        "conv1", "relu1", "pool1", "conv2", "relu2", "pool2"
+        "conv1", "relu1", "max_pool1", "conv2", "relu2", "max_pool2"
     }  # fmt: skip
     first, *others = cut.exchanges.values()
     assert isinstance(first, Assembly) and not any(isinstance(other, Assembly) for other in others)

@@ -147,9 +147,9 @@ def test_a_torn_message_is_asked_for_again_and_applied_once(word, build, caplog)
     house.pushes.push(house.contribution(1.0))
     house.pushes.step()
     house.world.wait(lambda: all(request is None or request.Test() for request in house.lane.requests), "puts", 20)
-    house.mail.sync()
+    house.generation.mailbox_window.sync()
     # The first message of the ring loses a word on its way.
-    house.mail.memory.view(np.uint32)[word] ^= np.uint32(0x10)
+    house.generation.mailbox_window.memory.view(np.uint32)[word] ^= np.uint32(0x10)
     house.settle()
     assert np.array_equal(house.weights, np.ones(SIZE))
     assert house.counts["torn"] == 1 and house.lane.resent == 1
@@ -163,8 +163,8 @@ def test_a_message_that_is_torn_again_is_asked_for_again(build):
     house.pushes.step()
     for times in (1, 2, 3):
         house.world.wait(lambda: all(request is None or request.Test() for request in house.lane.requests), "puts", 20)
-        house.mail.sync()
-        house.mail.memory.view(np.uint32)[60] ^= np.uint32(0x10)
+        house.generation.mailbox_window.sync()
+        house.generation.mailbox_window.memory.view(np.uint32)[60] ^= np.uint32(0x10)
         house.world.wait(lambda times=times: sent_again(house, times), "it to be sent again", 20)
     house.settle()
     assert np.array_equal(house.weights, np.ones(SIZE)) and house.counts["torn"] == 3

@@ -46,7 +46,7 @@ def test_parse_reads_every_kind():
 
 def test_infer_names_and_counts_the_mnist_model():
     shapes = infer(parse(MNIST), (1, 28, 28), 10)
-    names = "conv1 relu1 pool1 conv2 relu2 pool2 dense1 relu3 dropout1 dense2"
+    names = "conv1 relu1 max_pool1 conv2 relu2 max_pool2 dense1 relu3 dropout1 dense2"
     assert " ".join(shape.name for shape in shapes) == names
     assert [shape.output for shape in shapes[:6:2]] == [(10, 24, 24), (10, 12, 12), (20, 8, 8)]
     assert shapes[6].weight == (400, 320) and shapes[6].bias == (400,) and shapes[6].output == (400, 1, 1)
@@ -78,7 +78,7 @@ def test_output_sizes_agree_with_sliding_a_window(data):
     [
         ("rellu", r"model\.layers\[1\] is 'rellu'; allowed are relu, tanh, sigmoid"),
         (5, r"model\.layers\[1\] is 5"),
-        ({"channels": 3}, r"model\.layers\[1\]\.kind is missing; allowed are conv, pool, average, lrn, dense, dropout"),
+        ({"channels": 3}, r"model\.layers\[1\]\.kind is missing; allowed are conv, max_pool, avg_pool, lrn, dense, dropout"),
         ({"kind": "convolution"}, r"\.kind is 'convolution'; allowed are conv"),
         ({"kind": ["conv"]}, r"\.kind is \['conv'\]; allowed are conv"),
         ({"kind": "conv", "channels": 3, "kernel": 5, "strid": 1}, r"\.strid is not known.*channels, kernel, stride, pad"),
@@ -116,10 +116,10 @@ def test_parse_wants_a_list():
         ([Dense(9)], r"model\.layers\[0\]\.units is 9; .*set it to 10"),
         ([Dense(10), Activation("relu")], r"model\.layers\[1\] is the last layer and must be dense.*units = 10"),
         ([Dense(5), Conv(3, 1), Dense(10)], r"model\.layers\[1\] \(conv1\) comes after a dense layer"),
-        ([Dense(5), Activation("relu"), MaxPool(1), Dense(10)], r"model\.layers\[2\] \(pool1\) comes after a dense"),
+        ([Dense(5), Activation("relu"), MaxPool(1), Dense(10)], r"model\.layers\[2\] \(max_pool1\) comes after a dense"),
         ([Conv(3, 5), Conv(3, 7), Dense(10)], r"model\.layers\[1\]\.kernel \(conv2\) is 7.*6x4; give at most 4"),
         ([Conv(3, 12, 1, 1), Dense(10)], r"\.kernel \(conv1\) is 12.*10x8 with pad 1; give at most 10"),
-        ([MaxPool(9), Dense(10)], r"model\.layers\[0\]\.size \(pool1\) is 9, but its input is 10x8; give at most 8"),
+        ([MaxPool(9), Dense(10)], r"model\.layers\[0\]\.size \(max_pool1\) is 9, but its input is 10x8; give at most 8"),
     ],
 )
 def test_infer_names_what_does_not_fit(layers, said):

@@ -161,7 +161,7 @@ def test_uneven_columns_go_to_whoever_has_least_to_do():
 @pytest.mark.parametrize(
     ("entries", "strips", "said"),
     [
-        (PAPER, 5, "pool2 has 4 columns; set at most 4"),
+        (PAPER, 5, "max_pool2 has 4 columns; set at most 4"),
         (infer([Dense(3)], (1, 8, 8), 3), 4, "dense1 has 3 units; set at most 3"),
         (infer([Conv(2, 5, 1, 2), RELU, Conv(2, 5, 1, 2), Dense(9)], (1, 8, 8), 9), 6,
          "conv2 needs a border wider than its input's narrowest strip of 1 columns; set at most 4"),

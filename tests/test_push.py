@@ -14,6 +14,7 @@ from adam_mpi.sharding import memory_layout, message_format
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.push_protocol import Choice
 from adam_mpi.transport import mailbox
+from adam_mpi.transport.generation import Generation
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer, GradientPool
 from adam_mpi.worker.push_client import PushClient
 from adam_mpi.worker.residual import finite_sum
@@ -46,22 +47,23 @@ class Client(PushClient):
 
     def __init__(self, *settings, holders=None):
         self.config = load(None, [f"server.shard={SHARD}", "push.protocol=delta", *settings])
-        super().__init__(*self.ground(0, holders or [0, 0, 1, 1]))
+        super().__init__(self.open(0, holders or [0, 0, 1, 1]))
 
-    def ground(self, generation, holders):
+    def open(self, generation, holders):
         """Everything a generation has: windows are new, and shards may be on other servers."""
         place = SimpleNamespace(member=PUSHER)
         injector = SimpleNamespace(at=lambda point: None)
         world = SimpleNamespace(config=self.config, rank=2, place=place, generation=generation, injector=injector)
         plan = memory_layout.plan(TENSORS, SERVERS, [2], self.config, holders=[(server,) for server in holders])
-        self.mail, self.statistics = Memory(), Memory()
-        return world, plan, {"dense1": Choice("dense1", 0, None, None)}, self.mail, self.statistics
+        self.mail, self.board = Memory(), Memory()
+        choices = {"dense1": Choice("dense1", 0, None, None)}
+        return Generation(world, plan, choices, self.mail, self.board, None, None)
 
     def next_generation(self, holders):
-        self.enter(*self.ground(self.world.generation + 1, holders))
+        self.enter(self.open(self.world.generation + 1, holders))
 
     def acknowledge(self, server, count):
-        self.statistics.held[server][self.memory_layout.line_offset(0) :][:8].view(np.int64)[0] = count
+        self.board.held[server][self.memory_layout.line_offset(0) :][:8].view(np.int64)[0] = count
         self.step()
 
     def arrived(self):

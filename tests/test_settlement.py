@@ -5,8 +5,9 @@ import math
 import pytest
 
 from adam_mpi.base.errors import LostState
+from adam_mpi.base.text import number_ranges
 from adam_mpi.cluster.layout import Layout, Place
-from adam_mpi.runtime.recovery import act, earliest, plan_recovery, runs
+from adam_mpi.runtime.recovery import act, earliest, plan_recovery
 from adam_mpi.sharding.position import Position, batch_id
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard
@@ -112,7 +113,7 @@ def test_whoever_has_another_strip_now_has_had_nothing_acknowledged_in_it():
 
 
 def test_lost_shards_are_told_with_their_numbers():
-    assert runs([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10" and runs(range(0, 40, 2)).endswith("12, 14, ...")
+    assert number_ranges([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10" and number_ranges(range(0, 40, 2)).endswith("12, 14, ...")
     words = [behind(0, 7, {0: {1: 4}}), worker(1, 5)]
     del words[0].copies[2], words[0].copies[3]
     with pytest.raises(LostState, match=r"no copy is left of 2 of 6 shards \(2-3\); of 4 of 6 shards \(0-1, 4-5\) "):

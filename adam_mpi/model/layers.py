@@ -72,8 +72,14 @@ class Dropout:
 Layer = Conv | MaxPool | LocalResponseNorm | Dense | Activation | Dropout | Exchange
 Shape = tuple[int, int, int]
 KINDS: dict[str, type] = {
-    "conv": Conv, "max_pool": MaxPool, "avg_pool": AvgPool, "lrn": LocalResponseNorm, "dense": Dense, "dropout": Dropout,
-}  # fmt: skip
+    "conv": Conv,
+    "max_pool": MaxPool,
+    "avg_pool": AvgPool,
+    "lrn": LocalResponseNorm,
+    "dense": Dense,
+    "dropout": Dropout,
+}
+KIND_OF = {layer: kind for kind, layer in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,7 @@ def infer(layers: Sequence[Layer], input_shape: Shape, classes: int) -> tuple[La
     numbers: Counter[str] = Counter()
     shape, flat = input_shape, False
     for index, layer in enumerate(layers):
-        kind = layer.function if isinstance(layer, Activation) else type(layer).__name__.lower()
+        kind = layer.function if isinstance(layer, Activation) else KIND_OF[type(layer)]
         numbers[kind] += 1
         name = f"{kind}{numbers[kind]}"
         if flat and isinstance(layer, Conv | MaxPool | LocalResponseNorm):

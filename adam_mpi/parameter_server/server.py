@@ -36,7 +36,7 @@ from mpi4py import MPI
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure, Stall, UserError
 from adam_mpi.cluster import layout as layouts
 from adam_mpi.cluster.control_channel import ControlChannel
-from adam_mpi.cluster.windows import Window, choose_kind
+from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import Idle, World, gather
 from adam_mpi.config import Config, Optimizer
 from adam_mpi.model.parameters import Tensor
@@ -49,7 +49,7 @@ from adam_mpi.sharding import memory_layout, message_format
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
 
 Filter = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -184,7 +184,7 @@ class ParameterServer:
             if handle not in self.reading:
                 self.reading.append(handle)
             # Between what was seen to be applied and the weights that have it.
-            self.window.sync()
+            self.generation.weights_window.sync()
             read(handle, handle.values)
 
         return self._begin(Handle(after, begin, what))
@@ -220,8 +220,8 @@ class ParameterServer:
         worked = self.server is not None and self.server.step()
         self._hear()
         self.world.check()
-        self.mail.sync()
-        self.window.sync()
+        self.generation.mailbox_window.sync()
+        self.generation.weights_window.sync()
         self.waiting = [handle for handle in self.waiting if not self._start_ready(handle)]
         for lane in self.lanes.values():
             lane.step()
@@ -368,41 +368,33 @@ class ParameterServer:
         hosts = {rank: layout.places[rank].host for rank in layout.servers}
         shards, holders = ((), ()) if settled is None else (self.memory_layout.shards, settled.holders)
         self.memory_layout = memory_layout.plan([tensor], hosts, layout.workers, config, None, shards, holders)
-        self.world, self.channel = world, ControlChannel(world.control)
+        self.world = world
         self.starts = [shard.start for shard in self.memory_layout.shards]
         self.runs = {server: self.memory_layout.runs(server, "weights") for server in self.memory_layout.servers}
-        self._open_windows()
+        self.generation = Generation.open(world, self.memory_layout, {})
+        self.channel = self.generation.channel
+        self.windows = self.generation.windows
         if "server" in world.place.roles:
             self._open_server(settled)
         self.ring = self.memory_layout.pushers.index(world.rank) if self.client else -1
         self.lanes = {server: self._lane(server) for server in self.memory_layout.servers} if self.client else {}
 
-    def _open_windows(self) -> None:
-        world = self.world
-        kind, serves = choose_kind(world.config.cluster.transport, world.survivable), "server" in world.place.roles
-        size = self.memory_layout.published_bytes(world.rank) if serves else 0
-        world.agree()
-        self.mail: Window = kind.to_write(world.comm, world.node, self.memory_layout.mailbox_bytes if serves else 0)
-        world.agree()
-        self.window: Window = kind.to_read(world.comm, world.node, size)
-        self.mirror: Window | None = None
-        if self.memory_layout.peers.count:
-            world.agree()
-            self.mirror = kind.to_write(world.comm, world.node, self.memory_layout.mirror_bytes if serves else 0)
-        self.windows = [window for window in (self.mail, self.window, self.mirror) if window is not None]
-
     def _open_server(self, settled: RecoveryPlan | None) -> None:
-        published = PublishedWeights(self.memory_layout, self.world.rank, self.window.memory)
-        where = self.world, self.memory_layout, published, self.mail, self.window, self.channel
         if self.server is None or settled is None:
-            self.server = Server(*where, 0, None, self.mirror)
+            self.server = Server(self.generation, 0)
         else:
             self.server.discard([shard for rank, shard in settled.stale if rank == self.world.rank])
             self.server.go_back(Position.unpack(settled.position.pack()), None, 0)
-            self.server.enter(*where, self.mirror, settled.clocks, settled.lacking)
+            self.server.enter(self.generation, settled.clocks, settled.lacking)
 
     def _lane(self, server: int) -> RingSender[RangeMessage]:
-        return RingSender(self.memory_layout.rings, server, self.ring, self.mail, self.window)
+        return RingSender(
+            self.memory_layout.rings,
+            server,
+            self.ring,
+            self.generation.mailbox_window,
+            self.generation.weights_window,
+        )
 
     # Pushes and pulls.
 
@@ -458,7 +450,7 @@ class ParameterServer:
                 low, high = max(first, start), min(first + into.size, start + size)
                 if low < high:
                     part = into[low - first : high - first]
-                    handle.requests.append(self.window.get(part, server, offset + 4 * (low - start)))
+                    handle.requests.append(self.generation.weights_window.get(part, server, offset + 4 * (low - start)))
 
     def _read_chosen(self, handle: Handle, into: np.ndarray, chosen: np.ndarray) -> None:
         """Read parameters at indices: picked where they lie if we can reach them there, else out of what is read."""
@@ -468,14 +460,14 @@ class ParameterServer:
             for start, size, offset in runs:
                 low, high = np.searchsorted(ordered, [start, start + size])
                 picked, where = ordered[low:high] - start, order[low:high]
-                near = self.window.direct(server, offset, 4 * size) if picked.size else None
+                near = self.generation.weights_window.direct(server, offset, 4 * size) if picked.size else None
                 if near is not None:
                     Landing(near.view(np.float32), picked, into, where).land()
                     continue
                 for piece in arguments.pieces(picked) if picked.size else ():
                     first, last = int(picked[piece][0]), int(picked[piece][-1]) + 1
                     read = np.empty(last - first, np.float32)
-                    handle.requests.append(self.window.get(read, server, offset + 4 * first))
+                    handle.requests.append(self.generation.weights_window.get(read, server, offset + 4 * first))
                     handle.landings.append(Landing(read, picked[piece] - first, into, where[piece]))
 
 

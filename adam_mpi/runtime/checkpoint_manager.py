@@ -18,28 +18,40 @@ from adam_mpi.checkpoint import model_file, snapshot
 from adam_mpi.checkpoint.disk_task import DiskTask, abandoned, disk_seconds, reason
 from adam_mpi.checkpoint.hdf5_file import FORMAT, sync
 from adam_mpi.checkpoint.owner import Owner
-from adam_mpi.checkpoint.resume import Resume, order_settings
+from adam_mpi.checkpoint.resume import order_settings
 from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.world import World
 from adam_mpi.config import to_toml
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.monitor.job_statistics import JobStatistics
+from adam_mpi.runtime.job import Job
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.memory_layout import MemoryLayout
+from adam_mpi.transport.generation import Generation
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
     def __init__(
-        self, world: World, channel: ControlChannel, directory: Path, memory_layout: MemoryLayout, resume: Resume | None, until: float,
-        describe: Callable[[], dict[str, Any]], owner: Owner,
-    ) -> None:  # fmt: skip
-        """`until`: when the job is to stop; `describe`: what snapshots say of it; `owner`: its claim on the run."""
-        self.world, self.config, self.directory, self.memory_layout = world, world.config, directory, memory_layout
-        self.channel, self.resume, self.until, self.describe = channel, resume, until, describe
-        self.owner, self.heart = owner, owner.beat()
+        self, generation: Generation, job: Job, describe: Callable[[], dict[str, Any]]
+    ) -> None:
+        """`describe` returns what snapshots say of the job."""
+        world = generation.world
+        memory_layout = generation.memory_layout
+        channel = generation.channel
+        directory = job.directory
+        resume = job.resume
+        owner = job.owner
+        self.world = world
+        self.config = world.config
+        self.directory = directory
+        self.memory_layout = memory_layout
+        self.channel = channel
+        self.resume = resume
+        self.until = job.until
+        self.describe = describe
+        self.owner = owner
+        self.heart = owner.beat()
         servers = [server for server in memory_layout.servers if memory_layout.held[server]]
         joint, keep = not self.config.asynchronous, self.config.snapshot.keep
         pushers = memory_layout.pushers if CODECS[self.config.push.codec].feedback else ()

@@ -12,9 +12,7 @@ from adam_mpi.base.files import write_json
 from adam_mpi.base.provenance import provenance
 from adam_mpi.checkpoint.disk_task import DiskTask, disk_seconds, reason
 from adam_mpi.cluster import fence, sentinel
-from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.world import World
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.server import DataServer
 from adam_mpi.monitor import outcome, status
@@ -26,8 +24,8 @@ from adam_mpi.monitor.status_writer import StatusWriter
 from adam_mpi.runtime.checkpoint_manager import CheckpointManager
 from adam_mpi.runtime.job import Job
 from adam_mpi.runtime.recovery import RecoveryPlan, earliest
-from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.phases import Phase, PhaseSchedule
+from adam_mpi.transport.generation import Generation
 from adam_mpi.worker.diagnostics import describe
 
 FENCE_SECONDS, EVICTED_SECONDS, SETTLE_SECONDS = 1.0, 10.0, 5.0
@@ -36,11 +34,15 @@ log = logging.getLogger(__name__)
 
 class Coordinator:
     def __init__(
-        self, world: World, data: DataServer, channel: ControlChannel, job: Job, memory_layout: MemoryLayout,
-        settled: RecoveryPlan | None = None, before: "Coordinator | None" = None,
+        self, generation: Generation, data: DataServer, job: Job, settled: RecoveryPlan | None = None,
+        before: "Coordinator | None" = None,
     ) -> None:  # fmt: skip
         """`settled`: what came out of the generation before; `before`: its head, if that was here."""
-        self.world, self.config, self.data, self.channel, self.directory = world, world.config, data, channel, job.directory
+        self.world = world = generation.world
+        self.config = world.config
+        self.data = data
+        self.channel = generation.channel
+        self.directory = job.directory
         self.statistics: JobStatistics = before.statistics if before else JobStatistics()
         resume = job.resume
         epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
@@ -78,7 +80,7 @@ class Coordinator:
         """Writing the results; a loss meanwhile changes nothing about them."""
         self.resumed, self.stopped_by = resume.note if resume else "", ""
         self.kernels = job.kernels
-        self.checkpoints: CheckpointManager = CheckpointManager(world, channel, job.directory, memory_layout, resume, job.until, self._describe, job.owner)
+        self.checkpoints: CheckpointManager = CheckpointManager(generation, job, self._describe)
         if settled is not None:
             self._go_on(settled)
         elif resume is not None:

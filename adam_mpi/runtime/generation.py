@@ -24,9 +24,7 @@ from adam_mpi.checkpoint.owner import Owner, Process
 from adam_mpi.checkpoint.resume import Resume
 from adam_mpi.checkpoint.stores import Seen
 from adam_mpi.cluster import fence, sentinel
-from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.spares import JoinPackage
-from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.data.server import DataServer
@@ -46,13 +44,13 @@ from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
 from adam_mpi.server.server import Server
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.joint_batches import Cuts, first_cuts
-from adam_mpi.sharding.memory_layout import MemoryLayout, cut_for
+from adam_mpi.sharding.memory_layout import cut_for
 from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose, largest_push
+from adam_mpi.sharding.push_protocol import captured_layers, choose, largest_push
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport.conservation import Conservation
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.generation import Generation
 from adam_mpi.worker.strip_worker import StripWorker
 from adam_mpi.worker.worker import Worker
 
@@ -230,20 +228,18 @@ def _start_sentinel(world: World, failure_file: Path, ranks: int) -> str:
 
 
 @dataclass(frozen=True)
-class Generation:
-    """What the roles of a generation stand on; the same plan everywhere."""
+class Setup:
+    """What the roles of this rank are made from in one generation."""
 
-    world: World
+    generation: Generation
     job: Job
-    channel: ControlChannel
-    plan: MemoryLayout
-    choices: dict[str, Choice]
-    mail: Window
-    window: Window
-    mirror: Window | None
     threads: int
     settled: RecoveryPlan | None
-    """What came out of the generation before."""
+    """How the job recovers from the end of the generation before; None in the first generation."""
+
+    @property
+    def world(self) -> World:
+        return self.generation.world
 
     @property
     def position(self) -> Position:
@@ -283,7 +279,7 @@ def crew(world: World, job: Job, kept: RankRuntime | None = None) -> RankRuntime
     if "data" in roles:
         made["data"] = _data(ground, old.get("data"), kept.data if kept else None)
         if world.rank == world.layout.head:
-            head = Coordinator(world, made["data"], ground.channel, job, ground.plan, settled, kept.head if kept else None)
+            head = Coordinator(ground.generation, made["data"], job, settled, kept.head if kept else None)
     if "server" in roles:
         made["server"] = _server(ground, old.get("server"))
     # Workers read weights at once: they must be in place everywhere.
@@ -294,11 +290,11 @@ def crew(world: World, job: Job, kept: RankRuntime | None = None) -> RankRuntime
     if "worker" in roles:
         made["worker"] = _worker(ground, net, old.get("worker"), pushed)
     world.begun = True
-    windows = [window for window in (ground.mail, ground.window, ground.mirror) if window]
+    windows = ground.generation.windows
     if isinstance(worker := made.get("worker"), StripWorker):
         windows.append(worker.link.window)
-    factors = tuple(captured_layers(ground.choices))
-    crew = RankRuntime(ground.channel, made, head, windows, settled.head if settled else None, captured=factors)
+    factors = tuple(captured_layers(ground.generation.choices))
+    crew = RankRuntime(ground.generation.channel, made, head, windows, settled.head if settled else None, captured=factors)
     crew.abandoned, crew.pushed, crew.cuts = abandoned, pushed, _cuts(ground)
     crew.spares = world.spares
     crew.spares.enter(JoinPackage(job, factors))
@@ -316,7 +312,7 @@ def _stay_owner(world: World, job: Job) -> None:
         job.owner.enter(processes)
 
 
-def _cuts(ground: Generation) -> Cuts | None:
+def _cuts(ground: Setup) -> Cuts | None:
     """With clocks: how batches that all replicas compute together are cut."""
     layout, position = ground.world.layout, ground.position
     if ground.settled is not None or ground.job.config.asynchronous:
@@ -362,7 +358,7 @@ def _settle(world: World, job: Job, kept: RankRuntime) -> RecoveryPlan:
         raise LostState(f"{gone}; {loss}; the job ends: --resume goes on from what is stored") from None
 
 
-def _ground(world: World, job: Job, settled: RecoveryPlan | None, kept: RankRuntime | None) -> tuple[Generation, Network | None]:
+def _ground(world: World, job: Job, settled: RecoveryPlan | None, kept: RankRuntime | None) -> tuple[Setup, Network | None]:
     """Collective: plan, kernels where they are new, windows."""
     roles, config = world.place.roles, job.config
     cut = partition(job.shapes, config.layout.partitions, config.layout.scheme)
@@ -375,34 +371,24 @@ def _ground(world: World, job: Job, settled: RecoveryPlan | None, kept: RankRunt
         strip = cut.strips[world.place.strip or 0] if len(cut) > 1 else None
         net = _network(job, strip, captured_layers(choices))
     compile.compile_once(world, net) if kept is None else compile.compile_now(new, net)
-    kind, serves = choose_kind(config.cluster.transport, world.survivable), "server" in roles
-    world.agree()
-    mail = kind.to_write(world.comm, world.node, plan.mailbox_bytes if serves else 0)
-    world.agree()
-    window = kind.to_read(world.comm, world.node, plan.published_bytes(world.rank) if serves else 0)
-    mirror = None
-    if plan.peers.count:
-        world.agree()
-        mirror = kind.to_write(world.comm, world.node, plan.mirror_bytes if serves else 0)
-    return Generation(world, job, ControlChannel(world.control), plan, choices, mail, window, mirror, threads, settled), net
+    return Setup(Generation.open(world, plan, choices), job, threads, settled), net
 
 
-def _data(ground: Generation, kept: DataServer | None, opened: DataSet | None) -> DataServer:
+def _data(ground: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
     world, job, settled = ground.world, ground.job, ground.settled
     if kept is None:
         opened = opened or open_set(job.config.data)
-        kept = DataServer(world, opened, ground.channel, ground.position, job.replicas)
+        kept = DataServer(world, opened, ground.generation.channel, ground.position, job.replicas)
     if settled is not None:
-        kept.enter(world, ground.channel, ground.position, settled.out, settled.mean, settled.left)
+        kept.enter(world, ground.generation.channel, ground.position, settled.out, settled.mean, settled.left)
     return kept
 
 
-def _server(ground: Generation, kept: Server | None) -> Server:
-    world, plan, settled, job = ground.world, ground.plan, ground.settled, ground.job
-    published, count = PublishedWeights(plan, world.rank, ground.window.memory), job.description.train
-    where = world, plan, published, ground.mail, ground.window, ground.channel
+def _server(ground: Setup, kept: Server | None) -> Server:
+    world, settled, job = ground.world, ground.settled, ground.job
+    plan = ground.generation.memory_layout
     if kept is None:
-        kept = Server(*where, count, ground.position, ground.mirror)
+        kept = Server(ground.generation, job.description.train, ground.position)
         # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
         sys.setswitchinterval(SWITCH_SECONDS)
     if settled is None:
@@ -410,7 +396,7 @@ def _server(ground: Generation, kept: Server | None) -> Server:
     else:
         kept.discard([shard for rank, shard in settled.stale if rank == world.rank])
         kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
-        kept.enter(*where, ground.mirror, settled.clocks, settled.lacking, settled.acknowledged)
+        kept.enter(ground.generation, settled.clocks, settled.lacking, settled.acknowledged)
         # A snapshot takes in all that is sent again: shards may have it already.
         kept.cut.begun = [settled.begun[member] for member in kept.push_queue.members]
     if keeps_store(job.config) and plan.held[world.rank]:
@@ -420,26 +406,25 @@ def _server(ground: Generation, kept: Server | None) -> Server:
     return kept
 
 
-def _worker(ground: Generation, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
+def _worker(ground: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
     """`pushed`: this rank's pushes as another worker before; see RankRuntime."""
     settled, world = ground.settled, ground.world
-    where = ground.plan, ground.choices, ground.mail, ground.window, ground.channel
     if kept is not None:
         assert settled is not None
         strips = world.layout.partitions > 1
         kept.cut_by(settled.cuts)
-        kept.enter(world, *where, settled.clocks[world.place.member] if strips else settled.clock)
+        kept.enter(ground.generation, settled.clocks[world.place.member] if strips else settled.clock)
         return kept
     assert net is not None, "compiled above"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
     scheme = ground.job.config.layout.scheme
-    cut = partition(ground.job.shapes, ground.plan.strips, scheme) if net.strip is not None else None
-    holding = WorkerShards(ground.plan, cut, world.place.strip or 0)
+    cut = partition(ground.job.shapes, ground.generation.memory_layout.strips, scheme) if net.strip is not None else None
+    holding = WorkerShards(ground.generation.memory_layout, cut, world.place.strip or 0)
     carried = _carried(world, ground.job, holding) if settled is None else None
     if cut is not None:
-        worker: Worker = StripWorker(world, net, *where, ground.threads, carried, cut)
+        worker: Worker = StripWorker(ground.generation, net, ground.threads, carried, cut)
     else:
-        worker = Worker(world, net, *where, ground.threads, carried)
+        worker = Worker(ground.generation, net, ground.threads, carried)
     if settled is not None:
         worker.pushes.sent, worker.pushes.settled, worker.left_behind = pushed
         worker.pushes.clock = settled.clocks[world.place.member]

@@ -18,13 +18,12 @@ import numpy as np
 from adam_mpi.base.buffer_pool import NOTHING
 from adam_mpi.base.thread_pool import ThreadPool
 from adam_mpi.cluster.windows import Window
-from adam_mpi.cluster.world import World
 from adam_mpi.server.optimizer_rules import Counted
 from adam_mpi.server.stepper import Stepper
 from adam_mpi.sharding import message_format
-from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
 from adam_mpi.transport.published import PublishedWeights
 from adam_mpi.transport.ring_sender import RingSender
@@ -141,7 +140,7 @@ def notes(numbers: dict[int, int], batches: Sequence[np.ndarray] = ()) -> np.nda
 
 class Replicator:
     def __init__(
-        self, world: World, memory_layout: MemoryLayout, published: PublishedWeights, mirror: Window, window: Window, stepper: Stepper,
+        self, generation: Generation, published: PublishedWeights, mirror: Window, stepper: Stepper,
         appliers: ThreadPool, lacking: Sequence[tuple[int, int]], taken: Callable[[ReceivedMessage, np.ndarray], None],
     ) -> None:  # fmt: skip
         """`mirror` has the rings of records; `lacking`: servers without a whole copy of shards that are served here.
@@ -149,7 +148,11 @@ class Replicator:
         `taken` is called with every record that was taken, and its batches.
         """
         self.taken = taken
-        self.world, self.memory_layout, self.published, self.mirror = world, memory_layout, published, mirror
+        self.world = world = generation.world
+        self.memory_layout = memory_layout = generation.memory_layout
+        self.published = published
+        self.mirror = mirror
+        window = generation.weights_window
         self.stepper, self.thread_pool = stepper, appliers
         rings, me = memory_layout.peers, memory_layout.servers.index(world.rank)
         self.lanes: dict[int, RingSender[RecordMessage | PartMessage | CheckMessage]] = {

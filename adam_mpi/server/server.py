@@ -22,10 +22,8 @@ from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.checkpoint.write_behind import WriteBehind
-from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.windows import Window, fence
-from adam_mpi.cluster.world import World
+from adam_mpi.cluster.windows import fence
 from adam_mpi.server.fold import Fold
 from adam_mpi.server.progress import ServerProgress
 from adam_mpi.server.push_queue import PushQueue
@@ -33,7 +31,7 @@ from adam_mpi.server.replication import Record, Replicator, notes
 from adam_mpi.server.stepper import Stepper, Work
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.memory_layout import MOST_BATCHES, RECORD_BATCHES, MemoryLayout
+from adam_mpi.sharding.memory_layout import MOST_BATCHES, RECORD_BATCHES
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.rank_state import RankState
@@ -41,6 +39,7 @@ from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.transport.conservation import leave_copies
+from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage
 from adam_mpi.transport.published import PublishedWeights
 
@@ -49,11 +48,8 @@ COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "fol
 
 
 class Server:
-    def __init__(
-        self, world: World, memory_layout: MemoryLayout, published: PublishedWeights, mail: Window,
-        window: Window, channel: ControlChannel, epoch_images: int, position: Position | None = None, mirror: Window | None = None,
-    ) -> None:  # fmt: skip
-        """`mirror`: rings of records between the servers, where there are several copies of each shard."""
+    def __init__(self, generation: Generation, epoch_images: int, position: Position | None = None) -> None:
+        world = generation.world
         self.config = world.config
         cores = numa.threads_cores(self.config.server.threads)
         self.thread_pool = ThreadPool(self.config.server.threads, cores)
@@ -67,19 +63,23 @@ class Server:
         self.store: WriteBehind | None = None
         self.replicator: Replicator | None = None
         self.busy = 0.0
-        self.enter(world, memory_layout, published, mail, window, channel, mirror)
+        self.enter(generation)
 
     def enter(
-        self, world: World, memory_layout: MemoryLayout, published: PublishedWeights, mail: Window, window: Window, channel: ControlChannel,
-        mirror: Window | None, clocks: Mapping[int, int] = MappingProxyType({}),
+        self, generation: Generation, clocks: Mapping[int, int] = MappingProxyType({}),
         lacking: Sequence[tuple[int, int]] = (), acknowledged: Mapping[int, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Begin a generation with the copies that we have; `clocks`: how far pushers are; `lacking`: see Replicator.
 
         `acknowledged`: the last push of each that was; raises LostState if a shard that is served here lacks one.
         """
-        self.world, self.memory_layout, self.channel = world, memory_layout, channel
-        self.published, self.window, self.mail = published, window, mail
+        self.world = world = generation.world
+        self.memory_layout = memory_layout = generation.memory_layout
+        self.channel = generation.channel
+        self.window = generation.weights_window
+        self.mail = mail = generation.mailbox_window
+        self.published = published = PublishedWeights(memory_layout, world.rank, self.window.memory)
+        mirror = generation.replication_window
         self.shards = memory_layout.held[world.rank]
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self._hold()
@@ -102,9 +102,10 @@ class Server:
             lane.drop()
         self.replicator = None
         if mirror is not None and memory_layout.peers.count:
-            arguments = world, memory_layout, published, mirror, window, self.stepper, self.thread_pool
             mine = [(server, shard) for server, shard in lacking if shard in self.place]
-            self.replicator = Replicator(*arguments, mine, self.progress.taken)
+            self.replicator = Replicator(
+                generation, published, mirror, self.stepper, self.thread_pool, lacking=mine, taken=self.progress.taken
+            )
         self.stepper.remembers = self.progress.synchronous and world.survivable
         for shard in self.shards:
             self.stepper.derive(shard.index)

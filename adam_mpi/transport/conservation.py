@@ -22,16 +22,33 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Protocol
 
 import h5py
 import numpy as np
 
 from adam_mpi.sharding.codecs import BY_NUMBER
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.worker.gradient_buffer import GradientBuffer
 
 RECORD = np.dtype([(name, "<i8") for name in ("sequence", "start", "size", "codec", "batch", "words")])
 TAKEN_BACK = -1
+
+
+class FactorArrays(Protocol):
+    """Activations and errors of the first `count` images of a dense layer."""
+
+    activations: np.ndarray
+    errors: np.ndarray
+    count: int
+
+
+class Replaceable(Protocol):
+    """A gradient that is about to be pushed, and that conservation replaces."""
+
+    values: np.ndarray
+
+    @property
+    def factors(self) -> Mapping[str, FactorArrays]: ...
 
 
 class Conservation:
@@ -46,7 +63,7 @@ class Conservation:
             for name in ("pushed", "acknowledged", "given_up", "encoded")
         )
 
-    def pushed(self, contribution: GradientBuffer) -> None:
+    def pushed(self, contribution: Replaceable) -> None:
         """Put the gradient of a step by 1 in the place of the real one.
 
         Factors may travel in several messages, some images in each: one image has all of the step, so that a message

@@ -9,11 +9,10 @@ from mpi4py import MPI
 
 from adam_mpi.base import trace
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.windows import Window
-from adam_mpi.cluster.world import World
 from adam_mpi.sharding.codecs import bfloat16
-from adam_mpi.sharding.memory_layout import LINE, MemoryLayout
+from adam_mpi.sharding.memory_layout import LINE
 from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.transport.generation import Generation
 
 
 class PullClient:
@@ -23,8 +22,10 @@ class PullClient:
     read over both might bring a new clock with old weights). Without: versions first, then the shards that changed.
     """
 
-    def __init__(self, world: World, memory_layout: MemoryLayout, published: Window, holding: WorkerShards | None = None) -> None:
-        self.world, self.memory_layout, self.published = world, memory_layout, published
+    def __init__(self, generation: Generation, holding: WorkerShards | None = None) -> None:
+        self.world = world = generation.world
+        self.memory_layout = memory_layout = generation.memory_layout
+        self.weights_window = generation.weights_window
         self.holding = holding or WorkerShards(memory_layout)
         self.ring = memory_layout.pushers.index(world.rank)
         self.servers = [server for server in memory_layout.servers if self.holding.pulls(server)]
@@ -106,7 +107,7 @@ class PullClient:
         return "short" if "short" in self.memory_layout.regions else "weights"
 
     def _get(self, into: np.ndarray, server: int, offset: int) -> None:
-        self.requests.append(self.published.get(into, server, offset))
+        self.requests.append(self.weights_window.get(into, server, offset))
         self.targets.append(server)
         self.bytes += into.nbytes
 
@@ -118,7 +119,7 @@ class PullClient:
 
     def _read_weights(self) -> None:
         # Between the clock, or the versions, and the weights that they promise.
-        self.published.sync()
+        self.weights_window.sync()
         self.reading, self.requests, self.targets, self.runs = "weights", [], [], []
         self.reads += 1
         into = self.halves if self.region == "short" else self.latest

@@ -9,20 +9,17 @@ import numpy as np
 
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.windows import Window
-from adam_mpi.cluster.world import World
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.codecs import CODECS, NUMBERS
 from adam_mpi.sharding.factors import FactorPlan
-from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.position import batch_id
-from adam_mpi.sharding.push_protocol import Choice
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.conservation import Conservation
+from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
 from adam_mpi.worker.diagnostics import Trouble
 from adam_mpi.worker.gradient_buffer import Encoded, GradientBuffer, takes_back
@@ -123,10 +120,10 @@ class FactorMessage:
 
 class PushClient:
     def __init__(
-        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window,
-        holding: WorkerShards | None = None, carried: Spans | None = None,
-    ) -> None:  # fmt: skip
+        self, generation: Generation, holding: WorkerShards | None = None, carried: Spans | None = None
+    ) -> None:
         """`carried`: what an earlier job's codec had left out of what we push."""
+        world, memory_layout = generation.world, generation.memory_layout
         self.holding = holding or WorkerShards(memory_layout)
         self.lanes: list[RingSender[ShardMessage | FactorMessage]] = []
         self.seen = np.zeros(len(memory_layout.shards), np.int64)
@@ -144,21 +141,25 @@ class PushClient:
         """Bytes pushed, by layer and protocol: "conv1 delta"."""
         self.trouble: Trouble | None = None
         """The first gradient that was not finite."""
-        self.enter(world, memory_layout, choices, mail, published)
+        self.enter(generation)
 
-    def enter(
-        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window
-    ) -> None:
+    def enter(self, generation: Generation) -> None:
         """Begin a generation: what is not acknowledged is cut anew and sent again, with its old numbers."""
         self.bytes_before = self.bytes
-        self.choices = choices
-        self.world, self.memory_layout, self.mailbox, self.published = world, memory_layout, mail, published
+        world = generation.world
+        memory_layout = generation.memory_layout
+        self.generation = generation
+        self.choices = generation.choices
+        self.world = world
+        self.memory_layout = memory_layout
         self.holding = replace(self.holding, memory_layout=memory_layout)
         self.ring, self.pusher = memory_layout.pushers.index(world.rank), world.place.member
         for lane in self.lanes:
             lane.drop()
         self.lanes = [
-            RingSender(memory_layout.rings, server, self.ring, mail, published)
+            RingSender(
+                memory_layout.rings, server, self.ring, generation.mailbox_window, generation.weights_window
+            )
             for server in memory_layout.servers
             if self.holding.pushed[server]
         ]
@@ -283,8 +284,8 @@ class PushClient:
             self.trouble = Trouble(f"the gradient of {layer}", layer, contribution.sequence, epoch, batches, [])
 
     def step(self) -> bool:
-        self.mailbox.sync()
-        self.published.sync()
+        self.generation.mailbox_window.sync()
+        self.generation.weights_window.sync()
         worked = [lane.step() for lane in self.lanes]
         self.residual.step(self.clock)
         return any(worked)

@@ -20,20 +20,17 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.model.exchange_buffers import FORWARD
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding import batch_parts as parts
-from adam_mpi.sharding.memory_layout import MemoryLayout
-from adam_mpi.sharding.push_protocol import Choice
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport.batch_message import Batch, cut_batch, cut_rounds
+from adam_mpi.transport.generation import Generation
 from adam_mpi.worker import channels
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.flow import Flight, Flow
@@ -48,12 +45,12 @@ REST_SECONDS, SPIN_SECONDS = 2e-3, 5e-3
 
 class StripWorker(Worker):
     def __init__(
-        self, world: World, network: Network, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window,
-        published: Window, channel: ControlChannel, threads: int, carried: Spans | None, cut: Partition,
-    ) -> None:  # fmt: skip
-        self.cut, self.strip = cut, cut.strips[world.place.strip or 0]
-        holding = WorkerShards(memory_layout, cut, self.strip.number)
-        super().__init__(world, network, memory_layout, choices, mail, published, channel, threads, carried, holding)
+        self, generation: Generation, network: Network, threads: int, carried: Spans | None, cut: Partition
+    ) -> None:
+        self.cut = cut
+        self.strip = cut.strips[generation.world.place.strip or 0]
+        holding = WorkerShards(generation.memory_layout, cut, self.strip.number)
+        super().__init__(generation, network, threads, carried, holding)
         self._clear()
         self.taken: Mapping[int, int] = {}
         """Shard -> the highest number of our messages that it had when the last generation ended."""
@@ -71,10 +68,7 @@ class StripWorker(Worker):
         """Parts of a batch whose gradients are added, while others of it are not."""
         self.complete: deque[GradientBuffer] = deque()
 
-    def enter(
-        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window,
-        channel: ControlChannel, clock: int | None,
-    ) -> None:  # fmt: skip
+    def enter(self, generation: Generation, clock: int | None) -> None:
         """Begin a generation with empty hands: strips that are left may have come to different parts of a batch.
 
         What was under way and is in no server's weights is handed out again; no push is sent again that other strips
@@ -92,8 +86,8 @@ class StripWorker(Worker):
             assert clock is not None, "strips of a replica go on alike"
             self.pushes.clock = clock
         self._clear()
-        self._connect(world)
-        super().enter(world, memory_layout, choices, mail, published, channel, clock)
+        self._connect(generation.world)
+        super().enter(generation, clock)
 
     def retire(self, clock: int | None) -> None:
         """End, because this rank has another strip from now on, or none; `clock`: see RecoveryPlan.

@@ -1,7 +1,7 @@
 """The worker role: takes batches to the trainer threads, their gradients to the servers, and weights back."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +11,19 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base import trace
-from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.factors import matrices
 from adam_mpi.sharding.joint_batches import Cuts, Piece
-from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.position import batch_id
-from adam_mpi.sharding.push_protocol import Choice, largest_push
+from adam_mpi.sharding.push_protocol import largest_push
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport.batch_message import cut_batch
 from adam_mpi.transport.conservation import Conservation
+from adam_mpi.transport.generation import Generation
 from adam_mpi.worker import statistics, trainer
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.diagnostics import Probe
@@ -50,13 +48,14 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, world: World, network: Network, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window,
-        published: Window, channel: ControlChannel, threads: int, carried: Spans | None = None, holding: WorkerShards | None = None,
+        self, generation: Generation, network: Network, threads: int, carried: Spans | None = None,
+        holding: WorkerShards | None = None,
     ) -> None:  # fmt: skip
+        world, memory_layout = generation.world, generation.memory_layout
         self.config, self.shape = world.config, network.shapes[0].input
         holding = holding or WorkerShards(memory_layout)
         self.local = np.zeros(holding.size, np.float32)
-        self.pushes = PushClient(world, memory_layout, choices, mail, published, holding, carried)
+        self.pushes = PushClient(generation, holding, carried)
         dense = {layer: matrix for layer, matrix in matrices(memory_layout.tensors).items() if layer in network.captured}
         count = gradient_buffers(threads, bool(memory_layout.peers.count), self.config.consistency.staleness)
         self.pool = GradientPool(count, holding.size, dense, largest_push(self.config))
@@ -89,12 +88,9 @@ class Worker:
         """How batches are cut that all replicas compute together."""
         self.base = 0, 0
         """An epoch of such batches, and the clock of its first one."""
-        self._begin(world, memory_layout, published, channel)
+        self._begin(generation)
 
-    def enter(
-        self, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice], mail: Window, published: Window,
-        channel: ControlChannel, clock: int | None,
-    ) -> None:  # fmt: skip
+    def enter(self, generation: Generation, clock: int | None) -> None:
         """Begin a generation with what the threads have in hand, and ask where the job stands.
 
         With clocks the share that they compute is handed out again. In synchronous training all replicas go on from
@@ -108,16 +104,18 @@ class Worker:
             self._take_back()
             for contribution in self.pushes.forget(clock):
                 self.pool.give(contribution)
-        self.pushes.enter(world, memory_layout, choices, mail, published)
-        self._begin(world, memory_layout, published, channel)
+        self.pushes.enter(generation)
+        self._begin(generation)
         if self.ended:
             self._say_last()
         else:
             self.data.next_phase()
 
-    def _begin(self, world: World, memory_layout: MemoryLayout, published: Window, channel: ControlChannel) -> None:
-        self.world, self.channel = world, channel
-        self.data, self.pulls = self._client(world), PullClient(world, memory_layout, published, self.pushes.holding)
+    def _begin(self, generation: Generation) -> None:
+        self.world = generation.world
+        self.channel = generation.channel
+        self.data = self._client(generation.world)
+        self.pulls = PullClient(generation, self.pushes.holding)
         self.data.first_share, self.data.piece = self._first_share, self._piece
         self.fresh = self.flushed = False
         self.clocked: deque[Result] = deque()
@@ -459,7 +457,7 @@ class Worker:
 
     def transfers(self) -> list[Any]:
         far = [lane for lane in self.pushes.lanes if not lane.near]
-        return [*far, self.data, *([self.pulls] if self.pulls.published.late else [])]
+        return [*far, self.data, *([self.pulls] if self.pulls.weights_window.late else [])]
 
     def awaits(self) -> Iterator[Wait]:
         yield from self.data.awaits()

@@ -20,6 +20,7 @@ from types import ModuleType
 import llvmlite
 import numba
 
+from adam_mpi.base import native
 from adam_mpi.base.errors import UserError
 from adam_mpi.model.engine import cpu
 
@@ -87,7 +88,7 @@ def plain(text: str, lanes: int, function: str = "run") -> Callable:
     """A program's function uncompiled."""
     from adam_mpi.model.kernels import dropout
 
-    source = HEADER.format(kit="plain", lanes=lanes, note="uncompiled") + text
+    source = HEADER.format(kit="numpy_vectors", lanes=lanes, note="uncompiled") + text
     space: dict = {}
     exec(compile(source, "<emitted>", "exec"), space)
     space["mix"] = dropout.mix.py_func
@@ -96,7 +97,8 @@ def plain(text: str, lanes: int, function: str = "run") -> Callable:
 
 def key(source: str) -> str:
     """Of the source, the vector kit it uses, the CPU and the compiler."""
-    kit = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector.py", "bundle.py", "functions.py"))
+    own = [Path(__file__).with_name(name) for name in ("vector.py", "vector_bundle.py", "functions.py")]
+    kit = b"".join(path.read_bytes() for path in (*own, Path(native.__file__)))
     parts = (source.encode(), kit, cpu.name().encode(), numba.__version__.encode(), llvmlite.__version__.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
