@@ -13,9 +13,14 @@ from adam_mpi.runtime.run import run as run_job
 
 
 def train(
-    config: Given = None, *, set: Sequence[str] = (), run: str | Path | None = None, resume: bool = False,
-    comm: MPI.Comm | None = None, take_over: bool = False,
-) -> Trained:  # fmt: skip
+    config: Given = None,
+    *,
+    set: Sequence[str] = (),
+    run: str | Path | None = None,
+    resume: bool = False,
+    comm: MPI.Comm | None = None,
+    take_over: bool = False,
+) -> Trained:
     """Collective over `comm` (all ranks by default): train, and return the trained network on every rank.
 
     `config` is a TOML file, the name of a model, a dict of sections, or a `Config`; `set` has further keys, as in

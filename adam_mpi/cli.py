@@ -197,9 +197,16 @@ def sweep(options: argparse.Namespace) -> int:
     from adam_mpi.sweep.command import Sweep, sweep
 
     wanted = Sweep(
-        options.config, options.set, options.over, options.seeds, options.ranks, options.output, options.target,
-        options.launch, options.table,
-    )  # fmt: skip
+        options.config,
+        options.set,
+        options.over,
+        options.seeds,
+        options.ranks,
+        options.output,
+        options.target,
+        options.launch,
+        options.table,
+    )
     failed = False
     for line in sweep(wanted):
         print(line, flush=True)

@@ -53,9 +53,15 @@ KINDS = {
 }
 TRAINING = ["data.images=8000", "server.shard=12000", "observe.interval=0.5", "snapshot.minutes=0"]
 CONSERVATION = [
-    "data.images=3200", "train.epochs=3", "server.shard=12000", "observe.interval=0.5", "inject.conserve=true",
-    "optimizer.learning_rate=1", "optimizer.schedule=constant", "store.interval=0.5",
-]  # fmt: skip
+    "data.images=3200",
+    "train.epochs=3",
+    "server.shard=12000",
+    "observe.interval=0.5",
+    "inject.conserve=true",
+    "optimizer.learning_rate=1",
+    "optimizer.schedule=constant",
+    "store.interval=0.5",
+]
 # Where a rank is killed, whose it is, and what has to happen first for the point to be reached.
 POINTS = {
     "prepare": "server",
@@ -242,9 +248,7 @@ def point(name: str, seed: int, hosts: int = results.HOSTS) -> Run:
     return Run(seed, "conservation", 5 + servers, 2, servers, point=name, hosts=hosts, copies=copies)
 
 
-PLANS = dict(
-    zip(PATTERNS, (_one, _at_once, _one_after_another, _recovering, _rebuilding, _every_server), strict=True)
-)
+PLANS = dict(zip(PATTERNS, (_one, _at_once, _one_after_another, _recovering, _rebuilding, _every_server), strict=True))
 
 
 def wide(seed: int, pattern: str = "") -> Run:
@@ -255,9 +259,17 @@ def wide(seed: int, pattern: str = "") -> Run:
     fitting = [name for name in PATTERNS if _fits(name, servers, copies)]
     pattern = pattern or fitting[(place + place // len(PACKED) + 2 * block) % len(fitting)]
     return Run(
-        seed, "conservation", 5 + servers, 2, servers, point="wide", codec=PACKED[seed % len(PACKED)],
-        staleness=STALENESS[seed % len(STALENESS)], copies=copies, pattern=pattern,
-    )  # fmt: skip
+        seed,
+        "conservation",
+        5 + servers,
+        2,
+        servers,
+        point="wide",
+        codec=PACKED[seed % len(PACKED)],
+        staleness=STALENESS[seed % len(STALENESS)],
+        copies=copies,
+        pattern=pattern,
+    )
 
 
 def _fits(pattern: str, servers: int, copies: int) -> bool:
@@ -322,10 +334,14 @@ def check(run: Run, job: Job, killed: dict[int, float]) -> dict:
     elif run.kind.startswith("async"):
         assert summary["stopped_by"] == "target", summary["validation_accuracy"]
     return _told(run) | {
-        "outcome": outcome, "recoveries": len(summary["recoveries"]), "accuracy": summary["test_accuracy"],
-        "to_next_push": _since_kill(summary, killed, "seconds"), "to_all": _since_kill(summary, killed, "seconds_all"),
-        "unacknowledged_of_dead": pushes["unacknowledged_of_dead"], "job_seconds": round(job.seconds, 1),
-    }  # fmt: skip
+        "outcome": outcome,
+        "recoveries": len(summary["recoveries"]),
+        "accuracy": summary["test_accuracy"],
+        "to_next_push": _since_kill(summary, killed, "seconds"),
+        "to_all": _since_kill(summary, killed, "seconds_all"),
+        "unacknowledged_of_dead": pushes["unacknowledged_of_dead"],
+        "job_seconds": round(job.seconds, 1),
+    }
 
 
 def _told(run: Run) -> dict:

@@ -22,9 +22,18 @@ import pytest
 from launch import Hosts, Job, Mpi, available, start
 
 IN_TURN = (
-    "test_cli", "test_clicks", "test_data_jobs", "test_factors", "test_resume", "test_timeline", "test_live",
-    "test_metrics", "test_report", "test_debug", "test_use",
-)  # fmt: skip
+    "test_cli",
+    "test_clicks",
+    "test_data_jobs",
+    "test_factors",
+    "test_resume",
+    "test_timeline",
+    "test_live",
+    "test_metrics",
+    "test_report",
+    "test_debug",
+    "test_use",
+)
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 
 # All ranks must draw the same examples, and a slow machine is no failure.

@@ -67,9 +67,7 @@ def main() -> None:
     scenario, rank = sys.argv[1], MPI.COMM_WORLD.rank
     copies, servers = (1, 2) if scenario in ("alone", "raise", "exit", "with") else (2, 3)
     optimizer = "descent" if scenario == "two servers" else "additive"
-    server = ParameterServer(
-        MPI.COMM_WORLD, SIZE, servers, shard=256, copies=copies, optimizer=optimizer, seconds=30.0
-    )  # fmt: skip
+    server = ParameterServer(MPI.COMM_WORLD, SIZE, servers, shard=256, copies=copies, optimizer=optimizer, seconds=30.0)
     doom = {"server": {3: 40}, "two servers": {4: 30, 2: 200}, "alone": {2: 40}}.get(scenario, {})
     if rank in doom:
         doomed(server, doom[rank])

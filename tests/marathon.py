@@ -26,11 +26,23 @@ from adam_mpi.checkpoint.run_directory import compare_copies
 
 KILLS, RANKS, SERVERS, SLOTS = 100, 8, 3, 24
 SETTINGS = [
-    "data.images=3200", "train.epochs=1000000", "server.shard=12000", "observe.interval=0.5", "inject.conserve=true",
-    "optimizer.learning_rate=1", "optimizer.schedule=constant", "store.interval=2", "snapshot.minutes=0", "push.protocol=delta",
-    "layout.data=1", f"layout.servers={SERVERS}", "recover.respawn=true", "cluster.seconds=120",
-    "recover.seconds=60", "worker.threads=1",
-]  # fmt: skip
+    "data.images=3200",
+    "train.epochs=1000000",
+    "server.shard=12000",
+    "observe.interval=0.5",
+    "inject.conserve=true",
+    "optimizer.learning_rate=1",
+    "optimizer.schedule=constant",
+    "store.interval=2",
+    "snapshot.minutes=0",
+    "push.protocol=delta",
+    "layout.data=1",
+    f"layout.servers={SERVERS}",
+    "recover.respawn=true",
+    "cluster.seconds=120",
+    "recover.seconds=60",
+    "worker.threads=1",
+]
 BASE = 10
 """Kills after which the figures are those that later ones are compared with."""
 GROWTH = 0.10
@@ -195,9 +207,12 @@ def _figures(process: psutil.Process) -> dict:
     mappings = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
     shared = [line.split()[0].split("-") for line in mappings if "/dev/shm/" in line or "/memfd:" in line]
     return {
-        "rss": process.memory_info().rss, "shared": sum(int(end, 16) - int(start, 16) for start, end in shared),
-        "descriptors": process.num_fds(), "mappings": len(mappings), "threads": process.num_threads(),
-    }  # fmt: skip
+        "rss": process.memory_info().rss,
+        "shared": sum(int(end, 16) - int(start, 16) for start, end in shared),
+        "descriptors": process.num_fds(),
+        "mappings": len(mappings),
+        "threads": process.num_threads(),
+    }
 
 
 def compare(history: list[dict]) -> dict[str, dict]:

@@ -1,6 +1,6 @@
 """The failure matrix: each role struck by each kind of failure on each MPI, in real jobs; what happens, and its cost.
 
-    scripts/failure_matrix [--mpi NAME] [--kind KIND ...]      # writes the rows into docs/FAILURES.md
+scripts/failure_matrix [--mpi NAME] [--kind KIND ...]      # writes the rows into docs/FAILURES.md
 """
 
 import argparse
@@ -27,9 +27,15 @@ STRIKES = ("kill", "raise", "stop", "slow")
 KINDS = (*STRIKES, "freeze", "silent", "cut", "full", "hang")
 ENDLESS = given("train.epochs=1000000", "snapshot.minutes=0")
 SETTINGS = given(
-    "layout.data=2", "layout.servers=3", "server.shard=20000", "data.images=6000",
-    "observe.interval=0.2", "cluster.stopped=2", "cluster.seconds=10", "store.interval=1",
-)  # fmt: skip
+    "layout.data=2",
+    "layout.servers=3",
+    "server.shard=20000",
+    "data.images=6000",
+    "observe.interval=0.2",
+    "cluster.stopped=2",
+    "cluster.seconds=10",
+    "store.interval=1",
+)
 
 
 def row(mpi: Mpi, role: str, kind: str, folder: Path) -> list[str]:

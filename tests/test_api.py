@@ -15,10 +15,16 @@ from adam_mpi.config import load
 SMALL = {
     "data": {"images": 640},
     "train": {"epochs": 1},
-    "model": {"layers": [{"kind": "conv", "channels": 4, "kernel": 5}, "relu", {"kind": "max_pool", "size": 4},
-                         {"kind": "dense", "units": 10}]},
+    "model": {
+        "layers": [
+            {"kind": "conv", "channels": 4, "kernel": 5},
+            "relu",
+            {"kind": "max_pool", "size": 4},
+            {"kind": "dense", "units": 10},
+        ]
+    },
     "kernels": {"engine": "reference"},
-}  # fmt: skip
+}
 # What a notebook does: trains, uses it, makes a mistake, is interrupted, trains again.
 NOTEBOOK = f"""
 import os, signal, sys

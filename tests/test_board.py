@@ -37,9 +37,16 @@ def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
     board.hear(3, worker(3, sent=9, waited=0.5))
     board.hear(4, worker(4, sent=1, waited=0.25))
     assert board.pushes(range(5)) == {
-        "sent": 10, "acknowledged": 10, "applied": 8, "given_up": 0, "unacknowledged_of_dead": 0, "short": 2,
-        "duplicates": 0, "refused": 0, "bytes": 1000,
-    }  # fmt: skip
+        "sent": 10,
+        "acknowledged": 10,
+        "applied": 8,
+        "given_up": 0,
+        "unacknowledged_of_dead": 0,
+        "short": 2,
+        "duplicates": 0,
+        "refused": 0,
+        "bytes": 1000,
+    }
     assert board.pulls() == {"count": 2, "bytes": 16} and board.clock_wait() == 0.75
 
 

@@ -9,9 +9,14 @@ from launch import LAUNCH, ROOT, clean_environment
 def test_the_loss_of_the_click_example_falls(mpi, tmp_path):
     command = ["bash", "-c", LAUNCH, ROOT / "scripts/lib.sh", mpi.mpirun, "3", mpi.python, ROOT / "scripts/clicks.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        command,
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
         timeout=100,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"log-loss ([\d.]+)", done.stdout)]
     assert len(losses) == 4 and 0.69 < losses[0] < 0.70

@@ -63,9 +63,7 @@ def test_float16_keeps_the_largest_half_instead_of_an_infinity():
     assert sent(CODECS["float16"], values, values[:0]).tolist() == [65504, -65504, 65504, 5]
 
 
-VALUES = st.lists(
-    st.floats(-1e3, 1e3, width=32) | st.sampled_from([0.0, 1e-40, -1e-40]), min_size=1, max_size=90
-)
+VALUES = st.lists(st.floats(-1e3, 1e3, width=32) | st.sampled_from([0.0, 1e-40, -1e-40]), min_size=1, max_size=90)
 
 
 @pytest.mark.parametrize("name", FEEDBACK)

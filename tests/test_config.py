@@ -32,9 +32,15 @@ def test_the_file_goes_over_the_defaults_and_set_over_the_file(tmp_path):
 def test_set_takes_toml_values_and_bare_words():
     loaded = config.load(
         None,
-        ["data.set=fashion", 'run.name="a b"', "consistency.staleness=inf", 'layout.place.server=["big-*"]',
-         'inject.faults=["kill rank=1 at=push", "slow rank=2 factor=3"]', "consistency.staleness=2"],
-    )  # fmt: skip
+        [
+            "data.set=fashion",
+            'run.name="a b"',
+            "consistency.staleness=inf",
+            'layout.place.server=["big-*"]',
+            'inject.faults=["kill rank=1 at=push", "slow rank=2 factor=3"]',
+            "consistency.staleness=2",
+        ],
+    )
     assert (loaded.data.set, loaded.run.name, loaded.consistency.staleness) == ("fashion", "a b", 2.0)
     assert loaded.layout.place == {"server": ["big-*"]} and len(loaded.inject.faults) == 2
     assert not loaded.asynchronous

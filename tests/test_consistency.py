@@ -61,7 +61,13 @@ def small(train, replicas, servers, staleness, *settings, **options):
 
 CODECS = {"float16": 1.9, "bfloat16": 1.9, "onebit": 25, "topk": 25}
 # Synchronous: nothing is left to chance, so a comparison of accuracies means something.
-WHOLE = ["push.protocol=delta", "train.epochs=2", "train.batch=64", "optimizer.learning_rate=0.06", "consistency.staleness=0"]
+WHOLE = [
+    "push.protocol=delta",
+    "train.epochs=2",
+    "train.batch=64",
+    "optimizer.learning_rate=0.06",
+    "consistency.staleness=0",
+]
 
 
 @pytest.fixture(scope="module")

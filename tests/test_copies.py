@@ -14,9 +14,14 @@ pytestmark = [
 ]
 # Rank 0 serves data, 1 to 4 parameters, 5 to 7 train. Rank 3 is slow: rebuilding its copies takes seconds.
 SLOW = given(
-    *chaos.CONSERVATION, "layout.data=1", "layout.servers=4", "server.copies=4", "server.shard=2000",
-    "data.images=1600", 'inject.faults=["delay rank=3 at=apply seconds=0.04"]',
-)  # fmt: skip
+    *chaos.CONSERVATION,
+    "layout.data=1",
+    "layout.servers=4",
+    "server.copies=4",
+    "server.shard=2000",
+    "data.images=1600",
+    'inject.faults=["delay rank=3 at=apply seconds=0.04"]',
+)
 MORE = 5
 
 
@@ -57,9 +62,15 @@ def test_a_copy_that_lacks_acknowledged_pushes_does_not_serve(pushes, mpi, tmp_p
 
 # Ranks 0 and 1 serve data, 2 to 6 parameters, 7 to 9 train.
 IN_STEP = given(
-    "consistency.staleness=0", "layout.servers=5", "layout.data=2", "server.shard=100", "data.images=1000",
-    "train.epochs=2", "observe.interval=0.2", SMOOTH,
-)  # fmt: skip
+    "consistency.staleness=0",
+    "layout.servers=5",
+    "layout.data=2",
+    "server.shard=100",
+    "data.images=1000",
+    "train.epochs=2",
+    "observe.interval=0.2",
+    SMOOTH,
+)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,10 @@ def test_a_push_ends_a_round_and_the_next_begins_with_the_shared_weights():
 
 
 def test_threads_end_their_rounds_apart():
-    copies = [ThreadWeights(Network(SHAPES, 4, 0), np.zeros(total(SHAPES), np.float32), index, False) for index in range(ROUND)]
+    copies = [
+        ThreadWeights(Network(SHAPES, 4, 0), np.zeros(total(SHAPES), np.float32), index, False)
+        for index in range(ROUND)
+    ]
     assert sorted(copy.length for copy in copies) == list(range(1, ROUND + 1))
 
 

@@ -64,8 +64,13 @@ def test_features_with_bad_rows(launch, tmp_path):
     features = (centers[labels] + 0.5 * random.standard_normal((2400, 20))).astype(np.float32) * 50 + 300
     features[[7, 90]] = np.nan
     np.savez(tmp_path / "set.npz", features=features, labels=labels)
-    given = [f"data.set={tmp_path / 'set.npz'}", "data.transform.normalize=true", "train.epochs=2",
-             'model.layers=[{kind="dense",units=4}]', "data.validation=0"]  # fmt: skip
+    given = [
+        f"data.set={tmp_path / 'set.npz'}",
+        "data.transform.normalize=true",
+        "train.epochs=2",
+        'model.layers=[{kind="dense",units=4}]',
+        "data.validation=0",
+    ]
     stopped = launch(2, "train", *settings(*given))
     assert stopped.returncode == 2 and "set.npz:features.npy, image" in stopped.stderr, stopped.said()
     job = launch(2, "train", *settings(*given, "data.on_bad=skip"))
@@ -78,8 +83,16 @@ def test_a_data_rank_holds_its_memory_at_the_limit(launch, start_job, tmp_path):
     """A set of 98 MB through a cache of 9 MB; measured from outside."""
     images = np.random.default_rng(0).integers(0, 256, (32_000, 3, 32, 32), np.uint8)
     np.savez(tmp_path / "set.npz", images=images, labels=np.arange(32_000) % 10)
-    given = [f"data.set={tmp_path / 'set.npz'}", f"data.cache={9 << 20}", "data.validation=0", "train.epochs=2",
-             "train.batch=64", DENSE, "layout.data=1", "layout.servers=1"]  # fmt: skip
+    given = [
+        f"data.set={tmp_path / 'set.npz'}",
+        f"data.cache={9 << 20}",
+        "data.validation=0",
+        "train.epochs=2",
+        "train.batch=64",
+        DENSE,
+        "layout.data=1",
+        "layout.servers=1",
+    ]
     job = start_job(3, "train", *settings(*given))
     grown = 0
     first: int | None = None

@@ -55,9 +55,12 @@ def batch(pixels, number=7):
 
 @pytest.mark.parametrize(
     ("name", "value", "what"),
-    [("conv2/weight", np.nan, "conv2/weight"), ("conv1/weight", 3e38, "the output of conv1"),
-     ("dense2/bias", np.inf, "dense2/bias")],
-)  # fmt: skip
+    [
+        ("conv2/weight", np.nan, "conv2/weight"),
+        ("conv1/weight", 3e38, "the output of conv1"),
+        ("dense2/bias", np.inf, "dense2/bias"),
+    ],
+)
 def test_the_first_layer_is_named(name, value, what):
     shapes, weights = prepare("conv relu pool")
     views(weights, tensors(shapes))[name][:] = value

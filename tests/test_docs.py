@@ -21,14 +21,25 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slur
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 # What is not run here, and where it is instead.
 ELSEWHERE = {
-    "sbatch": "tests/test_slurm.py", "srun": "tests/test_slurm.py", "scripts/slurm_lab": "tests/test_slurm.py",
-    "eval": "tests/test_slurm.py", "export": "tests/test_slurm.py", "mpirun": "tests/launch.py",
-    "scripts/test": ".ci/run", "scripts/bench.py": "by hand, on an idle machine", "pip": "scripts/lib.sh",
-    "kill": "tests/test_resume.py", "touch": "tests/test_resume.py", ".": "PATH is set here",
-    "python -m adam_mpi fetch": "tests/test_fetch.py", "scripts/hosts": "tests/test_hosts.py", "git": "by hand",
-    "scripts/chaos": "tests/test_chaos.py", "scripts/failure_matrix": "by hand",
+    "sbatch": "tests/test_slurm.py",
+    "srun": "tests/test_slurm.py",
+    "scripts/slurm_lab": "tests/test_slurm.py",
+    "eval": "tests/test_slurm.py",
+    "export": "tests/test_slurm.py",
+    "mpirun": "tests/launch.py",
+    "scripts/test": ".ci/run",
+    "scripts/bench.py": "by hand, on an idle machine",
+    "pip": "scripts/lib.sh",
+    "kill": "tests/test_resume.py",
+    "touch": "tests/test_resume.py",
+    ".": "PATH is set here",
+    "python -m adam_mpi fetch": "tests/test_fetch.py",
+    "scripts/hosts": "tests/test_hosts.py",
+    "git": "by hand",
+    "scripts/chaos": "tests/test_chaos.py",
+    "scripts/failure_matrix": "by hand",
     "scripts/reproduce": "tests/test_reproduce.py, the whole by hand",
-}  # fmt: skip
+}
 # Enough for a job to go all its way.
 SMALL = ["data.images=640", "train.epochs=1", "data.validation=0.02"]
 
@@ -148,9 +159,14 @@ def test_every_command_runs(name, sandbox):
             words = [*words, *_fresh(words, sandbox)]
         words, _, target = (words[:-2], *words[-2:]) if ">" in words else (words, "", "")
         done = subprocess.run(
-            smaller(words), cwd=sandbox, env=clean_environment() | {"PATH": path}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=280,
-        )  # fmt: skip
+            smaller(words),
+            cwd=sandbox,
+            env=clean_environment() | {"PATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
         if target:
             (sandbox / target).write_text(done.stdout)
         # Some are meant to lose a rank.

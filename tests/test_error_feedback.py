@@ -13,9 +13,15 @@ from adam_mpi.transport.conservation import counted, given_up, unexplained
 EPOCHS, IMAGES, BATCHES, REPLICAS = 2, 3200, 100, 3
 LAYOUT = ["layout.data=2", "layout.servers=2", "worker.threads=1", f"train.epochs={EPOCHS}", "train.test=false"]
 CONSERVE = [
-    *LAYOUT, f"data.images={IMAGES}", "data.validation=0", "server.shard=12000", "push.protocol=delta",
-    "inject.conserve=true", "optimizer.learning_rate=1", "optimizer.schedule=constant",
-]  # fmt: skip
+    *LAYOUT,
+    f"data.images={IMAGES}",
+    "data.validation=0",
+    "server.shard=12000",
+    "push.protocol=delta",
+    "inject.conserve=true",
+    "optimizer.learning_rate=1",
+    "optimizer.schedule=constant",
+]
 RANKS, STRIPS = 4 + REPLICAS, "layout.partitions=2"
 DATA, SERVER, WORKER = "kill rank=1 at=batch step=40", "kill rank=2 at=applied step=60", "kill rank=5 at=push step=20"
 pytestmark = [
@@ -89,9 +95,15 @@ def test_strips_take_back_what_no_shard_has(codec, staleness, fault, launch):
 
 @pytest.mark.parametrize(
     ("codec", "faults"),
-    [("none", [DATA]), *(pytest.param(codec, faults, marks=full) for codec in ("none", "float16")
-                         for faults in ([DATA], [SERVER], [WORKER], [WORKER, DATA]))],
-)  # fmt: skip
+    [
+        ("none", [DATA]),
+        *(
+            pytest.param(codec, faults, marks=full)
+            for codec in ("none", "float16")
+            for faults in ([DATA], [SERVER], [WORKER], [WORKER, DATA])
+        ),
+    ],
+)
 def test_with_a_bound_every_share_of_the_living_is_pushed(codec, faults, launch):
     job, dead = run(launch, RANKS, "3", faults, *CONSERVE, f"push.codec={codec}")
     check_counts(job, dead)

@@ -39,9 +39,14 @@ def drawn(inputs, outputs, images):
 
 
 @given(
-    st.integers(1, 40), st.integers(1, 40), st.integers(0, 7), st.integers(1, 3), st.integers(64, 500),
-    st.integers(1, 4), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(0, 7),
+    st.integers(1, 3),
+    st.integers(64, 500),
+    st.integers(1, 4),
+    st.booleans(),
+)
 def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images, servers, shard, together, half):
     tensors = dense(inputs, outputs, offset=0)
     shelved, _ = planned(tensors, servers, [f"server.shard={shard}"])

@@ -149,7 +149,9 @@ def test_sums_over_a_replica_are_those_of_all_strips():
     strip = cut.strips[world.place.strip]
     link = Link(world, channels.plan(cut, 1, IMAGES))
     sums = Sums(link, cut)
-    given = [GradientBuffer(0, np.full(strip.parameters, 10.0**world.rank * (turn + 1), np.float32)) for turn in range(7)]
+    given = [
+        GradientBuffer(0, np.full(strip.parameters, 10.0**world.rank * (turn + 1), np.float32)) for turn in range(7)
+    ]
     waiting, got = list(given), []
     limit = time.monotonic() + 30
     while len(got) < len(given):

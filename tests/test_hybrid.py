@@ -146,8 +146,13 @@ def test_rounds_have_every_image_once_and_fit_their_room(images, ranks, more):
 def test_only_units_are_cut():
     cut = partition(PAPER, 3, "hybrid")
     assert {shape.name for shape in cut.strips[1].shapes if shape.extent is None} == {
-        "conv1", "relu1", "max_pool1", "conv2", "relu2", "max_pool2"
-    }  # fmt: skip
+        "conv1",
+        "relu1",
+        "max_pool1",
+        "conv2",
+        "relu2",
+        "max_pool2",
+    }
     first, *others = cut.exchanges.values()
     assert isinstance(first, Assembly) and not any(isinstance(other, Assembly) for other in others)
     whole = partition(PAPER, 1).strips[0]
@@ -221,8 +226,14 @@ def test_a_run_goes_on_with_another_scheme_and_other_ranks(launch, tmp_path):
     alone = hybrid(launch, path, text, 1, 1, constant)
     half, _ = hybrid(launch, path, text, 2, 1, constant, HYBRID, f"train.epochs={STEPS // 2}")
     more = constant, f"train.batch={BATCH}"
-    third = launch(5, "train", "--run", half.run, "--resume",
-                   *settings(path, text, 3, *more, HYBRID, f"train.epochs={STEPS * 3 // 4}"))  # fmt: skip
+    third = launch(
+        5,
+        "train",
+        "--run",
+        half.run,
+        "--resume",
+        *settings(path, text, 3, *more, HYBRID, f"train.epochs={STEPS * 3 // 4}"),
+    )
     assert third.returncode == 0, third.said()
     resumed = launch(4, "train", "--run", half.run, "--resume", *settings(path, text, 2, *more, "layout.scheme=strips"))
     same(alone, result(resumed))

@@ -39,7 +39,14 @@ class Forged:
     def write(self, body):
         header = np.zeros((), message_format.HEADER)
         body[: self.words.size] = self.words
-        plain = {"shard": 1, "kind": message_format.DELTA, "values": 100, "words": self.words.size, "finite": 1, "last": 1}
+        plain = {
+            "shard": 1,
+            "kind": message_format.DELTA,
+            "values": 100,
+            "words": self.words.size,
+            "finite": 1,
+            "last": 1,
+        }
         for name, value in (plain | self.fields).items():
             header[name] = value
         return header
@@ -67,12 +74,16 @@ WRONG = {
     "kind": (Forged({"kind": 77}), "kind 77"),
     "codec": (Forged({"codec": 50}), "codec 50"),
     "negative codec": (Forged({"codec": -1}), "codec -1"),
-    "index": (Forged({"kind": message_format.SPARSE, "values": 2}, pairs([1, 128])), "an index beyond the 128 parameters"),
+    "index": (
+        Forged({"kind": message_format.SPARSE, "values": 2}, pairs([1, 128])),
+        "an index beyond the 128 parameters",
+    ),
     "top index": (
-        Forged({"codec": NUMBERS["topk"], "values": 100}, pairs([7, 100])), "an index beyond the 100 parameters",
+        Forged({"codec": NUMBERS["topk"], "values": 100}, pairs([7, 100])),
+        "an index beyond the 100 parameters",
     ),
     "NaN": (Forged({"finite": 0}), "NaN or infinity for shard 1 (dense1)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -44,9 +44,17 @@ def test_a_fault_of_nobody_is_refused(line, complaint):
 
 @pytest.mark.parametrize(
     "line",
-    ["explode rank=1", "kill at=push", "kill rank=1 role=data", "kill rank=x", "kill rank=1 at=lunch",
-     "slow rank=1 at=push", "kill rank=1 at=push step=soon", ""],
-)  # fmt: skip
+    [
+        "explode rank=1",
+        "kill at=push",
+        "kill rank=1 role=data",
+        "kill rank=x",
+        "kill rank=1 at=lunch",
+        "slow rank=1 at=push",
+        "kill rank=1 at=push step=soon",
+        "",
+    ],
+)
 def test_mistakes_are_named(line):
     with pytest.raises(UserError, match=r"inject.faults\[0\]"):
         parse([line])

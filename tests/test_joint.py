@@ -160,7 +160,9 @@ def words(cuts):
     position.batches[:6] = True
     reached = {1: 4, 2: 5, 3: 5}
     server = RankState(0, 1.0, {0: 9}, positions={0: position}, progress=Progress(cuts, reached=reached))
-    fast = RankState(1, 1.0, clock=3, resent=((3, 4), (4, 4), (5, 4)), batches=frozenset(batch_id(1, n) for n in (3, 4, 5)))
+    fast = RankState(
+        1, 1.0, clock=3, resent=((3, 4), (4, 4), (5, 4)), batches=frozenset(batch_id(1, n) for n in (3, 4, 5))
+    )
     fast.progress = Progress(cuts, 6, (1, 0), {3: 4, 4: 4, 5: 4})
     slow = RankState(2, 1.0, clock=4, progress=Progress(cuts, 4, (1, 0)))
     places = [Place(0, "h", ("server",)), Place(1, "h", ("worker",), 0, 0), Place(2, "h", ("worker",), 1, 0)]

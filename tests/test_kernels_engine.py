@@ -169,24 +169,40 @@ def test_matrices_of_lines_are_those_of_a_correlation():
 # Name: input shape, images, layers. The first four have a kernel of every kind.
 COMPILED = {
     "all kinds": (
-        (2, 9, 8), 20,
-        [Conv(3, 3, 1, 1), RELU, MaxPool(2), LocalResponseNorm(3), TANH, MaxPool(2, 1), AvgPool(2, 1), Dropout(0.3), SIGMOID,
-         Dense(9), RELU],
+        (2, 9, 8),
+        20,
+        [
+            Conv(3, 3, 1, 1),
+            RELU,
+            MaxPool(2),
+            LocalResponseNorm(3),
+            TANH,
+            MaxPool(2, 1),
+            AvgPool(2, 1),
+            Dropout(0.3),
+            SIGMOID,
+            Dense(9),
+            RELU,
+        ],
     ),
     "winograd": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, MaxPool(2)]),
     "few images": ((2, 7, 6), 1, [Conv(3, 3, 2, 2), RELU, Conv(4, 2), RELU, MaxPool(2), Dense(9), RELU, Dropout(0.2)]),
     "lines": ((2, 10, 11), 21, [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2)]),
     "winograd twice": (
-        (3, 8, 8), 67, [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 1), RELU],
+        (3, 8, 8),
+        67,
+        [Conv(16, 3, 1, 1), RELU, Conv(17, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 1), RELU],
     ),
     "everything fused": (
-        (2, 11, 10), 67, [Conv(5, 3, 1, 1), RELU, MaxPool(2), Conv(7, 2), MaxPool(2), RELU, Dense(11), RELU],
+        (2, 11, 10),
+        67,
+        [Conv(5, 3, 1, 1), RELU, MaxPool(2), Conv(7, 2), MaxPool(2), RELU, Dense(11), RELU],
     ),
     "strides and overlap": ((3, 13, 12), 67, [Conv(6, 5, 2, 4), TANH, MaxPool(3, 2), Conv(4, 3, 3, 2), Dropout(0.4)]),
     "average and normalize": ((3, 7, 8), 67, [Conv(6, 2), RELU, LocalResponseNorm(), AvgPool(3, 2), TANH]),
     "activations": ((1, 6, 6), 67, [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
     "one pixel": ((1, 1, 1), 67, [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
-}  # fmt: skip
+}
 QUICK = [(stack, cpu.lanes()) for stack in ("all kinds", "winograd", "few images", "lines")]
 
 
@@ -224,7 +240,10 @@ def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
 # Every operation but dropout, whose masks are our own.
 AS_IN_PYTORCH = [
     ((2, 9, 8), [Conv(5, 3, 1, 1), RELU, MaxPool(2), Conv(7, 3, 2, 2), RELU, MaxPool(2, 1), Dense(11), RELU]),
-    ((2, 9, 8), [Conv(8, 5, 1, 2), RELU, MaxPool(2), LocalResponseNorm(3, 1.5, 0.3), Conv(9, 2), TANH, AvgPool(2, 1), SIGMOID]),
+    (
+        (2, 9, 8),
+        [Conv(8, 5, 1, 2), RELU, MaxPool(2), LocalResponseNorm(3, 1.5, 0.3), Conv(9, 2), TANH, AvgPool(2, 1), SIGMOID],
+    ),
     ((16, 4, 6), [Conv(16, 3, 1, 1), SIGMOID, Conv(17, 3, 1, 1), RELU, MaxPool(2)]),
 ]
 

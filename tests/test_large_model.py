@@ -115,15 +115,29 @@ def settings(tmp_path, strips, epochs):
     images = draw.integers(0, 256, (5 * BATCH, SIDE, SIDE), dtype=np.uint8)
     labels = np.arange(len(images)) % CLASSES
     cut, path = 2 * BATCH, tmp_path / "noise.npz"
-    np.savez(path, train_images=images[:cut], train_labels=labels[:cut],
-             test_images=images[cut:], test_labels=labels[cut:])  # fmt: skip
+    np.savez(
+        path, train_images=images[:cut], train_labels=labels[:cut], test_images=images[cut:], test_labels=labels[cut:]
+    )
     layers = f'[{{kind = "dense", units = {UNITS}}}, "relu", {{kind = "dense", units = {CLASSES}}}]'
     return given(
-        f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", f"train.epochs={epochs}", "layout.data=1",
-        f"model.layers={layers}", "consistency.staleness=0", f"layout.servers={SERVERS}", f"layout.partitions={strips}",
-        "worker.threads=1", "worker.in_flight=1", "optimizer.learning_rate=0.001", "cluster.transport=send", "server.copies=1",
-        f"server.mailbox_bytes={16 << 20}", "optimizer.schedule=constant", f"layout.memory={PLANNED}",
-    )  # fmt: skip
+        f"data.set={path}",
+        "data.validation=0",
+        f"train.batch={BATCH}",
+        f"train.epochs={epochs}",
+        "layout.data=1",
+        f"model.layers={layers}",
+        "consistency.staleness=0",
+        f"layout.servers={SERVERS}",
+        f"layout.partitions={strips}",
+        "worker.threads=1",
+        "worker.in_flight=1",
+        "optimizer.learning_rate=0.001",
+        "cluster.transport=send",
+        "server.copies=1",
+        f"server.mailbox_bytes={16 << 20}",
+        "optimizer.schedule=constant",
+        f"layout.memory={PLANNED}",
+    )
 
 
 def trained(job):

@@ -78,12 +78,21 @@ def test_output_sizes_agree_with_sliding_a_window(data):
     [
         ("rellu", r"model\.layers\[1\] is 'rellu'; allowed are relu, tanh, sigmoid"),
         (5, r"model\.layers\[1\] is 5"),
-        ({"channels": 3}, r"model\.layers\[1\]\.kind is missing; allowed are conv, max_pool, avg_pool, lrn, dense, dropout"),
+        (
+            {"channels": 3},
+            r"model\.layers\[1\]\.kind is missing; allowed are conv, max_pool, avg_pool, lrn, dense, dropout",
+        ),
         ({"kind": "convolution"}, r"\.kind is 'convolution'; allowed are conv"),
         ({"kind": ["conv"]}, r"\.kind is \['conv'\]; allowed are conv"),
-        ({"kind": "conv", "channels": 3, "kernel": 5, "strid": 1}, r"\.strid is not known.*channels, kernel, stride, pad"),
+        (
+            {"kind": "conv", "channels": 3, "kernel": 5, "strid": 1},
+            r"\.strid is not known.*channels, kernel, stride, pad",
+        ),
         ({"kind": "conv", "channels": 3}, r"model\.layers\[1\]\.kernel is missing"),
-        ({"kind": "conv", "channels": 3, "kernel": "5"}, r"model\.layers\[1\]\.kernel is '5'; give a whole number, 1 or"),
+        (
+            {"kind": "conv", "channels": 3, "kernel": "5"},
+            r"model\.layers\[1\]\.kernel is '5'; give a whole number, 1 or",
+        ),
         ({"kind": "conv", "channels": 3, "kernel": 5.0}, r"\.kernel is 5\.0"),
         ({"kind": "conv", "channels": True, "kernel": 5}, r"\.channels is True"),
         ({"kind": "conv", "channels": 0, "kernel": 5}, r"\.channels is 0"),
@@ -116,10 +125,16 @@ def test_parse_wants_a_list():
         ([Dense(9)], r"model\.layers\[0\]\.units is 9; .*set it to 10"),
         ([Dense(10), Activation("relu")], r"model\.layers\[1\] is the last layer and must be dense.*units = 10"),
         ([Dense(5), Conv(3, 1), Dense(10)], r"model\.layers\[1\] \(conv1\) comes after a dense layer"),
-        ([Dense(5), Activation("relu"), MaxPool(1), Dense(10)], r"model\.layers\[2\] \(max_pool1\) comes after a dense"),
+        (
+            [Dense(5), Activation("relu"), MaxPool(1), Dense(10)],
+            r"model\.layers\[2\] \(max_pool1\) comes after a dense",
+        ),
         ([Conv(3, 5), Conv(3, 7), Dense(10)], r"model\.layers\[1\]\.kernel \(conv2\) is 7.*6x4; give at most 4"),
         ([Conv(3, 12, 1, 1), Dense(10)], r"\.kernel \(conv1\) is 12.*10x8 with pad 1; give at most 10"),
-        ([MaxPool(9), Dense(10)], r"model\.layers\[0\]\.size \(max_pool1\) is 9, but its input is 10x8; give at most 8"),
+        (
+            [MaxPool(9), Dense(10)],
+            r"model\.layers\[0\]\.size \(max_pool1\) is 9, but its input is 10x8; give at most 8",
+        ),
     ],
 )
 def test_infer_names_what_does_not_fit(layers, said):

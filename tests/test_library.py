@@ -152,11 +152,14 @@ def test_mistakes_are_named():
 
 def test_numbers_that_cannot_be_are_named():
     for given, said in (
-        ({"size": 0}, "size = 0: must be at least 1"), ({"copies": 0}, "copies = 0"), ({"threads": -1}, "threads = -1"),
-        ({"shard": 0}, "shard = 0"), ({"seconds": 0}, "seconds = 0: must be above 0"),
+        ({"size": 0}, "size = 0: must be at least 1"),
+        ({"copies": 0}, "copies = 0"),
+        ({"threads": -1}, "threads = -1"),
+        ({"shard": 0}, "shard = 0"),
+        ({"seconds": 0}, "seconds = 0: must be above 0"),
         ({"initial": np.zeros(9, np.float32)}, "initial has 9 values: must have size = 10"),
         ({"initial": np.zeros(10)}, "initial values of type float64: would be rounded to float32"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=said):
             ParameterServer(COMM, **{"size": 10} | given)
 
@@ -242,9 +245,14 @@ def test_another_thread_is_refused():
 
     def work(server):
         calls = [
-            server.step, server.pull, server.close, server.serve, lambda: ParameterServer(COMM, size=10),
-            lambda: server.push(np.ones(3, np.float32)), lambda: server.wait(None),
-        ]  # fmt: skip
+            server.step,
+            server.pull,
+            server.close,
+            server.serve,
+            lambda: ParameterServer(COMM, size=10),
+            lambda: server.push(np.ones(3, np.float32)),
+            lambda: server.wait(None),
+        ]
         for call in calls:
             thread = threading.Thread(target=elsewhere, args=(call,), name="other")
             thread.start()

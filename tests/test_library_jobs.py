@@ -25,9 +25,14 @@ def run(mpi, tmp_path):
         command = ["bash", "-c", LAUNCH, ROOT / "scripts/lib.sh", mpi.mpirun, str(ranks), mpi.python, PROGRAM, scenario]
         environment = clean_environment() | {"TMPDIR": temporary}
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
             timeout=SECONDS,
-        )  # fmt: skip
+        )
         return done.returncode, done.stdout, UNTESTED.sub("", done.stderr.replace("\0", "\n"))
 
     yield call

@@ -29,8 +29,18 @@ def test_a_run_leaves_all_figures_in_both(launch):
     # Headers come on top of what the layers take.
     assert 0.98 * job.summary["pushes"]["bytes"] < sum(pushed.values()) < job.summary["pushes"]["bytes"]
     found = events(job.run / "tensorboard")
-    wanted = {"loss/train", "accuracy/validation", "rate", "images_per_second", "bytes/pushed", "apply_batch",
-              "store_lag", "busy/server", "layers/dense1/dead", "staleness_histogram"}  # fmt: skip
+    wanted = {
+        "loss/train",
+        "accuracy/validation",
+        "rate",
+        "images_per_second",
+        "bytes/pushed",
+        "apply_batch",
+        "store_lag",
+        "busy/server",
+        "layers/dense1/dead",
+        "staleness_histogram",
+    }
     assert wanted <= set(found), f"missing: {wanted - set(found)}"
     assert found["loss/train"][-1] == (8000, pytest.approx(last["loss"]))
 

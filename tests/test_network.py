@@ -20,7 +20,15 @@ STACKS = {
     "pool and dropout first": [Dropout(0.2), MaxPool(2), Conv(3, 2), SIGMOID, Dense(5)],
     "activations in a row": [Dense(8), RELU, Dropout(0.2), SIGMOID, TANH, Dropout(0.3), Dropout(0.1), RELU, Dense(5)],
     "average": [Conv(3, 2), RELU, AvgPool(2), Conv(2, 2), TANH, AvgPool(2, 1), Dense(5)],
-    "normalize": [Conv(6, 2), RELU, LocalResponseNorm(3, 1.5, 0.4, 0.6), MaxPool(2), LocalResponseNorm(4), Dropout(0.2), Dense(5)],
+    "normalize": [
+        Conv(6, 2),
+        RELU,
+        LocalResponseNorm(3, 1.5, 0.4, 0.6),
+        MaxPool(2),
+        LocalResponseNorm(4),
+        Dropout(0.2),
+        Dense(5),
+    ],
     "no activation": [Conv(2, 3, 3, 2), Conv(2, 2), MaxPool(1), Dense(4), Dense(5)],
 }
 every_stack = pytest.mark.parametrize("stack", STACKS)

@@ -19,11 +19,22 @@ from adam_mpi.runtime import generation, run
 from adam_mpi.sharding.phases import Phase
 
 EPOCHS, IMAGES, BATCH = 2, 200, 16
-SMALL = [{"kind": "conv", "channels": 4, "kernel": 5}, "relu", {"kind": "max_pool", "size": 4}, {"kind": "dense", "units": 10}]
+SMALL = [
+    {"kind": "conv", "channels": 4, "kernel": 5},
+    "relu",
+    {"kind": "max_pool", "size": 4},
+    {"kind": "dense", "units": 10},
+]
 SETTINGS = [
-    f"train.epochs={EPOCHS}", f"data.images={IMAGES}", f"train.batch={BATCH}", "data.validation=0.0",
-    "consistency.staleness=0", "worker.threads=1", "server.shard=128", "optimizer.learning_rate=0.2",
-]  # fmt: skip
+    f"train.epochs={EPOCHS}",
+    f"data.images={IMAGES}",
+    f"train.batch={BATCH}",
+    "data.validation=0.0",
+    "consistency.staleness=0",
+    "worker.threads=1",
+    "server.shard=128",
+    "optimizer.learning_rate=0.2",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

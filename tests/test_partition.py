@@ -163,10 +163,13 @@ def test_uneven_columns_go_to_whoever_has_least_to_do():
     [
         (PAPER, 5, "max_pool2 has 4 columns; set at most 4"),
         (infer([Dense(3)], (1, 8, 8), 3), 4, "dense1 has 3 units; set at most 3"),
-        (infer([Conv(2, 5, 1, 2), RELU, Conv(2, 5, 1, 2), Dense(9)], (1, 8, 8), 9), 6,
-         "conv2 needs a border wider than its input's narrowest strip of 1 columns; set at most 4"),
+        (
+            infer([Conv(2, 5, 1, 2), RELU, Conv(2, 5, 1, 2), Dense(9)], (1, 8, 8), 9),
+            6,
+            "conv2 needs a border wider than its input's narrowest strip of 1 columns; set at most 4",
+        ),
     ],
-)  # fmt: skip
+)
 def test_too_many_strips_name_the_layer_and_the_most_that_work(entries, strips, said):
     with pytest.raises(UserError, match=f"^layout.partitions = {strips}: {said}$"):
         partition(entries, strips)

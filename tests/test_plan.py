@@ -101,9 +101,11 @@ def test_auto_partitions_are_as_few_as_fit_the_cache(monkeypatch):
 
 
 LARGE = (
-    'model.layers=[{kind="dense", units=4096}, "relu", {kind="dense", units=10}]', "kernels.engine=reference",
-    "server.mailbox_bytes=4000000", "server.copies=1",
-)  # fmt: skip
+    'model.layers=[{kind="dense", units=4096}, "relu", {kind="dense", units=10}]',
+    "kernels.engine=reference",
+    "server.mailbox_bytes=4000000",
+    "server.copies=1",
+)
 
 
 def needed(*overrides):

@@ -17,8 +17,17 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.report import charts, names
 
 REPORT = [sys.executable, "-m", "adam_mpi", "report"]
-SECTIONS = ("Runs", "Curves", "Throughput by role", "Staleness", "Traffic by layer and protocol",
-            "Balance of workers and strips", "Recoveries", "Layers", "What it learned")  # fmt: skip
+SECTIONS = (
+    "Runs",
+    "Curves",
+    "Throughput by role",
+    "Staleness",
+    "Traffic by layer and protocol",
+    "Balance of workers and strips",
+    "Recoveries",
+    "Layers",
+    "What it learned",
+)
 
 # Counts images that have no size, and tells what the page is made of.
 PROBE = """<script>addEventListener("load", () => {

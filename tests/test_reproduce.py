@@ -49,10 +49,14 @@ def reproduce(tmp_path):
     def run(*words):
         given = [word for setting in SMALL for word in ("--set", setting)]
         done = subprocess.run(
-            [sys.executable, FOLDER, *words, *given, "-o", tmp_path / "results"], cwd=tmp_path,
-            env=clean_environment() | {"TMPDIR": str(temporary)}, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=100,
-        )  # fmt: skip
+            [sys.executable, FOLDER, *words, *given, "-o", tmp_path / "results"],
+            cwd=tmp_path,
+            env=clean_environment() | {"TMPDIR": str(temporary)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -268,8 +272,14 @@ FAKES = {
     "replicas": {"kind": "measured", "replicas": 1, "images_per_second": 1e4},
     "traffic": {"protocol": "delta", "units": 256, "images": 32.0, "bytes_per_image": 9.0, "arithmetic": 8.0},
     "simulation": {
-        "model": "large", "mode": "async", "ranks": 1, "hosts": None, "ratio": 1.1, "tries": [{"ratio": 1.1}],
-        "delay_measured": 1, "delay_simulated": 2,
+        "model": "large",
+        "mode": "async",
+        "ranks": 1,
+        "hosts": None,
+        "ratio": 1.1,
+        "tries": [{"ratio": 1.1}],
+        "delay_measured": 1,
+        "delay_simulated": 2,
     },
     "clusters": {"machines": 24, "replicas": 4, "images_per_second": 9.0, "delay": 1, "server_busy": 0, "link_busy": 0},
 }

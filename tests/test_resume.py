@@ -50,8 +50,13 @@ def settings(tmp_path_factory):
     centers, labels = draw.integers(0, 256, (4, 8, 8)), np.arange(2000) % 4
     images = np.clip(centers[labels] + draw.normal(0, 90, (2000, 8, 8)), 0, 255).astype(np.uint8)
     path = tmp_path_factory.mktemp("data") / "noisy.npz"
-    np.savez(path, train_images=images[:1600], train_labels=labels[:1600], test_images=images[1600:],
-             test_labels=labels[1600:])  # fmt: skip
+    np.savez(
+        path,
+        train_images=images[:1600],
+        train_labels=labels[:1600],
+        test_images=images[1600:],
+        test_labels=labels[1600:],
+    )
     return given(*SMALL, f"data.set={path}", "kernels.engine=reference")
 
 

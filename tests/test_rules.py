@@ -32,7 +32,9 @@ def stepped(kind, weights, velocity, total, momentum, decay, rate, begun, presen
     factors = optimizer_rules.numbers(kind, (momentum, decay), rate, begun, present)
     one, scale = np.zeros(1, np.int64), np.ones(1, np.float32)
     weights, velocity = (part.astype(np.float32) for part in (weights, velocity))
-    apply_kernels.step(apply_kernels.RULES.index(kind), weights, velocity, total.astype(np.float32), one, scale, factors)
+    apply_kernels.step(
+        apply_kernels.RULES.index(kind), weights, velocity, total.astype(np.float32), one, scale, factors
+    )
     return weights, velocity
 
 
@@ -170,7 +172,9 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
         counted = stepper.counted(mails)
         assert counted == (images if part == 0 else 0, images, images if part == 1 else 0)
         stepper.take(0, values, 0.1, counted)
-        record = Record(house.memory_layout.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted)
+        record = Record(
+            house.memory_layout.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted
+        )
         header = RecordMessage(record, np.zeros((), message_format.HEADER), 0).write(np.zeros(0, np.uint32))
         carried = Counted(*(int(header[name]) for name in ("clock", "part", "codec")))
         copy.server.stepper.take(0, values, float(header["seen"].view(np.float64)), carried)

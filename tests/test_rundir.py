@@ -146,8 +146,13 @@ def test_what_is_no_table_of_choices_is_refused(shapes, tmp_path, text):
 
 
 GOOD = {
-    "shape": [3, 4, 5], "dtype": "uint8", "classes": 2, "names": ["a", "b"], "mean": [1, 2, 3.5], "factor": [1, 1, 1]
-}  # fmt: skip
+    "shape": [3, 4, 5],
+    "dtype": "uint8",
+    "classes": 2,
+    "names": ["a", "b"],
+    "mean": [1, 2, 3.5],
+    "factor": [1, 1, 1],
+}
 
 
 def test_inputs_go_through_a_file():
@@ -158,12 +163,29 @@ def test_inputs_go_through_a_file():
 @pytest.mark.parametrize(
     "change",
     [
-        {"shape": [3, 4]}, {"shape": [3, 4, "5"]}, {"shape": [3, 4, -5]}, {"shape": [3, True, 5]}, {"shape": 7},
-        {"shape": [[3], 4, 5]}, {"dtype": "object"}, {"dtype": "float64"}, {"dtype": ["uint8"]}, {"classes": "2"},
-        {"classes": 0}, {"classes": 2.0}, {"names": ["a"]}, {"names": [1, 2]}, {"names": "ab"}, {"mean": [1]},
-        {"mean": [1, 2, "3"]}, {"mean": [1, 2, float("nan")]}, {"factor": []}, {"factor": {"a": 1}}, {"more": 1},
+        {"shape": [3, 4]},
+        {"shape": [3, 4, "5"]},
+        {"shape": [3, 4, -5]},
+        {"shape": [3, True, 5]},
+        {"shape": 7},
+        {"shape": [[3], 4, 5]},
+        {"dtype": "object"},
+        {"dtype": "float64"},
+        {"dtype": ["uint8"]},
+        {"classes": "2"},
+        {"classes": 0},
+        {"classes": 2.0},
+        {"names": ["a"]},
+        {"names": [1, 2]},
+        {"names": "ab"},
+        {"mean": [1]},
+        {"mean": [1, 2, "3"]},
+        {"mean": [1, 2, float("nan")]},
+        {"factor": []},
+        {"factor": {"a": 1}},
+        {"more": 1},
     ],
-)  # fmt: skip
+)
 def test_inputs_of_a_kind_that_no_data_set_has_are_refused(change):
     with pytest.raises(UserError, match="^inputs: "):
         Inputs.from_json(json.dumps(GOOD | change))

@@ -46,8 +46,11 @@ def shell(command: str, *arguments: object, **environment: str) -> subprocess.Co
     script = f'. "$0"; {command}'
     return subprocess.run(
         ["bash", "-c", script, ROOT / "scripts" / "lib.sh", *map(str, arguments)],
-        env=inherited | environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def program(path: Path, text: str) -> Path:
@@ -217,6 +220,8 @@ def test_one_interrupt_of_a_terminals_group_reaches_the_command_once(tmp_path: P
     assert job.stdout.readline() == b"INT\n"
     job.terminate()
     assert job.communicate(timeout=60)[0] == b""
+
+
 def test_a_supervisor_tells_its_jobs_apart_from_those_of_others(tmp_path: Path) -> None:
     """So that each takes the run directory over from the one before, and from nobody else."""
     job = 'echo "$ADAM_MPI_SUPERVISOR $ADAM_MPI_ATTEMPT" >>"$1/told"; exit 7'
@@ -227,7 +232,7 @@ def test_a_supervisor_tells_its_jobs_apart_from_those_of_others(tmp_path: Path) 
 
 
 def test_a_warned_job_is_not_started_again(tmp_path: Path) -> None:
-    job = 'echo ran >>$1/runs; kill -USR1 $$; while [ ! -e $1/warned ]; do sleep 0.01; done; exit 5'
+    job = "echo ran >>$1/runs; kill -USR1 $$; while [ ! -e $1/warned ]; do sleep 0.01; done; exit 5"
     done = shell(f'trap "warned=yes; touch $1/warned" USR1; supervise "$1" 3 sh -c "{job}"', tmp_path)
     assert done.returncode == 5 and (tmp_path / "runs").read_text() == "ran\n", done.stderr
 

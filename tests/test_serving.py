@@ -236,8 +236,13 @@ def test_bad_images_are_left_out_of_their_batches(path):
     if comm.rank == 0:
         features = np.ones((COUNT, 12), np.float32)
         features[::5] = np.nan
-        np.savez(path, train_images=features, train_labels=np.arange(COUNT) % 3, test_images=features[1:3],
-                 test_labels=np.arange(2))  # fmt: skip
+        np.savez(
+            path,
+            train_images=features,
+            train_labels=np.arange(COUNT) % 3,
+            test_images=features[1:3],
+            test_labels=np.arange(2),
+        )
     comm.Barrier()
     for mode in ("dynamic", "joint"):
         floor = Floor(path, 1, size(), *settings_of(mode), "data.on_bad=skip")

@@ -113,7 +113,9 @@ def test_whoever_has_another_strip_now_has_had_nothing_acknowledged_in_it():
 
 
 def test_lost_shards_are_told_with_their_numbers():
-    assert number_ranges([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10" and number_ranges(range(0, 40, 2)).endswith("12, 14, ...")
+    assert number_ranges([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10" and number_ranges(range(0, 40, 2)).endswith(
+        "12, 14, ..."
+    )
     words = [behind(0, 7, {0: {1: 4}}), worker(1, 5)]
     del words[0].copies[2], words[0].copies[3]
     with pytest.raises(LostState, match=r"no copy is left of 2 of 6 shards \(2-3\); of 4 of 6 shards \(0-1, 4-5\) "):
@@ -180,7 +182,11 @@ def test_a_clock_whose_batches_nobody_knows_is_lost():
 
 def test_batches_are_handed_out_again_unless_a_part_of_them_is_applied_or_somebody_has_them():
     known = {"0": position(2, [1, 2], 90)}, {"0": position(2, [2, 3], 60)}
-    words = [server(0, everything(1)), server(1, everything(1)), RankState(2, clock=4, batches=frozenset([batch_id(2, 5)]))]
+    words = [
+        server(0, everything(1)),
+        server(1, everything(1)),
+        RankState(2, clock=4, batches=frozenset([batch_id(2, 5)])),
+    ]
     words[0].positions, words[1].positions = ({0: one["0"]} for one in known)
     settled = plan_recovery(words, layout("server", "server", "worker"), SHARDS, 3, math.inf)
     assert settled.position.batches.nonzero()[0].tolist() == [1, 2, 3] and settled.position.images == 90
@@ -190,7 +196,13 @@ def test_batches_are_handed_out_again_unless_a_part_of_them_is_applied_or_somebo
 def test_strips_of_a_replica_go_on_at_one_clock():
     """Else a snapshot, which cuts a replica at one clock, would wait for the slower strip for ever."""
     places = [Place(0, "h", ("server",)), *(Place(1 + n, "h", ("worker",), n // 2, n % 2) for n in range(4))]
-    words = [server(0, everything(1)), RankState(1, clock=9), RankState(2, clock=4), RankState(3, clock=6), RankState(4)]
+    words = [
+        server(0, everything(1)),
+        RankState(1, clock=9),
+        RankState(2, clock=4),
+        RankState(3, clock=6),
+        RankState(4),
+    ]
     settled = plan_recovery(words, Layout(tuple(places), 2), SHARDS, 3, math.inf)
     assert settled.clocks == {1: 9, 2: 9, 3: 6, 4: 6}
 

@@ -279,9 +279,10 @@ def test_equal_seeds_give_equal_figures() -> None:
 def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(prediction, "INTERVAL", 0.0)
     file = tmp_path / "cluster.toml"
-    file.write_text("[hosts]\ncount = 2\n[costs]\n" + "".join(
-        f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull")
-    ))  # fmt: skip
+    file.write_text(
+        "[hosts]\ncount = 2\n[costs]\n"
+        + "".join(f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull"))
+    )
     assert cli.main(["simulate", str(file), "--set", "layout.servers=1"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["images_per_second"] > 0
@@ -303,6 +304,4 @@ def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "simpy", None)
     assert cli.main(["simulate", str(tmp_path / "none.toml")]) == 2
-    assert capsys.readouterr().err == (
-        "adam_mpi: simulate needs simpy; install it: pip install 'adam-mpi[simulate]'\n"
-    )
+    assert capsys.readouterr().err == ("adam_mpi: simulate needs simpy; install it: pip install 'adam-mpi[simulate]'\n")

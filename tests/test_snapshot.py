@@ -33,9 +33,15 @@ TENSORS = (
 SIZE = 528
 FLAT = {"weights": np.arange(SIZE, dtype=np.float32), "state": -np.arange(SIZE, dtype=np.float32)}
 TOLD = {
-    "epochs": 2, "best": 0.5, "best_epoch": 1, "replicas": 2, "order": {"train.batch": 32}, "config": "[run]\n",
-    "kernels": None, "inputs": "{}",
-}  # fmt: skip
+    "epochs": 2,
+    "best": 0.5,
+    "best_epoch": 1,
+    "replicas": 2,
+    "order": {"train.batch": 32},
+    "config": "[run]\n",
+    "kernels": None,
+    "inputs": "{}",
+}
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
@@ -56,7 +62,9 @@ class Servers:
 
     def __init__(self, folder, keep=2):
         self.sent, self.done = [], 0
-        self.snapshots = SnapshotCoordinator(self, (3, 5), folder, keep, False, TENSORS, lambda: TOLD | {"epochs": self.done})
+        self.snapshots = SnapshotCoordinator(
+            self, (3, 5), folder, keep, False, TENSORS, lambda: TOLD | {"epochs": self.done}
+        )
 
     def send(self, message, to):
         self.sent.append((to, message))
@@ -153,7 +161,6 @@ def test_what_is_not_whole_is_told_and_not_gone_on_from(taken, damage, capsys):
     assert main(["inspect", str(taken)]) == 1
     assert "NOT WHOLE" in capsys.readouterr().out
 
-
     found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
     assert found is None and len(passed_over) == 1
 
@@ -187,8 +194,11 @@ def test_what_else_lies_beside_snapshots_is_neither_gone_on_from_nor_removed(tmp
     for batches in (6, 7, 8):
         again.take(2, batches, 1)
     assert {path.name for path in folder.iterdir()} == {
-        *others, "zz-notes.txt", "epoch-0001-batch-000007", "epoch-0001-batch-000008"
-    }  # fmt: skip
+        *others,
+        "zz-notes.txt",
+        "epoch-0001-batch-000007",
+        "epoch-0001-batch-000008",
+    }
 
 
 def test_snapshots_are_in_the_order_of_what_is_trained_however_long_their_names_are(tmp_path):

@@ -103,8 +103,11 @@ def luggage(seconds=30.0):
 
 def spawning(monkeypatch, spawn):
     comm = SimpleNamespace(Spawn=spawn, Set_errhandler=lambda handler: None)
-    monkeypatch.setattr(spares, "MPI", SimpleNamespace(
-        COMM_SELF=comm, Info=MPI.Info, Exception=MPI.Exception, ERRORS_RETURN=MPI.ERRORS_RETURN))  # fmt: skip
+    monkeypatch.setattr(
+        spares,
+        "MPI",
+        SimpleNamespace(COMM_SELF=comm, Info=MPI.Info, Exception=MPI.Exception, ERRORS_RETURN=MPI.ERRORS_RETURN),
+    )
 
 
 def test_a_launcher_without_a_slot_is_asked_no_further(monkeypatch):

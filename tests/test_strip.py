@@ -27,16 +27,31 @@ STACKS = {
     "stride 2": ((2, 11, 17), [Conv(4, 3, 2, 1), RELU, Conv(3, 3, 1, 1), RELU, Dense(5)]),
     "stride 3, kernel 1": ((2, 10, 16), [Conv(4, 1, 3), TANH, Dense(7), RELU, Dense(5)]),
     "pad 3": ((1, 8, 14), [Conv(3, 5, 1, 3), RELU, MaxPool(2), Conv(2, 4, 1, 3), Dense(5)]),
-    "overlapping pools": ((2, 13, 19), [Conv(3, 3, 1, 1), RELU, MaxPool(3, 2), Conv(4, 3, 1, 1), MaxPool(3, 2), Dense(5)]),
+    "overlapping pools": (
+        (2, 13, 19),
+        [Conv(3, 3, 1, 1), RELU, MaxPool(3, 2), Conv(4, 3, 1, 1), MaxPool(3, 2), Dense(5)],
+    ),
     "average": ((2, 9, 15), [Conv(3, 2), RELU, AvgPool(2), Conv(2, 2), TANH, AvgPool(3, 1), Dense(5)]),
-    "normalize and dropout": ((2, 9, 14), [Conv(6, 3), RELU, LocalResponseNorm(3), Dropout(0.4), MaxPool(2), Dense(8), Dense(5)]),
+    "normalize and dropout": (
+        (2, 9, 14),
+        [Conv(6, 3), RELU, LocalResponseNorm(3), Dropout(0.4), MaxPool(2), Dense(8), Dense(5)],
+    ),
     "pool first": ((2, 10, 18), [Dropout(0.2), MaxPool(2), Conv(3, 2), RELU, MaxPool(1, 1), Dense(5)]),
-    "five convs": ((1, 16, 23), [layer for _ in range(5) for layer in (Conv(3, 3, 1, 1), RELU)] + [MaxPool(2), Dense(5)]),
-    "the paper's": ((1, 28, 28), [Conv(10, 5), RELU, MaxPool(2), Conv(20, 5), RELU, MaxPool(2), Dense(40), RELU, Dense(5)]),
+    "five convs": (
+        (1, 16, 23),
+        [layer for _ in range(5) for layer in (Conv(3, 3, 1, 1), RELU)] + [MaxPool(2), Dense(5)],
+    ),
+    "the paper's": (
+        (1, 28, 28),
+        [Conv(10, 5), RELU, MaxPool(2), Conv(20, 5), RELU, MaxPool(2), Dense(40), RELU, Dense(5)],
+    ),
 }
 # Wide enough for Winograd's transforms, by squares and along lines; uneven cuts leave odd columns.
 TRANSFORMED = {
-    "squares": ((16, 4, 14), [Conv(16, 3, 1, 1), RELU, Conv(18, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 2), Dense(5)]),
+    "squares": (
+        (16, 4, 14),
+        [Conv(16, 3, 1, 1), RELU, Conv(18, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 2), Dense(5)],
+    ),
     "squares without padding": ((16, 6, 13), [Conv(16, 3), RELU, Conv(16, 3, 1, 1), TANH, Conv(16, 3), Dense(5)]),
     "lines": ((2, 6, 25), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2), Conv(8, 5, 1, 2), Dense(5)]),
 }

@@ -66,10 +66,20 @@ def noise(path, shape, batches=1):
 
 def settings(path, text, strips, *more):
     return given(
-        f"data.set={path}", "data.validation=0", f"train.batch={BATCH}", f"train.epochs={STEPS}",
-        f"model.layers={layers(text)}", "consistency.staleness=0", "layout.data=1", "layout.servers=1",
-        f"layout.partitions={strips}", "optimizer.learning_rate=0.05", "optimizer.momentum=0.5", "server.shard=128", *more,
-    )  # fmt: skip
+        f"data.set={path}",
+        "data.validation=0",
+        f"train.batch={BATCH}",
+        f"train.epochs={STEPS}",
+        f"model.layers={layers(text)}",
+        "consistency.staleness=0",
+        "layout.data=1",
+        "layout.servers=1",
+        f"layout.partitions={strips}",
+        "optimizer.learning_rate=0.05",
+        "optimizer.momentum=0.5",
+        "server.shard=128",
+        *more,
+    )
 
 
 def trained(launch, path, text, strips, replicas, *more):

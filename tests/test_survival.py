@@ -19,9 +19,14 @@ pytestmark = [
 full = pytest.mark.full
 # Ranks 0 and 1 serve data, 2 to 4 parameters, 5 to 7 train; every server has a dozen shards.
 SETTINGS = given(
-    "layout.servers=3", "layout.data=2", "server.shard=20000", "data.images=6000", "train.epochs=12",
-    "train.target=0.85", "observe.interval=0.2",
-)  # fmt: skip
+    "layout.servers=3",
+    "layout.data=2",
+    "server.shard=20000",
+    "data.images=6000",
+    "train.epochs=12",
+    "train.target=0.85",
+    "observe.interval=0.2",
+)
 
 
 def survive(launch, *faults, ranks=8, more=()):

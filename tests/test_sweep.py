@@ -29,9 +29,17 @@ def test_points_are_all_combinations_with_all_seeds():
     assert found[1].run == Path("s/consistency.staleness=0_push.codec=topk_seed=1")
     line = lines(found, ["my conf.toml"]).splitlines()[1]
     assert shlex.split(line) == [
-        "my conf.toml", "--set", "consistency.staleness=0", "--set", "push.codec=topk", "--set", "run.seed=1",
-        "--run", "s/consistency.staleness=0_push.codec=topk_seed=1", "--resume",
-    ]  # fmt: skip
+        "my conf.toml",
+        "--set",
+        "consistency.staleness=0",
+        "--set",
+        "push.codec=topk",
+        "--set",
+        "run.seed=1",
+        "--run",
+        "s/consistency.staleness=0_push.codec=topk_seed=1",
+        "--resume",
+    ]
 
 
 @pytest.mark.parametrize("over", ["staleness=0", "consistency.staleness", "consistency.staleness=0,,1", "run.seed=1,2"])
@@ -72,7 +80,17 @@ def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
 
 def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     # One rank needs no mpirun: `env` starts it as it is.
-    command = ["sweep", "--over", "optimizer.learning_rate=0.01,0.05", "-n", "1", "--launch", "env", "-o", str(tmp_path / "s")]
+    command = [
+        "sweep",
+        "--over",
+        "optimizer.learning_rate=0.01,0.05",
+        "-n",
+        "1",
+        "--launch",
+        "env",
+        "-o",
+        str(tmp_path / "s"),
+    ]
     command += [*SMALL, "--target", "0.02"]
     assert main(command) == 0
     said = capsys.readouterr().out.splitlines()
@@ -102,13 +120,18 @@ def test_a_job_that_fails_is_told_and_tried_again(tmp_path, capsys):
     command = ["sweep", "--over", "optimizer.learning_rate=0.01", "--launch", "env", "-o", str(tmp_path), *SMALL]
     assert main([*command, *given(faults)]) == 2
     streams = capsys.readouterr()
-    assert "1/1 optimizer.learning_rate=0.01 seed=1: FAILED" in streams.out and "no run of this sweep is done" in streams.err
+    assert (
+        "1/1 optimizer.learning_rate=0.01 seed=1: FAILED" in streams.out
+        and "no run of this sweep is done" in streams.err
+    )
 
 
 def test_sweeps_over_the_same_key_do_not_meet_in_a_folder(tmp_path, monkeypatch, capsys):
     """The second takes the next folder, and each finds its own again."""
     monkeypatch.chdir(tmp_path)
-    commands = [["sweep", "--over", "optimizer.learning_rate=0.01", "--launch", "false", "-n", str(n)] for n in (1, 2, 1)]
+    commands = [
+        ["sweep", "--over", "optimizer.learning_rate=0.01", "--launch", "false", "-n", str(n)] for n in (1, 2, 1)
+    ]
     assert [main(command) for command in commands] == [2, 2, 2]
     folders = re.findall(r"slurm/train.sh @(.*)/jobs.txt", capsys.readouterr().out)
     assert folders == [f"runs/sweep-optimizer.learning_rate{more}" for more in ("", "-2", "")]

@@ -46,9 +46,15 @@ def image_key(seed, epoch, image):
 
 @pytest.mark.parametrize(
     "wanted",
-    [Transform(shift=3), Transform(rotation=30), Transform(scale=0.3), Transform(shear=0.4), Transform(reflect=True),
-     Transform(shift=1.5, rotation=10, scale=0.12, shear=0.1, reflect=True)],
-)  # fmt: skip
+    [
+        Transform(shift=3),
+        Transform(rotation=30),
+        Transform(scale=0.3),
+        Transform(shear=0.4),
+        Transform(reflect=True),
+        Transform(shift=1.5, rotation=10, scale=0.12, shear=0.1, reflect=True),
+    ],
+)
 @pytest.mark.parametrize("sides", [(28, 28), (17, 33), (1, 9)])
 def test_affine_agrees_with_scipy(wanted, sides):
     noise = np.random.default_rng(0).integers(0, 256, (6, 2, *sides), np.uint8)

@@ -344,9 +344,18 @@ def torch_stack():
     torch = pytest.importorskip("torch")
     nn = torch.nn
     parts = [
-        nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.LocalResponseNorm(3, 1e-4, 0.75, 2.0), nn.AvgPool2d(3, 2),
-        nn.Flatten(), nn.Linear(100, 16), nn.Tanh(), nn.Linear(16, 12), nn.Sigmoid(), nn.Linear(12, 10),
-    ]  # fmt: skip
+        nn.Conv2d(1, 4, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.LocalResponseNorm(3, 1e-4, 0.75, 2.0),
+        nn.AvgPool2d(3, 2),
+        nn.Flatten(),
+        nn.Linear(100, 16),
+        nn.Tanh(),
+        nn.Linear(16, 12),
+        nn.Sigmoid(),
+        nn.Linear(12, 10),
+    ]
     return torch, nn.Sequential(*parts)
 
 
@@ -406,8 +415,18 @@ def test_a_trained_run_on_the_whole_test_set(launch, tmp_path, capsys):
     torch = pytest.importorskip("torch")
     nn, weights = torch.nn, model.tensors
     stack = nn.Sequential(
-        nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(320, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 10, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(10, 20, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(320, 400),
+        nn.ReLU(),
+        nn.Linear(400, 400),
+        nn.ReLU(),
+        nn.Linear(400, 10),
+    )
     stack.load_state_dict(dict(zip(stack.state_dict(), map(torch.from_numpy, weights.values()), strict=True)))
     np.testing.assert_allclose(in_torch(torch, stack, images), probabilities, atol=1e-5)

@@ -149,9 +149,13 @@ def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job)
 
 
 STRIPS = given(
-    "layout.partitions=2", "layout.data=1", "layout.servers=1", "kernels.engine=reference", "data.validation=0",
+    "layout.partitions=2",
+    "layout.data=1",
+    "layout.servers=1",
+    "kernels.engine=reference",
+    "data.validation=0",
     'model.layers=[{kind="conv", channels=4, kernel=3}, "tanh", {kind="dense", units=10}]',
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("transport", "mpi"), spread(["shared", "send"]), indirect=["mpi"])

@@ -1,6 +1,5 @@
 """Instructions and library calls that numba and numpy do not offer: fences, prefetches, raw addresses, a BLAS update."""
 
-
 import ctypes
 from collections.abc import Callable
 from inspect import Parameter, Signature
@@ -88,6 +87,17 @@ def add_product(left: np.ndarray, right: np.ndarray, scale: float, out: np.ndarr
     columns, terms, rows, right_step, left_step, out_step = (sizes.ctypes.data + 4 * place for place in range(6))
     alpha, beta = scales.ctypes.data, scales.ctypes.data + 4
     _sgemm(
-        ctypes.addressof(_PLAIN), ctypes.addressof(_TURNED), columns, rows, terms, alpha, right.ctypes.data, right_step,
-        left.ctypes.data, left_step, beta, out.ctypes.data, out_step,
-    )  # fmt: skip
+        ctypes.addressof(_PLAIN),
+        ctypes.addressof(_TURNED),
+        columns,
+        rows,
+        terms,
+        alpha,
+        right.ctypes.data,
+        right_step,
+        left.ctypes.data,
+        left_step,
+        beta,
+        out.ctypes.data,
+        out_step,
+    )

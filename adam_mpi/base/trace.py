@@ -1,7 +1,7 @@
 """What each thread did and when, kept in memory until the job ends; nothing unless `observe.trace` is set.
 
-    with trace.span("apply"):
-        trace.receives((pusher, sequence, server))    # the point of an arrow; `sends` is its tail
+with trace.span("apply"):
+    trace.receives((pusher, sequence, server))    # the point of an arrow; `sends` is its tail
 """
 
 import threading

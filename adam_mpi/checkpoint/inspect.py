@@ -53,8 +53,9 @@ def _snapshot(path: Path) -> Iterator[tuple[str, bool]]:
         yield f"snapshot {path}: format {told['format']}, taken {when}, {size}", True
         yield (
             f"  {told['epochs']} epochs and {told['batches']} batches, {told['images']} images, clock {told['clock']}, "
-            f"{told['parameters']} parameters, {told['replicas']} replicas", True,
-        )  # fmt: skip
+            f"{told['parameters']} parameters, {told['replicas']} replicas",
+            True,
+        )
         snapshot.check(path)
         yield from _tensors(path / snapshot.MODEL)
         yield "  whole: every shard agrees with its checksum", True

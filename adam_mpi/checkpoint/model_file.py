@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 def write_virtual(
     folder: Path, files: Sequence[str], tensors: Sequence[Tensor], attributes: dict[str, Any], inputs: str
-) -> None:  # fmt: skip
+) -> None:
     """The model file of a snapshot: nothing is copied, each tensor is pieced together from the servers' files."""
     sources: list[Source] = []
     kept: list[str] = []

@@ -205,8 +205,10 @@ def _await_silence(run: Path, before: Claim, part: Path) -> None:
             told = math.inf
             print(
                 f"adam_mpi: run directory {run}: {now.record} has it and is silent; it is taken over after "
-                f"{STALE_SECONDS:g} s of that, or at once with --take-over", file=sys.stderr, flush=True,
-            )  # fmt: skip
+                f"{STALE_SECONDS:g} s of that, or at once with --take-over",
+                file=sys.stderr,
+                flush=True,
+            )
         time.sleep(WATCH_SECONDS)
 
 
@@ -290,11 +292,16 @@ def _here(processes: Sequence[Process], environment: Mapping[str, str] = os.envi
     job = environment.get("SLURM_JOB_ID", "")
     alone = len({other.machine for other in processes}) == 1 and processes[0].machine
     return Record(
-        uuid.uuid4().hex, socket.gethostname(), os.getpid(), time.time(),
+        uuid.uuid4().hex,
+        socket.gethostname(),
+        os.getpid(),
+        time.time(),
         f"{environment.get('SLURM_CLUSTER_NAME', '')}/{job}" if job else "",
-        _count(environment.get("SLURM_RESTART_COUNT")), environment.get(SUPERVISOR, ""),
-        _count(environment.get(ATTEMPT)), tuple(processes) if alone else (),
-    )  # fmt: skip
+        _count(environment.get("SLURM_RESTART_COUNT")),
+        environment.get(SUPERVISOR, ""),
+        _count(environment.get(ATTEMPT)),
+        tuple(processes) if alone else (),
+    )
 
 
 def _count(text: str | None) -> int:

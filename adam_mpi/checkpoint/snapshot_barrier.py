@@ -56,9 +56,13 @@ class SnapshotBarrier:
         return all(clock >= limit for clock, limit in zip(clocks, self.limits, strict=True))
 
     def take(
-        self, name: str, shards: Sequence[Shard], state: Mapping[str, Mapping[int, np.ndarray]],
-        versions: np.ndarray, position: Position,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        shards: Sequence[Shard],
+        state: Mapping[str, Mapping[int, np.ndarray]],
+        versions: np.ndarray,
+        position: Position,
+    ) -> None:
         """Copy, let pushes go on, and have the copy written."""
         copied = {part: _joined([arrays[shard.index] for shard in shards]) for part, arrays in state.items()}
         assert self.folder is not None

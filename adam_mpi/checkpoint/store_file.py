@@ -198,9 +198,7 @@ def pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[Piece]:
         yield from (piece for piece in _pieces(file, True, joined(spans)) if piece is not None)
 
 
-def _pieces(
-    file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None
-) -> Iterator[Piece | None]:  # fmt: skip
+def _pieces(file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None) -> Iterator[Piece | None]:
     parts, offset = list(file.attrs["parts"]), 0
     for (start, size), pair in zip(file["shards"][...].tolist(), _heads(file), strict=False):
         length = len(parts) * size

@@ -36,9 +36,15 @@ class WriteBehind:
     """The store of one server. `touch` after each update, `step` often: both by the main thread."""
 
     def __init__(
-        self, path: Path, config: Store, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int,
-        copy: Copy, before_write: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        config: Store,
+        shards: Sequence[Shard],
+        parts: Sequence[str],
+        position_bytes: int,
+        copy: Copy,
+        before_write: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path, self.config, self.copy, self.before_write = path, config, copy, before_write
         self.make = lambda: StoreFile(path, shards, parts, position_bytes)
         self.bytes = [4 * len(parts) * shard.size for shard in shards] + [position_bytes]

@@ -18,9 +18,23 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.layout import Place
 
 POINTS = (
-    "start", "batch", "compute", "push", "pull", "apply", "applied", "prepare", "rebuild", "evaluate", "store", "write",
-    "snapshot", "rename", "recover", "exchange",
-)  # fmt: skip
+    "start",
+    "batch",
+    "compute",
+    "push",
+    "pull",
+    "apply",
+    "applied",
+    "prepare",
+    "rebuild",
+    "evaluate",
+    "store",
+    "write",
+    "snapshot",
+    "rename",
+    "recover",
+    "exchange",
+)
 KEYS: dict[str, dict[str, type]] = {
     "slow": {"factor": float},
     "delay": {"at": str, "seconds": float},

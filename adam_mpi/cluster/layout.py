@@ -98,8 +98,10 @@ def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:
         if len(hosts) > wanted.partitions:
             free = [rank for rank in free if rank not in data_ranks]
     strips = _strips(free, hosts, wanted)
-    return Layout(tuple(_place(rank, host, data_ranks, server_ranks, strips) for rank, host in enumerate(hosts)),
-                  wanted.partitions)  # fmt: skip
+    return Layout(
+        tuple(_place(rank, host, data_ranks, server_ranks, strips) for rank, host in enumerate(hosts)),
+        wanted.partitions,
+    )
 
 
 def _numbers(size: int, wanted: config.Layout) -> tuple[int, int, bool]:

@@ -54,9 +54,14 @@ ORDERS = "silent.jsonl"
 
 
 def start(
-    failure_file: Path, ranks: int, survivable: bool = False, patience: float = 0.0, grace: float = 60.0,
-    elsewhere: bool = False, host: str = "",
-) -> str:  # fmt: skip
+    failure_file: Path,
+    ranks: int,
+    survivable: bool = False,
+    patience: float = 0.0,
+    grace: float = 60.0,
+    elsewhere: bool = False,
+    host: str = "",
+) -> str:
     """Start the sentinel of this host for so many ranks, and those that join later; returns what they connect to.
 
     `survivable`: the others may go on after a death, within `grace` seconds. `patience`: seconds that a rank may be
@@ -207,9 +212,16 @@ class Watch:
     """What the sentinel does: it hears from ranks, and looks at them now and then."""
 
     def __init__(
-        self, path: str, failure_file: Path, ranks: int, survivable: bool, patience: float, grace: float,
-        elsewhere: bool, host: str,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        failure_file: Path,
+        ranks: int,
+        survivable: bool,
+        patience: float,
+        grace: float,
+        elsewhere: bool,
+        host: str,
+    ) -> None:
         self.failure_file, self.expected, self.survivable, self.host = failure_file, ranks, survivable, host
         self.patience, self.grace, self.elsewhere = patience, grace, elsewhere
         self.listener = socket.socket(socket.AF_UNIX)

@@ -98,9 +98,7 @@ class SharedWindow(Window):
         self.memory[:] = 0
         node.Barrier()
         members = MPI.Group.Translate_ranks(node.Get_group(), None, comm.Get_group())
-        self.near = {
-            rank: np.asarray(shared.Shared_query(place)[0], np.uint8) for place, rank in enumerate(members)
-        }
+        self.near = {rank: np.asarray(shared.Shared_query(place)[0], np.uint8) for place, rank in enumerate(members)}
         self.far = None if node.size == comm.size else self._between_nodes(comm)
 
     def _between_nodes(self, comm: MPI.Intracomm) -> Window:

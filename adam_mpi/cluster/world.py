@@ -40,9 +40,13 @@ class Interrupted(Exception):
 
 class World:
     def __init__(
-        self, comm: MPI.Comm, config: Config, arrange: Callable[..., layout.Layout] = layout.arrange,
-        before: "World | None" = None, born: layout.Place | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        comm: MPI.Comm,
+        config: Config,
+        arrange: Callable[..., layout.Layout] = layout.arrange,
+        before: "World | None" = None,
+        born: layout.Place | None = None,
+    ) -> None:
         """Collective over `comm`: the one place, with `finish`, where ranks wait for each other in MPI itself.
 
         `before` is the world of the generation that has ended, or `born` what a rank that joins is known by.

@@ -10,9 +10,12 @@ from typing import Any
 
 
 def limited(
-    default: Any, low: float | None = None, high: float | None = None, choices: Sequence[Any] = (),
+    default: Any,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[Any] = (),
     words: Mapping[str, Any] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """A field with a default and the values that are allowed for it; `words` may be written for certain values."""
     limits = {"low": low, "high": high, "choices": tuple(choices), "words": words or {}}
     if isinstance(default, list | dict):
@@ -95,12 +98,18 @@ class Data:
 
 # The paper's MNIST network.
 LAYERS: list[Any] = [
-    {"kind": "conv", "channels": 10, "kernel": 5}, "relu", {"kind": "max_pool", "size": 2},
-    {"kind": "conv", "channels": 20, "kernel": 5}, "relu", {"kind": "max_pool", "size": 2},
-    {"kind": "dense", "units": 400}, "relu",
-    {"kind": "dense", "units": 400}, "relu",
+    {"kind": "conv", "channels": 10, "kernel": 5},
+    "relu",
+    {"kind": "max_pool", "size": 2},
+    {"kind": "conv", "channels": 20, "kernel": 5},
+    "relu",
+    {"kind": "max_pool", "size": 2},
+    {"kind": "dense", "units": 400},
+    "relu",
+    {"kind": "dense", "units": 400},
+    "relu",
     {"kind": "dense", "units": 10},
-]  # fmt: skip
+]
 
 
 @dataclass

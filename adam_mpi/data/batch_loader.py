@@ -79,9 +79,14 @@ class PrefetchQueue:
     """Batches in a fixed order, each for `takers` takers; prepared in groups until `ahead` of them are on their way."""
 
     def __init__(
-        self, numbers: Iterable[int], start: Start, ahead: int, group: int, takers: int = 1,
+        self,
+        numbers: Iterable[int],
+        start: Start,
+        ahead: int,
+        group: int,
+        takers: int = 1,
         begun: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`begun`: batches that some have their shares of already -> how many takers are left."""
         self.upcoming, self.start, self.ahead, self.group, self.takers = deque(numbers), start, ahead, group, takers
         self.begun = begun

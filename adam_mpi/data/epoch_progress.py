@@ -16,9 +16,15 @@ class EpochProgress:
     """Counts the images of the batches `numbers` of an order; `done` marks batches that an earlier run has done."""
 
     def __init__(
-        self, order: Order, numbers: Iterable[int], owner: Callable[[int], int], owners: int, done: np.ndarray | None,
-        strips: int = 1, left: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+        self,
+        order: Order,
+        numbers: Iterable[int],
+        owner: Callable[[int], int],
+        owners: int,
+        done: np.ndarray | None,
+        strips: int = 1,
+        left: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         """`left`: number of a batch -> how many of its images are to be reported, where that is not all of them."""
         self.owner, self.strips = owner, strips
         self.done = np.zeros(len(order), bool) if done is None else done.copy()

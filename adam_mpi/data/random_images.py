@@ -12,7 +12,7 @@ PREFIX = "noise:"
 
 
 def open_parts(name: str) -> dict[str, Source]:
-    """"noise:3x32x32:10" has color images of ten classes, "noise:440:8000" rows of 440 numbers."""
+    """ "noise:3x32x32:10" has color images of ten classes, "noise:440:8000" rows of 440 numbers."""
     found = re.fullmatch(r"noise:([1-9]\d*)(?:x([1-9]\d*)x([1-9]\d*))?:([1-9]\d*)", name)
     if found is None:
         raise UserError(f"data set {name!r}: give noise:CHANNELSxHEIGHTxWIDTH:CLASSES, or noise:FEATURES:CLASSES")

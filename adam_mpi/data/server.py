@@ -32,7 +32,12 @@ class DataServer:
     """Serves its share of a phase: the batches whose number leaves its place among the data ranks as remainder."""
 
     def __init__(
-        self, world: World, data: DataSet, channel: ControlChannel, position: Position | None = None, drawn: int | None = None
+        self,
+        world: World,
+        data: DataSet,
+        channel: ControlChannel,
+        position: Position | None = None,
+        drawn: int | None = None,
     ) -> None:
         """`position`: where an earlier job has got to; its batches are not handed out again.
 
@@ -48,9 +53,14 @@ class DataServer:
         self.enter(world, channel, position or Position(0))
 
     def enter(
-        self, world: World, channel: ControlChannel, position: Position, out: Collection[int] = (), mean: Sequence[float] = (0, 0),
+        self,
+        world: World,
+        channel: ControlChannel,
+        position: Position,
+        out: Collection[int] = (),
+        mean: Sequence[float] = (0, 0),
         left: Mapping[int, Left] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin a generation: nothing is handed out before the head names the phase.
 
         `position` has the batches that are not to be handed out; of those, workers have the ones that are `out` and
@@ -329,7 +339,9 @@ class DataServer:
         part, left = batch_message.PARTS.index(phase.part), sum(len(line) for line in self.lines)
         header = [batch_message.BATCH, phase.number, part, phase.epoch, number, block.ids.size, left]
         with trace.span("serve"):
-            parts = [batch_message.pack(header, block.ids, block.labels, pixels) for pixels in self._cut(block, columns)]
+            parts = [
+                batch_message.pack(header, block.ids, block.labels, pixels) for pixels in self._cut(block, columns)
+            ]
         self._send(source, slot, *parts)
 
     def _cut(self, block: Block, columns: list[slice]) -> list[np.ndarray]:

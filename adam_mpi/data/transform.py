@@ -35,10 +35,15 @@ class Transformer:
         self.shape, self.dtype = output(wanted, shape, dtype)
         self.across, self.along = (warp.splines(side, wanted.spacing) for side in self.shape[1:])
         self.limits = warp.Limits(
-            shift=wanted.shift, rotation=math.radians(wanted.rotation), scale=wanted.scale, shear=wanted.shear,
-            elastic=wanted.elastic, reflect=float(wanted.reflect),
-            brightness=wanted.brightness, contrast=wanted.contrast,
-        )  # fmt: skip
+            shift=wanted.shift,
+            rotation=math.radians(wanted.rotation),
+            scale=wanted.scale,
+            shear=wanted.shear,
+            elastic=wanted.elastic,
+            reflect=float(wanted.reflect),
+            brightness=wanted.brightness,
+            contrast=wanted.contrast,
+        )
         if wanted.normalize:
             self.mean, self.factor = _moments(sample)
 

@@ -51,9 +51,14 @@ def splines(size: int, spacing: int) -> np.ndarray:
 
 @numba.njit(nogil=True, cache=True)
 def warp(
-    images: np.ndarray, ids: np.ndarray, key: np.uint64, limits: Limits,
-    across: np.ndarray, along: np.ndarray, outputs: np.ndarray,
-) -> None:  # fmt: skip
+    images: np.ndarray,
+    ids: np.ndarray,
+    key: np.uint64,
+    limits: Limits,
+    across: np.ndarray,
+    along: np.ndarray,
+    outputs: np.ndarray,
+) -> None:
     """Fill `outputs` [n, channels, rows, columns]; what happens to an image depends on the key and its id only.
 
     `across` and `along` are the splines of the output's rows and columns.
@@ -104,9 +109,17 @@ def _draw_field(key: np.uint64, strength: float, field: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _warp_image(
-    table: np.ndarray, height: int, width: int, key: np.uint64, limits: Limits, field: np.ndarray,
-    across: np.ndarray, along: np.ndarray, row: Row, output: np.ndarray,
-) -> None:  # fmt: skip
+    table: np.ndarray,
+    height: int,
+    width: int,
+    key: np.uint64,
+    limits: Limits,
+    field: np.ndarray,
+    across: np.ndarray,
+    along: np.ndarray,
+    row: Row,
+    output: np.ndarray,
+) -> None:
     channels, rows, columns = output.shape
     a, b, c, d, x, y = _draw_map(key, limits, height, width, rows, columns)
     gain, add = _draw_light(key, limits)

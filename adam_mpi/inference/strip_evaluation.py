@@ -29,9 +29,14 @@ class Evaluation:
     """Collective: every rank goes through the same blocks of at most `images` images, and gets the same results."""
 
     def __init__(
-        self, comm: MPI.Intracomm, config: Config, description: Description, shapes: tuple[LayerShape, ...],
-        file: Path, group: str,
-    ) -> None:  # fmt: skip
+        self,
+        comm: MPI.Intracomm,
+        config: Config,
+        description: Description,
+        shapes: tuple[LayerShape, ...],
+        file: Path,
+        group: str,
+    ) -> None:
         """`group`: which of the vectors in the file, as in `model.read`."""
         cut = _cut(shapes, comm.size)
         # Faults on purpose were for the training.

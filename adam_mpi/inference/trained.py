@@ -47,9 +47,7 @@ def _inputs(file: Path, opened: h5py.File) -> Inputs:
 
 def shapes_of(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
     """The layers of a configured network on these inputs."""
-    return layers.infer(
-        layers.parse(config.model.layers), inputs.network_shape(config.data.transform), inputs.classes
-    )
+    return layers.infer(layers.parse(config.model.layers), inputs.network_shape(config.data.transform), inputs.classes)
 
 
 def weights_file(path: Path) -> Path:

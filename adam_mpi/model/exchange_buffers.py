@@ -24,9 +24,14 @@ class Port:
 
 class ExchangeBuffers:
     def __init__(
-        self, exchange: Exchange, strip: int, owned: np.ndarray, needed: np.ndarray, owned_errors: np.ndarray,
+        self,
+        exchange: Exchange,
+        strip: int,
+        owned: np.ndarray,
+        needed: np.ndarray,
+        owned_errors: np.ndarray,
         needed_errors: np.ndarray,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.exchange, self.strip, self.owned_errors = exchange, strip, owned_errors
         begin, start = exchange.owned[strip][0], exchange.needed[strip][0]
         given = {other: exchange.piece(strip, other) for other in range(len(exchange.owned))}
@@ -90,9 +95,14 @@ Place = tuple[int, slice]
 
 class AssemblyBuffers:
     def __init__(
-        self, exchange: Assembly, rank: int, owned: np.ndarray, needed: np.ndarray, owned_errors: np.ndarray,
+        self,
+        exchange: Assembly,
+        rank: int,
+        owned: np.ndarray,
+        needed: np.ndarray,
+        owned_errors: np.ndarray,
         needed_errors: np.ndarray,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.exchange, self.rank = exchange, rank
         self.owned, self.needed, self.owned_errors, self.needed_errors = owned, needed, owned_errors, needed_errors
         self.edges = (0,) * (1 + len(exchange.owned))

@@ -217,7 +217,9 @@ def _infer(key: str, name: str, layer: Layer, shape: Shape) -> LayerShape:
         _check_fits(f"{key}.kernel", name, layer.kernel, layer.pad, shape)
         padded = rows + 2 * layer.pad, columns + 2 * layer.pad
         output = layer.channels, *_windows(*padded, layer.kernel, layer.stride)
-        return LayerShape(name, layer, shape, output, (layer.channels, channels, layer.kernel, layer.kernel), (layer.channels,))
+        return LayerShape(
+            name, layer, shape, output, (layer.channels, channels, layer.kernel, layer.kernel), (layer.channels,)
+        )
     if isinstance(layer, MaxPool):
         _check_fits(f"{key}.size", name, layer.size, 0, shape)
         return LayerShape(name, layer, shape, (channels, *_windows(rows, columns, layer.size, layer.stride)))

@@ -104,9 +104,7 @@ def working_set(
     return sum(buffer.bytes for buffer in buffers.plan(shapes, images, dtype).values())
 
 
-def warm(
-    shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None
-) -> None:
+def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None) -> None:
     """Compile the kernels these layers need, or load them from the cache."""
     if engine == "generated":
         Network(shapes, images, 0, engine=engine, choices=choices).context()

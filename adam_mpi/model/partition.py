@@ -159,8 +159,14 @@ class Partition:
         whole, (a, b) = self.shapes[index], self.owned[index][strip]
         if isinstance(whole.layer, Dense):
             weight = (b - a, (whole.weight or ())[1])
-            return replace(whole, layer=Dense(b - a), output=(b - a, 1, 1), weight=weight, bias=(b - a,),
-                           extent=Extent(a, b - a, whole.layer.units))  # fmt: skip
+            return replace(
+                whole,
+                layer=Dense(b - a),
+                output=(b - a, 1, 1),
+                weight=weight,
+                bias=(b - a,),
+                extent=Extent(a, b - a, whole.layer.units),
+            )
         if _flat(self.shapes, index):
             return replace(whole, input=(b - a, 1, 1), output=(b - a, 1, 1), extent=Extent(a, b - a, whole.output[0]))
         if self.hybrid:
@@ -205,9 +211,7 @@ def most(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
     return next(count for count in range(places, 0, -1) if _try(shapes, count, scheme)[1] is not None)
 
 
-def fitting(
-    shapes: Sequence[LayerShape], images: int, cache: int, most: int, scheme: str = "strips"
-) -> Partition:
+def fitting(shapes: Sequence[LayerShape], images: int, cache: int, most: int, scheme: str = "strips") -> Partition:
     """The smallest number of strips, up to `most`, whose working sets fit the cache; else as many as there can be."""
     best = partition(shapes, 1, scheme)
     for strips in range(2, most + 1):

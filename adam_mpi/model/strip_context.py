@@ -46,9 +46,15 @@ class StripContext(Context):
         self.training, self.evaluating = self._segments(True), self._segments(False)
 
     def begin(
-        self, weights: np.ndarray, gradient: np.ndarray | None, pixels: np.ndarray, labels: np.ndarray, ids: np.ndarray,
-        epoch: int, edges: Sequence[int] = (),
-    ) -> list[Segment]:  # fmt: skip
+        self,
+        weights: np.ndarray,
+        gradient: np.ndarray | None,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        ids: np.ndarray,
+        epoch: int,
+        edges: Sequence[int] = (),
+    ) -> list[Segment]:
         """Take in a block; returns the segments to run: up to the loss, and where a gradient is wanted back again.
 
         The gradient is overwritten. `edges`: in a hybrid replica, where the images of each rank begin and end among all
@@ -127,4 +133,6 @@ def _passage(exchange: Exchange, strip: int, *arrays: np.ndarray) -> ExchangeBuf
     """Arrays of a context are (channels, rows, columns, images): one block, its lanes all images."""
     if isinstance(exchange, Assembly):
         return AssemblyBuffers(exchange, strip, *(array.reshape(1, -1, array.shape[-1]) for array in arrays))
-    return ExchangeBuffers(exchange, strip, *(array.reshape(1, exchange.lines, -1, array.shape[-1]) for array in arrays))
+    return ExchangeBuffers(
+        exchange, strip, *(array.reshape(1, exchange.lines, -1, array.shape[-1]) for array in arrays)
+    )

@@ -52,9 +52,16 @@ def by_rank(ranks: list[dict[str, Any]]) -> Table:
         images = f"{row['images']:.0f}" if row["role"] == "worker" else ""
         notes = ["slow"] * row["slow"] + [f"silent for {row['silent']:.0f} s"] * (row["silent"] > 10)
         table.add_row(
-            str(row["rank"]), row["role"] + strip, row["host"], _busy(row["busy"]), row["waiting"], str(row["queue"]),
-            images, f"{amount(row['bytes'])}/s", Text(", ".join(notes), style="red"),
-        )  # fmt: skip
+            str(row["rank"]),
+            row["role"] + strip,
+            row["host"],
+            _busy(row["busy"]),
+            row["waiting"],
+            str(row["queue"]),
+            images,
+            f"{amount(row['bytes'])}/s",
+            Text(", ".join(notes), style="red"),
+        )
     return table
 
 

@@ -125,7 +125,11 @@ def _raw(line: dict[str, Any]) -> dict[str, Any]:
     pairs = sorted((int(value), count) for value, count in line["staleness_histogram"].items())
     values, counts = [value for value, _ in pairs], [count for _, count in pairs]
     return {
-        "min": values[0], "max": values[-1], "num": sum(counts),
-        "sum": sum(v * c for v, c in pairs), "sum_squares": sum(v * v * c for v, c in pairs),
-        "bucket_limits": [value + 0.5 for value in values], "bucket_counts": counts,
-    }  # fmt: skip
+        "min": values[0],
+        "max": values[-1],
+        "num": sum(counts),
+        "sum": sum(v * c for v, c in pairs),
+        "sum_squares": sum(v * v * c for v, c in pairs),
+        "bucket_limits": [value + 0.5 for value in values],
+        "bucket_counts": counts,
+    }

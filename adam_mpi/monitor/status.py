@@ -80,8 +80,11 @@ def _waiting(waits: Mapping[str, float], whom: Mapping[str, Sequence[int]]) -> s
 
 def _slow(pulses: Mapping[tuple[str, int], RankState]) -> set[int]:
     """Workers that compute for much longer on an image than others."""
-    costs = {rank: seen["busy"] / seen["images"] for (role, rank), seen in pulses.items()
-             if role == "worker" and seen["images"] > 0}  # fmt: skip
+    costs = {
+        rank: seen["busy"] / seen["images"]
+        for (role, rank), seen in pulses.items()
+        if role == "worker" and seen["images"] > 0
+    }
     middle = median(costs.values()) if len(costs) > 1 else 0.0
     return {rank for rank, cost in costs.items() if middle and cost > SLOW * middle}
 
@@ -106,11 +109,17 @@ def groups(rows: Sequence[RankState]) -> list[dict[str, Any]]:
             waits.update(row["waits"])
         top = waits.most_common(1)
         if same:
-            found.append({
-                "role": role, "ranks": len(same), "busy": round(_mean(same, "busy"), 3),
-                "waiting": top[0][0] if top else "", "waited": round(top[0][1] / len(same), 3) if top else 0.0,
-                "queue": round(_mean(same, "queue"), 1), "bytes": sum(row["bytes"] for row in same),
-            })  # fmt: skip
+            found.append(
+                {
+                    "role": role,
+                    "ranks": len(same),
+                    "busy": round(_mean(same, "busy"), 3),
+                    "waiting": top[0][0] if top else "",
+                    "waited": round(top[0][1] / len(same), 3) if top else 0.0,
+                    "queue": round(_mean(same, "queue"), 1),
+                    "bytes": sum(row["bytes"] for row in same),
+                }
+            )
     return found
 
 

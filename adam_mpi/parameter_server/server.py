@@ -65,10 +65,20 @@ def significant(threshold: float) -> Filter:
 
 class ParameterServer:
     def __init__(
-        self, comm: MPI.Comm, size: int, servers: int = 1, optimizer: str = "additive", rate: float = 1.0,
-        initial: np.ndarray | None = None, keep: Filter | None = None, shard: int = 262_144, transport: str = "shared",
-        copies: int = 1, threads: int = 1, seconds: float = 60.0,
-    ) -> None:  # fmt: skip
+        self,
+        comm: MPI.Comm,
+        size: int,
+        servers: int = 1,
+        optimizer: str = "additive",
+        rate: float = 1.0,
+        initial: np.ndarray | None = None,
+        keep: Filter | None = None,
+        shard: int = 262_144,
+        transport: str = "shared",
+        copies: int = 1,
+        threads: int = 1,
+        seconds: float = 60.0,
+    ) -> None:
         """Collective. The last `servers` ranks serve (with one rank, it does both); all others may push and pull.
 
         With several `copies` a push is done when as many servers have it. Each server applies with so many `threads`.
@@ -164,9 +174,13 @@ class ParameterServer:
         return self._begin(Handle(after, start, f"push of {count} parameters from {first}"))
 
     def pull(
-        self, first: int = 0, count: int | None = None, indices: np.ndarray | None = None,
-        after: Sequence[Handle] = (), into: np.ndarray | None = None,
-    ) -> Handle:  # fmt: skip
+        self,
+        first: int = 0,
+        count: int | None = None,
+        indices: np.ndarray | None = None,
+        after: Sequence[Handle] = (),
+        into: np.ndarray | None = None,
+    ) -> Handle:
         """Read parameters: a range, or those at `indices`, in their order; into a given array or a new one."""
         self._check_thread()
         if indices is None:

@@ -139,8 +139,10 @@ def watched(world: World, seconds: float) -> Iterator[None]:
         advice = "every client must call step or wait at least that often"
         print(
             f"adam_mpi: {world.place}: the ranks that are left did not find together in {seconds:g} s ({advice}); "
-            "the job ends", file=sys.stderr, flush=True,
-        )  # fmt: skip
+            "the job ends",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
 
     timer = Timer(seconds, late)

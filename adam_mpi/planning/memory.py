@@ -29,7 +29,7 @@ def data(config: Config, layout: Layout, description: Description) -> int:
 
 def worker(
     config: Config, description: Description, net: Network, memory_layout: MemoryLayout, captured: Sequence[str]
-) -> int:  # fmt: skip
+) -> int:
     """Local weights, what a pull brings, the pool of gradient_buffers with their factors, a gradient and a context each;
     without strips a copy of what a pull brings, and two of the weights for each of several threads. What a codec
     leaves out, and where pushes may be taken back, what it was before each of them.

@@ -38,18 +38,28 @@ def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
 
 
 def network(
-    config: Config, description: Description, shapes: tuple[LayerShape, ...], captured: Sequence[str] = (),
-    choices: dict | None = None, strip: Strip | None = None,
-) -> Network:  # fmt: skip
+    config: Config,
+    description: Description,
+    shapes: tuple[LayerShape, ...],
+    captured: Sequence[str] = (),
+    choices: dict | None = None,
+    strip: Strip | None = None,
+) -> Network:
     """The network as configured; numbers that are no pixels are left to the reference."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
     images = config.train.batch
     if strip is not None:
         images = parts.largest(images, *parts.most(config.worker.in_flight, strip.ranks))
     return Network(
-        shapes, images, config.run.seed, engine=engine, captured=captured, choices=choices,
-        batches=thread_weights.batches(config), strip=strip,
-    )  # fmt: skip
+        shapes,
+        images,
+        config.run.seed,
+        engine=engine,
+        captured=captured,
+        choices=choices,
+        batches=thread_weights.batches(config),
+        strip=strip,
+    )
 
 
 def largest_network(config: Config, description: Description, cut: Partition, captured: Sequence[str]) -> Network:
@@ -60,7 +70,7 @@ def largest_network(config: Config, description: Description, cut: Partition, ca
 
 def check_memory(
     config: Config, description: Description, shapes: tuple[LayerShape, ...], layout: Layout, survivable: bool = True
-) -> None:  # fmt: skip
+) -> None:
     """Refuse what needs more than `layout.memory`: the error names the layer, and how many strips or servers fit.
 
     `survivable`: whether training goes on when a rank is lost; servers need memory for that.
@@ -70,7 +80,9 @@ def check_memory(
         return
     scheme = config.layout.scheme
     memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, scheme), layout)
-    captured = captured_layers(choose(memory_layout, config, largest_push(config), len({p.host for p in layout.places})))
+    captured = captured_layers(
+        choose(memory_layout, config, largest_push(config), len({p.host for p in layout.places}))
+    )
 
     def takes(strips: int) -> int:
         # Strips push gradients, never factors.
@@ -86,7 +98,7 @@ def check_memory(
 
 def _too_few_strips(
     limit: int, takes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
-) -> str:  # fmt: skip
+) -> str:
     candidates = range(strips, most(shapes, scheme) + 1)
     least = bisect_left(candidates, True, key=lambda strips: takes(strips) <= limit)
     advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"

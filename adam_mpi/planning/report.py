@@ -55,8 +55,10 @@ def _hosts(ranks: int, given: str | None) -> list[str]:
 
 
 def _roles(layout: Layout, copies: int, spares: int) -> Iterator[str]:
-    yield f"{len(layout.places)} ranks: {len(layout.data)} data, {len(layout.workers)} worker in {layout.replicas} " \
-          f"replicas of {layout.partitions}, {len(layout.servers)} server"  # fmt: skip
+    yield (
+        f"{len(layout.places)} ranks: {len(layout.data)} data, {len(layout.workers)} worker in {layout.replicas} "
+        f"replicas of {layout.partitions}, {len(layout.servers)} server"
+    )
     yield f"lost servers survived without stopping: {layout.survives(copies)} (else a restart goes on from the store)"
     if spares:
         yield f"spares that stand by: {spares} processes more, for which mpirun needs slots"
@@ -148,7 +150,12 @@ def _described(images: str) -> Description:
 
 
 def _memory(
-    config: Config, layout: Layout, description: Description, net: Network, memory_layout: MemoryLayout, captured: Sequence[str]
+    config: Config,
+    layout: Layout,
+    description: Description,
+    net: Network,
+    memory_layout: MemoryLayout,
+    captured: Sequence[str],
 ) -> Iterator[str]:
     largest = max(memory_layout.servers, key=memory_layout.size)
     yield "memory per rank:"

@@ -13,11 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 STYLE: Any = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "axes.titlesize": 10, "legend.frameon": False, "svg.fonttype": "none", "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
     # Names of classes and runs are people's: a dollar in them begins no formula.
     "text.parse_math": False,
-}  # fmt: skip
+}
 MAPS, UNITS = 32, 100
 """Of a layer's picture: the most maps, and units in a line."""
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -104,8 +111,15 @@ def matrix(title: str, counts: np.ndarray, names: Sequence[str]) -> str:
         axes.set_yticks(range(len(names)), names)
         for row, column in np.argwhere(counts > 0):
             dark = np.sqrt(counts[row, column]) > 0.5 * np.sqrt(counts.max())
-            axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=7,
-                      color="white" if dark else "black")  # fmt: skip
+            axes.text(
+                column,
+                row,
+                f"{counts[row, column]}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else "black",
+            )
 
     return draw(title, (side, side), paint)
 

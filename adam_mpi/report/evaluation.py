@@ -32,7 +32,10 @@ def judge(model: Trained, worst: int) -> Evaluated:
         probabilities = model.predict(images)
         taken, probabilities = probabilities.argmax(axis=1), probabilities[np.arange(len(labels)), labels]
         np.add.at(confusion, (labels, taken), 1)
-        found = [(float(probabilities[i]), int(labels[i]), int(taken[i]), images[i]) for i in np.argsort(probabilities)[:worst]]
+        found = [
+            (float(probabilities[i]), int(labels[i]), int(taken[i]), images[i])
+            for i in np.argsort(probabilities)[:worst]
+        ]
         kept = sorted([*kept, *found], key=lambda one: one[0])[:worst]
     columns = list(zip(*kept, strict=True))
     return Evaluated(confusion, np.array(columns[3]), *(np.array(columns[place]) for place in (1, 2, 0)))

@@ -19,11 +19,15 @@ from adam_mpi.report.run_data import Run
 
 WORST, MOST_FILTERS = 30, 60
 HOW = {
-    "status": ("status", ""), "test_accuracy": ("test accuracy", ".2%"),
-    "best_accuracy": ("best accuracy of validation", ".2%"), "train_loss": ("train loss", ".4f"),
-    "epochs": ("epochs", ""), "images": ("images", ","), "images_per_second": ("images per second", ",.0f"),
+    "status": ("status", ""),
+    "test_accuracy": ("test accuracy", ".2%"),
+    "best_accuracy": ("best accuracy of validation", ".2%"),
+    "train_loss": ("train loss", ".4f"),
+    "epochs": ("epochs", ""),
+    "images": ("images", ","),
+    "images_per_second": ("images per second", ",.0f"),
     "seconds": ("seconds", ".1f"),
-}  # fmt: skip
+}
 """Main figures: what they are called, and how they are written."""
 
 
@@ -83,8 +87,11 @@ def curves(runs: Sequence[Run]) -> str:
     shown = []
     for axis, unit in (("images_trained", "images trained on"), ("seconds", "seconds")):
         for figure in ("loss", "accuracy"):
-            series = {f"{run.name} {part}": _series(run.lines(part, done=part != "train"), axis, figure)
-                      for run in runs for part in ("train", "validation")}  # fmt: skip
+            series = {
+                f"{run.name} {part}": _series(run.lines(part, done=part != "train"), axis, figure)
+                for run in runs
+                for part in ("train", "validation")
+            }
             dots = [name for name in series if name.endswith("validation")]
             title = f"{figure} by {axis.split('_')[0]}"
             shown.append(charts.lines(title, series, unit, figure, figure == "loss", dots))

@@ -32,9 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    def __init__(
-        self, generation: Generation, job: Job, describe: Callable[[], dict[str, Any]]
-    ) -> None:
+    def __init__(self, generation: Generation, job: Job, describe: Callable[[], dict[str, Any]]) -> None:
         """`describe` returns what snapshots say of the job."""
         world = generation.world
         memory_layout = generation.memory_layout
@@ -58,9 +56,19 @@ class CheckpointManager:
         folder = directory / "snapshots"
         renaming = partial(world.injector.at, "rename")
         self.snapshots = SnapshotCoordinator(
-            channel, servers, folder, keep, joint, memory_layout.tensors, self._describe, memory_layout.strips, pushers, renaming,
-            owner, disk_seconds(self.config),
-        )  # fmt: skip
+            channel,
+            servers,
+            folder,
+            keep,
+            joint,
+            memory_layout.tensors,
+            self._describe,
+            memory_layout.strips,
+            pushers,
+            renaming,
+            owner,
+            disk_seconds(self.config),
+        )
         self.stale = resume is None or resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last = False
@@ -110,7 +118,9 @@ class CheckpointManager:
         group = "ema/" if self.config.optimizer.ema else ""
         pieces = model_file.pieces(newest / snapshot.MODEL, self.memory_layout.tensors, group)
         told = self._describe()
-        model_file.write_pieces(self.directory / "weights.h5", pieces, self.memory_layout.tensors, told["config"], told["inputs"])
+        model_file.write_pieces(
+            self.directory / "weights.h5", pieces, self.memory_layout.tensors, told["config"], told["inputs"]
+        )
 
     def forget_old_stores(self, board: JobStatistics) -> None:
         """When every server's store of this job is whole, those of earlier ones are no longer needed."""
@@ -133,10 +143,20 @@ log = logging.getLogger(__name__)
 
 class SnapshotCoordinator:
     def __init__(
-        self, channel: ControlChannel, servers: Sequence[int], folder: Path, keep: int, joint: bool, tensors: Sequence[Tensor],
-        describe: Callable[[], dict[str, Any]], strips: int = 1, pushers: Sequence[int] = (),
-        renaming: Callable[[], None] = lambda: None, owner: Owner | None = None, seconds: float = 120.0,
-    ) -> None:  # fmt: skip
+        self,
+        channel: ControlChannel,
+        servers: Sequence[int],
+        folder: Path,
+        keep: int,
+        joint: bool,
+        tensors: Sequence[Tensor],
+        describe: Callable[[], dict[str, Any]],
+        strips: int = 1,
+        pushers: Sequence[int] = (),
+        renaming: Callable[[], None] = lambda: None,
+        owner: Owner | None = None,
+        seconds: float = 120.0,
+    ) -> None:
         """`pushers`: ranks whose codec has a residual, which belongs to a snapshot too; `owner`: our claim on the run.
 
         `seconds`: after which a disk that takes nothing is given up.
@@ -280,12 +300,19 @@ class SnapshotCoordinator:
         sizes = [(answer["file"], answer["size"]) for answer in answers]
         files, residuals = dict(sizes[: len(self.servers)]), dict(sizes[len(self.servers) :])
         manifest = self.told | {
-            "format": FORMAT, "name": name, "epochs": epochs, "batches": batches, "images": images, "clock": clock,
-            "parameters": sum(tensor.size for tensor in self.tensors), "files": files, "residuals": residuals,
+            "format": FORMAT,
+            "name": name,
+            "epochs": epochs,
+            "batches": batches,
+            "images": images,
+            "clock": clock,
+            "parameters": sum(tensor.size for tensor in self.tensors),
+            "files": files,
+            "residuals": residuals,
             "strips": self.strips,
             "tensors": {tensor.name: [tensor.offset, list(tensor.shape)] for tensor in self.tensors},
             "time": time.time(),
-        }  # fmt: skip
+        }
         attributes = {"snapshot": name, "epochs": epochs, "images": images, "config": self.told["config"]}
         model_file.write_virtual(self.part, list(files), self.tensors, attributes, self.told["inputs"])
         write_json(self.part / snapshot.MANIFEST, manifest)

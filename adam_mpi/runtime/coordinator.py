@@ -34,9 +34,13 @@ log = logging.getLogger(__name__)
 
 class Coordinator:
     def __init__(
-        self, generation: Generation, data: DataServer, job: Job, settled: RecoveryPlan | None = None,
+        self,
+        generation: Generation,
+        data: DataServer,
+        job: Job,
+        settled: RecoveryPlan | None = None,
         before: "Coordinator | None" = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`settled`: what came out of the generation before; `before`: its head, if that was here."""
         self.world = world = generation.world
         self.config = world.config
@@ -128,8 +132,10 @@ class Coordinator:
             course.phase = None if phase is None else Phase(phase[0] + 1, *phase[1:])
             (course.best, course.best_epoch), course.reason = state["best"], state["reason"]
             self.results, self.train_seconds, self.stopped_by = (
-                state["results"], state["train_seconds"], state["stopped_by"]
-            )  # fmt: skip
+                state["results"],
+                state["train_seconds"],
+                state["stopped_by"],
+            )
             self.number, self.began_at = state["number"], state["began"]
             self.began = time.monotonic() - (time.time() - self.began_at)
             self.checkpoints.stale, self.checkpoints.snapshots.taken = state["stale"], state["snapshots"]
@@ -144,12 +150,19 @@ class Coordinator:
         pairs = [told[str(place.member)] for place in gone if str(place.member) in told]
         self.recoveries.append(
             {
-                "generation": self.world.generation, "dead": [str(place) for place in gone],
-                "members": [place.member for place in gone], "detected": settled.detected,
-                "seconds": None, "seconds_all": None, "promoted": settled.promoted, "rebuilt": 0,
-                "resent": settled.resent, "lost": sum(sent - known for sent, known in pairs), "duplicates": 0,
+                "generation": self.world.generation,
+                "dead": [str(place) for place in gone],
+                "members": [place.member for place in gone],
+                "detected": settled.detected,
+                "seconds": None,
+                "seconds_all": None,
+                "promoted": settled.promoted,
+                "rebuilt": 0,
+                "resent": settled.resent,
+                "lost": sum(sent - known for sent, known in pairs),
+                "duplicates": 0,
             }
-        )  # fmt: skip
+        )
         took, ranks = time.time() - settled.detected, len(self.members)
         text = f"generation {self.world.generation} goes on with {ranks} ranks after {took:.2f} s"
         self.progress.say(f"{names} lost; {text}" if names else f"ranks have joined; {text}")

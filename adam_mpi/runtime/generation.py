@@ -79,7 +79,7 @@ class Entry:
 
 def enter(
     config: Config, directory: str | None, resume: bool, world: World, processes: Sequence[Process], take_over: bool
-) -> Entry:  # fmt: skip
+) -> Entry:
     """Refuse on rank 0, before any work, what cannot work; then make the run directory, and take it for this job."""
     description = describe(config.data)
     shapes = model(config, description)
@@ -294,7 +294,9 @@ def crew(world: World, job: Job, kept: RankRuntime | None = None) -> RankRuntime
     if isinstance(worker := made.get("worker"), StripWorker):
         windows.append(worker.link.window)
     factors = tuple(captured_layers(ground.generation.choices))
-    crew = RankRuntime(ground.generation.channel, made, head, windows, settled.head if settled else None, captured=factors)
+    crew = RankRuntime(
+        ground.generation.channel, made, head, windows, settled.head if settled else None, captured=factors
+    )
     crew.abandoned, crew.pushed, crew.cuts = abandoned, pushed, _cuts(ground)
     crew.spares = world.spares
     crew.spares.enter(JoinPackage(job, factors))
@@ -358,7 +360,9 @@ def _settle(world: World, job: Job, kept: RankRuntime) -> RecoveryPlan:
         raise LostState(f"{gone}; {loss}; the job ends: --resume goes on from what is stored") from None
 
 
-def _ground(world: World, job: Job, settled: RecoveryPlan | None, kept: RankRuntime | None) -> tuple[Setup, Network | None]:
+def _ground(
+    world: World, job: Job, settled: RecoveryPlan | None, kept: RankRuntime | None
+) -> tuple[Setup, Network | None]:
     """Collective: plan, kernels where they are new, windows."""
     roles, config = world.place.roles, job.config
     cut = partition(job.shapes, config.layout.partitions, config.layout.scheme)
@@ -418,7 +422,9 @@ def _worker(ground: Setup, net: Network | None, kept: Worker | None, pushed: tup
     assert net is not None, "compiled above"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
     scheme = ground.job.config.layout.scheme
-    cut = partition(ground.job.shapes, ground.generation.memory_layout.strips, scheme) if net.strip is not None else None
+    cut = (
+        partition(ground.job.shapes, ground.generation.memory_layout.strips, scheme) if net.strip is not None else None
+    )
     holding = WorkerShards(ground.generation.memory_layout, cut, world.place.strip or 0)
     carried = _carried(world, ground.job, holding) if settled is None else None
     if cut is not None:
@@ -506,6 +512,10 @@ def _threads(world: World) -> int:
     if "worker" in world.place.roles and threads > len(cores):
         log.warning(
             "%d trainer threads on %d cores: start mpirun with --bind-to none, or bind a rank to %d cores, "
-            "or set worker.threads = %d", threads, len(cores), threads, len(cores),
-        )  # fmt: skip
+            "or set worker.threads = %d",
+            threads,
+            len(cores),
+            threads,
+            len(cores),
+        )
     return threads

@@ -60,11 +60,15 @@ class RecoveryPlan:
     captured: tuple[str, ...]
 
 
-def plan_recovery(states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float) -> RecoveryPlan:
+def plan_recovery(
+    states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float
+) -> RecoveryPlan:
     """`states` in the order of ranks."""
     have, version = _sound(states, layout, shards, staleness == 0)
     holders, lacking = _hold(states, layout, shards, copies, have)
-    stale = {(rank, shard) for rank in layout.servers for shard in states[rank].copies.keys() - have[states[rank].member]}
+    stale = {
+        (rank, shard) for rank in layout.servers for shard in states[rank].copies.keys() - have[states[rank].member]
+    }
     promoted = sum(shard not in states[ranks[0]].served for shard, ranks in enumerate(holders))
     batches = [batch for state in states for batch in state.batches]
     position = _position([state.positions for state in states], version, max(batches, default=0) // EPOCH)
@@ -76,13 +80,27 @@ def plan_recovery(states: Sequence[RankState], layout: Layout, shards: Sequence[
         clock = cuts.layouts[-1][0]
     nexts = _next(clocks, layout, clock, staleness == 0)
     return RecoveryPlan(
-        holders, lacking, frozenset(stale), _acknowledged(states, layout, version), promoted, version, position, nexts,
-        clock, _begun(states, nexts), cuts, left, _taken(states, holders), frozenset(out),
+        holders,
+        lacking,
+        frozenset(stale),
+        _acknowledged(states, layout, version),
+        promoted,
+        version,
+        position,
+        nexts,
+        clock,
+        _begun(states, nexts),
+        cuts,
+        left,
+        _taken(states, holders),
+        frozenset(out),
         _mean([state.tally for state in states if state.tally[0] == position.epoch]),
-        min(state.detected for state in states if state.detected), earliest(state.went_on for state in states),
+        min(state.detected for state in states if state.detected),
+        earliest(state.went_on for state in states),
         _newest_head([state.head for state in states]),
-        sum(state.unacknowledged for state in states), max(state.captured for state in states),
-    )  # fmt: skip
+        sum(state.unacknowledged for state in states),
+        max(state.captured for state in states),
+    )
 
 
 def _acknowledged(states: Sequence[RankState], layout: Layout, version: int | None) -> dict[int, int]:
@@ -159,7 +177,11 @@ def _check_left(have: Mapping[int, Mapping[int, int]], servers: Sequence[RankSta
 
 
 def _hold(
-    states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, have: Mapping[int, Mapping[int, int]]
+    states: Sequence[RankState],
+    layout: Layout,
+    shards: Sequence[Shard],
+    copies: int,
+    have: Mapping[int, Mapping[int, int]],
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
     """Holders of each shard, and who of them has to be sent a copy."""
     wanted = place(shards, {layout.places[rank].member: layout.places[rank].host for rank in layout.servers}, copies)
@@ -173,9 +195,7 @@ def _hold(
     return tuple(holders), tuple(lacking)
 
 
-def act(
-    wanted: Sequence[int], versions: Mapping[int, int], newest: int, copies: int
-) -> tuple[list[int], list[int]]:
+def act(wanted: Sequence[int], versions: Mapping[int, int], newest: int, copies: int) -> tuple[list[int], list[int]]:
     """Who holds a shard, the one that serves it first, and who of them is behind.
 
     Of those that have the newest version the one most wanted serves. While fewer copies than wanted are whole, those

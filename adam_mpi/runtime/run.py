@@ -41,9 +41,13 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    path: str | None, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float,
+    path: str | None,
+    overrides: Sequence[str],
+    directory: str | None,
+    resume: bool,
+    minutes: float,
     take_over: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """The command: one rank's way through a training job; returns its exit code."""
     comm, given = MPI.COMM_WORLD, path or _saved(directory, resume)
     try:
@@ -65,9 +69,15 @@ def train(
 
 
 def run(
-    comm: MPI.Comm, given: Given, overrides: Sequence[str] = (), directory: str | None = None, resume: bool = False,
-    minutes: float = math.inf, take_over: bool = False, inside: bool = False,
-) -> Path:  # fmt: skip
+    comm: MPI.Comm,
+    given: Given,
+    overrides: Sequence[str] = (),
+    directory: str | None = None,
+    resume: bool = False,
+    minutes: float = math.inf,
+    take_over: bool = False,
+    inside: bool = False,
+) -> Path:
     """Collective: a training job; returns its run directory. What is wrong with what was given is raised everywhere.
 
     A job that fails later ends all its processes; `inside` another program that is one rank only, the error is raised.
@@ -109,9 +119,14 @@ def run(
 
 
 def _begin(
-    comm: MPI.Comm, given: Given, overrides: Sequence[str], directory: str | None, resume: bool, minutes: float,
+    comm: MPI.Comm,
+    given: Given,
+    overrides: Sequence[str],
+    directory: str | None,
+    resume: bool,
+    minutes: float,
     take_over: bool,
-) -> tuple[World, Job]:  # fmt: skip
+) -> tuple[World, Job]:
     """Collective: what everybody has to know before there is a log to tell anything."""
     config = _agree(comm, lambda: generation.configure(given, overrides, comm.size))
     world = World(comm, config)
@@ -230,7 +245,9 @@ def _at_most(seconds: float) -> Iterator[None]:
     timer.cancel()
 
 
-def _work(world: World, job: Job, wire: sentinel.SentinelConnection, crew: RankRuntime | None = None) -> tuple[World, RankRuntime]:
+def _work(
+    world: World, job: Job, wire: sentinel.SentinelConnection, crew: RankRuntime | None = None
+) -> tuple[World, RankRuntime]:
     """Generation after generation until the job is over: roles go on with what they have when a rank is lost."""
     watch = _watch(world, job, wire)
     while True:

@@ -58,9 +58,14 @@ def fold(total: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.nda
 
 @njit(nogil=True, cache=True)
 def step(
-    rule: int, weights: np.ndarray, state: np.ndarray, mail: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rule: int,
+    weights: np.ndarray,
+    state: np.ndarray,
+    mail: np.ndarray,
+    starts: np.ndarray,
+    scales: np.ndarray,
     numbers: np.ndarray,
-) -> None:  # fmt: skip
+) -> None:
     """One step of a rule; additive and descent leave the state alone, and fold straight into the weights."""
     shrink, gain, carry = numbers[0], numbers[1], numbers[2]
     keep, take, pull = numbers[3], numbers[4], numbers[5]
@@ -86,9 +91,14 @@ def step(
 
 @njit(nogil=True, cache=True)
 def steps(
-    rule: int, places: np.ndarray, mail: np.ndarray, ends: np.ndarray, starts: np.ndarray, scales: np.ndarray,
+    rule: int,
+    places: np.ndarray,
+    mail: np.ndarray,
+    ends: np.ndarray,
+    starts: np.ndarray,
+    scales: np.ndarray,
     numbers: np.ndarray,
-) -> None:  # fmt: skip
+) -> None:
     """A step of each of several shards, each on the messages from the end of those before it to its own.
 
     A place is: address of the weights, address of the state, size; `numbers` has a row for each shard.

@@ -14,7 +14,9 @@ from adam_mpi.transport.mailbox import ReceivedMessage
 class Fold:
     """Of shards that are stepped on together, by the same messages."""
 
-    def __init__(self, band: Sequence[Shard], mails: Sequence[ReceivedMessage], delays: Sequence[int], rate: float) -> None:
+    def __init__(
+        self, band: Sequence[Shard], mails: Sequence[ReceivedMessage], delays: Sequence[int], rate: float
+    ) -> None:
         self.band, self.mails, self.delays, self.rate = band, mails, delays, rate
         self.ends = dict(zip((shard.index for shard in band), accumulate(shard.size for shard in band), strict=True))
         self.left = len(band)

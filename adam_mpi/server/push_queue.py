@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class PushQueue:
-    def __init__(self, world: World, memory_layout: MemoryLayout, memory: np.ndarray, published: PublishedWeights) -> None:
+    def __init__(
+        self, world: World, memory_layout: MemoryLayout, memory: np.ndarray, published: PublishedWeights
+    ) -> None:
         self.world, self.memory_layout, self.published = world, memory_layout, published
         self.words = memory.view(np.uint32)
         self.intake = RingReceiver(world, memory_layout.rings, memory_layout.pushers, memory, published)

@@ -140,9 +140,15 @@ def notes(numbers: dict[int, int], batches: Sequence[np.ndarray] = ()) -> np.nda
 
 class Replicator:
     def __init__(
-        self, generation: Generation, published: PublishedWeights, mirror: Window, stepper: Stepper,
-        appliers: ThreadPool, lacking: Sequence[tuple[int, int]], taken: Callable[[ReceivedMessage, np.ndarray], None],
-    ) -> None:  # fmt: skip
+        self,
+        generation: Generation,
+        published: PublishedWeights,
+        mirror: Window,
+        stepper: Stepper,
+        appliers: ThreadPool,
+        lacking: Sequence[tuple[int, int]],
+        taken: Callable[[ReceivedMessage, np.ndarray], None],
+    ) -> None:
         """`mirror` has the rings of records; `lacking`: servers without a whole copy of shards that are served here.
 
         `taken` is called with every record that was taken, and its batches.
@@ -156,7 +162,9 @@ class Replicator:
         self.stepper, self.thread_pool = stepper, appliers
         rings, me = memory_layout.peers, memory_layout.servers.index(world.rank)
         self.lanes: dict[int, RingSender[RecordMessage | PartMessage | CheckMessage]] = {
-            server: RingSender(rings, server, me, mirror, window) for server in memory_layout.servers if server != world.rank
+            server: RingSender(rings, server, me, mirror, window)
+            for server in memory_layout.servers
+            if server != world.rank
         }
         self.words, self.floats = mirror.memory.view(np.uint32), mirror.memory.view(np.float32)
         self.arenas = [self._arena(server) for server in memory_layout.servers]

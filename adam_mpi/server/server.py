@@ -66,9 +66,12 @@ class Server:
         self.enter(generation)
 
     def enter(
-        self, generation: Generation, clocks: Mapping[int, int] = MappingProxyType({}),
-        lacking: Sequence[tuple[int, int]] = (), acknowledged: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+        self,
+        generation: Generation,
+        clocks: Mapping[int, int] = MappingProxyType({}),
+        lacking: Sequence[tuple[int, int]] = (),
+        acknowledged: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         """Begin a generation with the copies that we have; `clocks`: how far pushers are; `lacking`: see Replicator.
 
         `acknowledged`: the last push of each that was; raises LostState if a shard that is served here lacks one.
@@ -96,7 +99,11 @@ class Server:
             self.began[ring % memory_layout.strips][pusher] = acknowledged.get(pusher, 0)
         self._check_acknowledged()
         factors = self.push_queue.factors
-        arena = mirror.memory[memory_layout.peers.bytes : memory_layout.mirror_bytes].view(np.float32) if mirror else NOTHING
+        arena = (
+            mirror.memory[memory_layout.peers.bytes : memory_layout.mirror_bytes].view(np.float32)
+            if mirror
+            else NOTHING
+        )
         self.stepper = Stepper(self.config, self.shards, published, mail.memory, factors, self.holdings, arena)
         for lane in self.replicator.lanes.values() if self.replicator else ():
             lane.drop()
@@ -110,7 +117,9 @@ class Server:
         for shard in self.shards:
             self.stepper.derive(shard.index)
         known = [clocks.get(pusher, 0) for pusher in self.push_queue.members]
-        self.progress.enter(memory_layout, world.rank, known, [self.push_queue.pusher(ring) for ring in range(len(known))])
+        self.progress.enter(
+            memory_layout, world.rank, known, [self.push_queue.pusher(ring) for ring in range(len(known))]
+        )
         published.rate[0], published.clock[0] = self.progress.rate, self.progress.clock
         self.compared_before = 0, 0
         self.staged: dict[int, list[ReceivedMessage]] = defaultdict(list)
@@ -280,7 +289,10 @@ class Server:
             return staged[:most]
         clock = min(mail.clock for mail in staged)
         parts = sorted((mail for mail in staged if mail.clock == clock), key=lambda mail: (mail.ring, mail.part))
-        if sum(mail.part == mail.parts - 1 for mail in parts) < len(self.memory_layout.pushers) // self.memory_layout.strips:
+        if (
+            sum(mail.part == mail.parts - 1 for mail in parts)
+            < len(self.memory_layout.pushers) // self.memory_layout.strips
+        ):
             self.staged[shard] = staged + held
             return []
         later = [mail for mail in staged if mail.clock != clock] + held
@@ -327,7 +339,9 @@ class Server:
 
     def _rate(self, ready: dict[int, list[ReceivedMessage]]) -> float:
         shard, mails = next(iter(ready.items()))
-        return self.progress.rate_of(self.holdings[shard].version + 1, self.push_queue.batches(mails[0]), _images(mails))
+        return self.progress.rate_of(
+            self.holdings[shard].version + 1, self.push_queue.batches(mails[0]), _images(mails)
+        )
 
     def _book(self, shard: int, mails: list[ReceivedMessage]) -> None:
         """A shard has taken a step."""
@@ -405,7 +419,9 @@ class Server:
         if self.progress.synchronous:
             state.firm = frozenset(index for index, holding in whole.items() if holding.firm)
         state.served = frozenset(self.place)
-        state.progress = replace(state.progress, reached=dict(zip(self.push_queue.members, self.progress.clocks, strict=True)))
+        state.progress = replace(
+            state.progress, reached=dict(zip(self.push_queue.members, self.progress.clocks, strict=True))
+        )
         if self.memory_layout.strips > 1 and CODECS[self.config.push.codec].feedback:
             state.tables = {index: dict(holding.table) for index, holding in self.holdings.items()}
         self.progress.export_state(state)

@@ -31,9 +31,15 @@ FIRST, UNSCALED = np.zeros(1, np.int64), np.ones(1, np.float32)
 
 class Stepper:
     def __init__(
-        self, config: Config, shards: Sequence[Shard], published: PublishedWeights, memory: np.ndarray,
-        factors: Mapping[str, FactorPlan], holdings: dict[int, ShardCopy] | None = None, arena: np.ndarray = NOTHING,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        shards: Sequence[Shard],
+        published: PublishedWeights,
+        memory: np.ndarray,
+        factors: Mapping[str, FactorPlan],
+        holdings: dict[int, ShardCopy] | None = None,
+        arena: np.ndarray = NOTHING,
+    ) -> None:
         """`shards` are those that are served here, `holdings` all that there is a copy of; else only those.
 
         `arena`: where other servers can read what was folded.
@@ -134,7 +140,9 @@ class Stepper:
                 for shard in band:
                     self._follow(shard.index, self.counted(mails))
 
-    def _step_mixed(self, band: Sequence[Shard], mails: Sequence[ReceivedMessage], scales: Sequence[float], rate: float) -> None:
+    def _step_mixed(
+        self, band: Sequence[Shard], mails: Sequence[ReceivedMessage], scales: Sequence[float], rate: float
+    ) -> None:
         """Messages of any kind: those for the same run of parameters together."""
         runs: dict[tuple[int, int], list[tuple[ReceivedMessage, float]]] = defaultdict(list)
         for mail, scale in zip(mails, scales, strict=True):
@@ -190,7 +198,10 @@ class Stepper:
         """
         if self.kind != "adagrad":
             return len(mails)
-        whole = [mail.kind == message_format.FACTOR or (mail.kind, mail.values) == (message_format.DELTA, size) for mail in mails]
+        whole = [
+            mail.kind == message_format.FACTOR or (mail.kind, mail.values) == (message_format.DELTA, size)
+            for mail in mails
+        ]
         return max(1, [*whole, False].index(False))
 
     def _numbers(self, rate: float, counted: Counted) -> np.ndarray:
@@ -212,7 +223,9 @@ class Stepper:
             apply_kernels.update_ema(holding.ema, holding.weights, share)
         self.derive(index)
 
-    def _dense(self, band: Sequence[Shard], part: slice, scaled: list[tuple[ReceivedMessage, float]], rate: float) -> None:
+    def _dense(
+        self, band: Sequence[Shard], part: slice, scaled: list[tuple[ReceivedMessage, float]], rate: float
+    ) -> None:
         """Plain messages are folded where they lie; others are worked out in a buffer first, several summed up."""
         numbers = self._numbers(rate, self.counted([mail for mail, _ in scaled]))
         if all(_plain(mail) for mail, _ in scaled):
@@ -241,7 +254,9 @@ class Stepper:
             assert mail.factors is not None, "unpacked when it arrived"
             self.factors[band[0].layer].add_product(mail.factors, mail.values, band, -float(gain) * scale, weights)
 
-    def _sum(self, band: Sequence[Shard], scaled: list[tuple[ReceivedMessage, float]], total: np.ndarray, first: int = 0) -> None:
+    def _sum(
+        self, band: Sequence[Shard], scaled: list[tuple[ReceivedMessage, float]], total: np.ndarray, first: int = 0
+    ) -> None:
         """What messages of any kind come to, for parameters from `first` on."""
         values = self.pool.take(total.size)
         total[:] = 0
@@ -264,9 +279,14 @@ class Stepper:
             BY_NUMBER[mail.codec].decode(self.words[mail.start : mail.start + mail.words], values)
 
     def _kernel(
-        self, shard: int, part: slice, mail: np.ndarray, starts: Sequence[int], scales: Sequence[float],
+        self,
+        shard: int,
+        part: slice,
+        mail: np.ndarray,
+        starts: Sequence[int],
+        scales: Sequence[float],
         numbers: np.ndarray,
-    ) -> None:  # fmt: skip
+    ) -> None:
         holding = self.holdings[shard]
         messages = _messages(starts, scales)
         apply_kernels.step(self.rule, holding.weights[part], holding.state[part], mail, *messages, numbers)

@@ -77,9 +77,7 @@ class FactorPlan:
         matrix = self.matrix
         return (words - matrix.outputs) * (2 if self.half else 1) // (matrix.inputs + matrix.outputs)
 
-    def write(
-        self, body: np.ndarray, activations: np.ndarray, errors: np.ndarray, gradient: np.ndarray | None
-    ) -> int:
+    def write(self, body: np.ndarray, activations: np.ndarray, errors: np.ndarray, gradient: np.ndarray | None) -> int:
         """Write the factors of some images; `gradient` is the flat vector, for the biases. Returns the words used."""
         images, inputs = activations.shape
         end, words = self._number_words(images), self.words(images)
@@ -125,9 +123,7 @@ class FactorPlan:
             native.add_product(errors, activations, scale, weights[:size].reshape(-1, self.matrix.inputs))
         weights[size:] += np.float32(scale) * biases
 
-    def _split(
-        self, body: np.ndarray, images: int, band: Sequence[Shard]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _split(self, body: np.ndarray, images: int, band: Sequence[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Activations, errors and the biases' gradient of neighboring shards, in a body as float32."""
         inputs, rows, end = self.matrix.inputs, self.rows, images * (self.matrix.inputs + self.rows)
         row, bias = self.places[band[0].index]

@@ -77,9 +77,13 @@ def begun(batches: np.ndarray) -> int:
 
 
 def go_on(
-    known: Mapping[int, Progress], replicas: Mapping[int, int], batches: np.ndarray, epoch: int, keep: bool,
+    known: Mapping[int, Progress],
+    replicas: Mapping[int, int],
+    batches: np.ndarray,
+    epoch: int,
+    keep: bool,
     clock: int | None = None,
-) -> tuple[Cuts, dict[int, Left]]:  # fmt: skip
+) -> tuple[Cuts, dict[int, Left]]:
     """Return the cuts of the next generation, and what is left of batches of the epoch that somebody has begun.
 
     `known`: by rank for life; `replicas`: of the workers there will be; `batches`: those that a part of is in the

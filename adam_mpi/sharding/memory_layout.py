@@ -152,9 +152,14 @@ class MemoryLayout:
 
 
 def plan(
-    tensors: Sequence[Tensor], servers: Mapping[int, str], pushers: Sequence[int], config: Config,
-    partition: Partition | None = None, shards: Sequence[Shard] = (), holders: Sequence[tuple[int, ...]] = (),
-) -> MemoryLayout:  # fmt: skip
+    tensors: Sequence[Tensor],
+    servers: Mapping[int, str],
+    pushers: Sequence[int],
+    config: Config,
+    partition: Partition | None = None,
+    shards: Sequence[Shard] = (),
+    holders: Sequence[tuple[int, ...]] = (),
+) -> MemoryLayout:
     """Shards as configured, placed by hashing; later generations keep their `shards`, and say who holds them."""
     room = config.server.mailbox_bytes
     shards = shards or cut_for(tensors, len(pushers), config, partition)
@@ -175,9 +180,19 @@ def plan(
         record = _lined(4 * message_words(largest, 1 + 2 * len(pushers) + RECORD_BATCHES))
         peers = Rings(len(servers), max(2, min(MOST_SLOTS, room // (len(servers) * record))), record, len(pushers))
     return MemoryLayout(
-        tuple(shards), tuple(holders), tuple(servers), tuple(pushers), slots, slot, tuple(regions), tuple(tensors),
-        owners, len(partition) if partition else 1, peers, peers.bytes,
-    )  # fmt: skip
+        tuple(shards),
+        tuple(holders),
+        tuple(servers),
+        tuple(pushers),
+        slots,
+        slot,
+        tuple(regions),
+        tuple(tensors),
+        owners,
+        len(partition) if partition else 1,
+        peers,
+        peers.bytes,
+    )
 
 
 def cut_for(
@@ -203,5 +218,3 @@ def _slot_bytes(parameters: int, config: Config) -> int:
 
 def _lined(size: int) -> int:
     return -(-size // LINE) * LINE
-
-

@@ -4,14 +4,32 @@ import numpy as np
 
 HEADER = np.dtype(
     {
-        "names": ["position", "checksum", "generation", "pusher", "sequence", "clock", "words", "batches",
-                  "first", "values", "images", "seen", "shard", "kind", "codec", "last", "finite",
-                  "part", "parts"],
+        "names": [
+            "position",
+            "checksum",
+            "generation",
+            "pusher",
+            "sequence",
+            "clock",
+            "words",
+            "batches",
+            "first",
+            "values",
+            "images",
+            "seen",
+            "shard",
+            "kind",
+            "codec",
+            "last",
+            "finite",
+            "part",
+            "parts",
+        ],
         "formats": ["<i8", "<u8"] + ["<i8"] * 10 + ["<i4"] * 7,
         "offsets": [*range(0, 96, 8), *range(96, 124, 4)],
         "itemsize": 128,
     }
-)  # fmt: skip
+)
 """position: place in the ring since the generation began, from 1; sequence: number of the push, for life;
 words: length of the body; first, values: which parameters of the shard; images: whose gradients are summed;
 seen: version of the shard they were computed on; last: the push has no more messages for this server;

@@ -20,9 +20,13 @@ class Phase:
 
 class PhaseSchedule:
     def __init__(
-        self, train: Train, validates: bool, epochs_done: int = 0, best: tuple[float, int] = (-1.0, 0),
+        self,
+        train: Train,
+        validates: bool,
+        epochs_done: int = 0,
+        best: tuple[float, int] = (-1.0, 0),
         midway: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """After `epochs_done` epochs that are not validated yet, or `midway` in the one after."""
         self.train, self.validates = train, validates
         self.best, self.best_epoch = best

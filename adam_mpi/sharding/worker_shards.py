@@ -27,7 +27,9 @@ class WorkerShards:
         if self.cut is None:
             return {shard.start: shard.start for shard in self.memory_layout.shards}
         strip = self.cut.strips[self.strip]
-        return {shard.start: strip.local(shard.start) for shard in self.memory_layout.shards if strip.holds(shard.start)}
+        return {
+            shard.start: strip.local(shard.start) for shard in self.memory_layout.shards if strip.holds(shard.start)
+        }
 
     @cached_property
     def pulled(self) -> frozenset[int]:

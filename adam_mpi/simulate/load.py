@@ -48,12 +48,12 @@ class Load:
     """Images that a push grows to while all others are under way; one of factors does not grow."""
 
 
-def chosen(
-    config: Config, layout: Layout, shapes: tuple[LayerShape, ...]
-) -> tuple[MemoryLayout, Mapping[str, Choice]]:  # fmt: skip
+def chosen(config: Config, layout: Layout, shapes: tuple[LayerShape, ...]) -> tuple[MemoryLayout, Mapping[str, Choice]]:
     """Where shards lie, and what each layer pushes."""
     memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, config.layout.scheme), layout)
-    return memory_layout, choose(memory_layout, config, largest_push(config), len({place.host for place in layout.places}))
+    return memory_layout, choose(
+        memory_layout, config, largest_push(config), len({place.host for place in layout.places})
+    )
 
 
 def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:

@@ -52,7 +52,7 @@ def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -
 
 def predict(
     cluster: Cluster, config: Config, batches: int = BATCHES, tell: Callable[[float], None] = lambda share: None
-) -> Prediction:  # fmt: skip
+) -> Prediction:
     """From so many batches of each replica. `tell` is called now and then with the share that is done."""
     description = describe(config.data)
     shapes = model(config, description)
@@ -107,7 +107,7 @@ class Stage:
         share = cut(self.config.train.batch, self.layout.replicas)[number]
         return Replica(
             number, ranks, self.config, self.cluster, self.load, self.data, self.servers, threads, slow, share
-        )  # fmt: skip
+        )
 
     def play(self, connections: int, batches: int, tell: Callable[[float], None]) -> Prediction:
         """Until the replicas have done their batches, or with clocks their shares of them; the first do not count."""
@@ -123,12 +123,15 @@ class Stage:
         delays = sum((server.delays for server in self.servers.values()), Counter())
         link = max(now - before for now, before in zip(self._sent(), sent, strict=True))
         return Prediction(
-            rate, 3 * rate * connections,
-            sum(delay * count for delay, count in delays.items()) / max(1, delays.total()), max(delays, default=0),
+            rate,
+            3 * rate * connections,
+            sum(delay * count for delay, count in delays.items()) / max(1, delays.total()),
+            max(delays, default=0),
             sum(replica.waited for replica in self.replicas) / len(self.replicas) / self.time.now,
             max(server.rank.busy for server in self.servers.values()) / seconds,
-            link / seconds / self.cluster.links.bandwidth, len(self.replicas),
-        )  # fmt: skip
+            link / seconds / self.cluster.links.bandwidth,
+            len(self.replicas),
+        )
 
     def _images(self) -> int:
         return sum(replica.images for replica in self.replicas)

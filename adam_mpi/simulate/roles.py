@@ -45,9 +45,7 @@ class Copies:
 
 
 class Server:
-    def __init__(
-        self, rank: Rank, costs: Costs, copies: list[Copies], replicas: int, clocked: bool, kept: int
-    ) -> None:
+    def __init__(self, rank: Rank, costs: Costs, copies: list[Copies], replicas: int, clocked: bool, kept: int) -> None:
         """`kept`: bytes that it copies before every step, which it may have to take back."""
         self.rank, self.costs, self.copies, self.kept, self.time = rank, costs, copies, kept, rank.host.time
         self.letters: list[Letter] = []
@@ -136,9 +134,18 @@ class Replica:
     """One logical worker: the ranks of its strips, its threads, its pushes and pulls."""
 
     def __init__(
-        self, number: int, ranks: list[Rank], config: Config, cluster: Cluster, load: Load,
-        data: list[Data], servers: dict[int, Server], threads: int, slow: float, share: int,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        ranks: list[Rank],
+        config: Config,
+        cluster: Cluster,
+        load: Load,
+        data: list[Data],
+        servers: dict[int, Server],
+        threads: int,
+        slow: float,
+        share: int,
+    ) -> None:
         """`slow`: how many times as long it computes; `share`: images that it has of every clock."""
         self.number, self.ranks, self.config, self.costs, self.load = number, ranks, config, cluster.costs, load
         self.data, self.servers, self.threads, self.slow, self.share = data, servers, threads, slow, share
@@ -205,7 +212,7 @@ class Replica:
 
     def _compute(self, images: int) -> Steps:
         """All strips at once; what they exchange is taken to be hidden behind other batches in flight."""
-        noise = self.chance.lognormal(-self.spread**2 / 2, self.spread)
+        noise = self.chance.lognormal(-(self.spread**2) / 2, self.spread)
         seconds = images * self.costs.image * noise
         yield from self.ranks[0].interpret(self.costs.task)
         strips = [self.time.process(rank.host.work(self.slow * seconds / len(self.ranks))) for rank in self.ranks]

@@ -60,9 +60,7 @@ def _run(command: Sequence[str], output: IO[str]) -> int:
     """Run a job to its end; return its exit code. What interrupts us (Ctrl-C, TERM) ends the job first."""
     handler = signal.signal(signal.SIGTERM, _interrupt)
     # A group of its own: it is interrupted once, by us.
-    job = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
-    )  # fmt: skip
+    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0)
     try:
         return job.wait()
     finally:

@@ -87,6 +87,4 @@ def unpack(message: np.ndarray, shape: Shape, itemsize: int = 1, rank: int = 0, 
     ids, labels, pixels = body[: 8 * count], body[8 * count : 16 * count], body[16 * count :]
     pixels = pixels[: own * int(np.prod(shape)) * itemsize]
     values = pixels.view(np.uint8 if itemsize == 1 else np.float32).reshape(own, *shape)
-    return Batch(
-        phase, epoch, number, ids.view(np.int64), labels.view(np.int64), values, edges if ranks > 1 else ()
-    )
+    return Batch(phase, epoch, number, ids.view(np.int64), labels.view(np.int64), values, edges if ranks > 1 else ())

@@ -136,8 +136,6 @@ def arrived(
     return whole[:found], torn[:broken]
 
 
-
-
 @dataclass(slots=True, eq=False)
 class ReceivedMessage:
     """A message that has arrived: its place, and the fields of its header."""
@@ -211,7 +209,8 @@ class RingReceiver:
         self.arrived[:] = self.collected
         headers = zip(whole.tolist(), self.headers[whole].tolist(), strict=True)
         return [
-            ReceivedMessage(slot // self.slots, slot * self.slot_words + HEADER_WORDS, *fields) for slot, fields in headers
+            ReceivedMessage(slot // self.slots, slot * self.slot_words + HEADER_WORDS, *fields)
+            for slot, fields in headers
         ]
 
     def ask_again(self) -> list[tuple[int, int]]:

@@ -31,9 +31,7 @@ L = TypeVar("L", bound=OutgoingMessage)
 
 
 class RingSender(Generic[L]):
-    def __init__(
-        self, rings: Rings, server: int, ring: int, mail: Window, published: Window
-    ) -> None:
+    def __init__(self, rings: Rings, server: int, ring: int, mail: Window, published: Window) -> None:
         self.server, self.mailbox, self.published = server, mail, published
         self.line_offset, self.ring_offset = rings.line_offset(ring), ring * rings.ring_bytes
         self.slots, self.slot_bytes = rings.slots, rings.slot_bytes

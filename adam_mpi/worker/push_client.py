@@ -157,9 +157,7 @@ class PushClient:
         for lane in self.lanes:
             lane.drop()
         self.lanes = [
-            RingSender(
-                memory_layout.rings, server, self.ring, generation.mailbox_window, generation.weights_window
-            )
+            RingSender(memory_layout.rings, server, self.ring, generation.mailbox_window, generation.weights_window)
             for server in memory_layout.servers
             if self.holding.pushed[server]
         ]

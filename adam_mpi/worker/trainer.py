@@ -34,7 +34,13 @@ Task = Callable[["Trainer"], Result]
 
 class Trainer(threading.Thread):
     def __init__(
-        self, index: int, network: Network, copy: ThreadWeights, pool: GradientPool, results: SimpleQueue, injector: Injector
+        self,
+        index: int,
+        network: Network,
+        copy: ThreadWeights,
+        pool: GradientPool,
+        results: SimpleQueue,
+        injector: Injector,
     ) -> None:
         super().__init__(name=f"trainer-{index}", daemon=True)
         self.index, self.copy, self.pool, self.results, self.injector = index, copy, pool, results, injector

@@ -48,15 +48,21 @@ TASKS_AHEAD = 2
 
 class Worker:
     def __init__(
-        self, generation: Generation, network: Network, threads: int, carried: Spans | None = None,
+        self,
+        generation: Generation,
+        network: Network,
+        threads: int,
+        carried: Spans | None = None,
         holding: WorkerShards | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         world, memory_layout = generation.world, generation.memory_layout
         self.config, self.shape = world.config, network.shapes[0].input
         holding = holding or WorkerShards(memory_layout)
         self.local = np.zeros(holding.size, np.float32)
         self.pushes = PushClient(generation, holding, carried)
-        dense = {layer: matrix for layer, matrix in matrices(memory_layout.tensors).items() if layer in network.captured}
+        dense = {
+            layer: matrix for layer, matrix in matrices(memory_layout.tensors).items() if layer in network.captured
+        }
         count = gradient_buffers(threads, bool(memory_layout.peers.count), self.config.consistency.staleness)
         self.pool = GradientPool(count, holding.size, dense, largest_push(self.config))
         self.conservation: Conservation | None = None

@@ -51,7 +51,7 @@ class Replica:
 
     def __init__(
         self, in_flight: int, images: int, *settings: str, scheme: str = "strips", shapes: Shapes = SHAPES
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.world = World(MPI.COMM_WORLD, load(None, list(settings)), arrange)
         self.cut = partition(shapes, MPI.COMM_WORLD.size, scheme)
         strip = self.cut.strips[MPI.COMM_WORLD.rank]
@@ -186,9 +186,11 @@ def strips() -> Iterator[dict[str, Any]]:
     hidden = MPI.COMM_WORLD.allreduce(1 - replica.idle / replica.waited, MPI.MIN)
     yield {"name": "exchange_hidden", "value": round(hidden, 3), "unit": "share"}
     yield {
-        "name": "strips_vs_ranks", "value": round(ratio(ranks, cut), 3), "unit": "x",
+        "name": "strips_vs_ranks",
+        "value": round(ratio(ranks, cut), 3),
+        "unit": "x",
         "images_per_second": [round(6 * IMAGES / median(cut)), round(6 * IMAGES / median(ranks))],
-    }  # fmt: skip
+    }
     yield {"name": "hybrid_vs_ranks", "value": round(ratio(ranks, rounds), 3), "unit": "x"}
     for ended in (replica, hybrid):
         ended.end()
@@ -215,10 +217,13 @@ def delayed(images: int, name: str) -> Iterator[dict[str, Any]]:
     _, alone, together = turns(lambda: free.train(12), lambda: one.train(12), lambda: four.train(12))
     compute = free.flow.busy / free.next
     yield {
-        "name": name, "value": round(ratio(alone, together), 2), "unit": "x", "images": images,
+        "name": name,
+        "value": round(ratio(alone, together), 2),
+        "unit": "x",
+        "images": images,
         "compute_ms_per_batch": round(1e3 * compute, 1),
         "images_per_second": [round(12 * images / median(together)), round(12 * images / median(alone))],
-    }  # fmt: skip
+    }
     for replica in (free, one, four):
         replica.end()
 

@@ -31,13 +31,19 @@ def _dense(*units: int) -> list[Any]:
 
 
 POOL = {"kind": "max_pool", "size": 2}
-ALEXNET = [
-    *_conv(64, 5, 2), POOL, *_conv(128, 3, 1), POOL, *_conv(256, 3, 1), POOL, *_dense(1024, 1024, 100)
-]  # fmt: skip
+ALEXNET = [*_conv(64, 5, 2), POOL, *_conv(128, 3, 1), POOL, *_conv(256, 3, 1), POOL, *_dense(1024, 1024, 100)]
 VGG = [
-    *_conv(64, 3, 1), *_conv(64, 3, 1), POOL, *_conv(128, 3, 1), *_conv(128, 3, 1), POOL,
-    *_conv(256, 3, 1), *_conv(256, 3, 1), POOL, *_dense(10),
-]  # fmt: skip
+    *_conv(64, 3, 1),
+    *_conv(64, 3, 1),
+    POOL,
+    *_conv(128, 3, 1),
+    *_conv(128, 3, 1),
+    POOL,
+    *_conv(256, 3, 1),
+    *_conv(256, 3, 1),
+    POOL,
+    *_dense(10),
+]
 
 
 def _shapes(entries: list[Any], shape: tuple[int, int, int], classes: int) -> tuple[LayerShape, ...]:

@@ -44,8 +44,11 @@ def serve(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
             server.server.step()
     values = server.server.published.weights[0]
     assert np.all(values == values[0]) and values[0] == ROUNDS * PUSHES, "a push was lost or torn"
-    return {"apply": median_rate(applied, 4 * SIZE), "add": median_rate(plain, 4 * SIZE),
-            "copy": median_rate(copied, 4 * SIZE)}  # fmt: skip
+    return {
+        "apply": median_rate(applied, 4 * SIZE),
+        "add": median_rate(plain, 4 * SIZE),
+        "copy": median_rate(copied, 4 * SIZE),
+    }
 
 
 def rest(server: ParameterServer) -> dict[str, float]:

@@ -43,9 +43,13 @@ def line(name: str, value: float, unit: str, target: float | None = None, most: 
 def _speeds() -> Iterator[PrefetchQueue]:
     """Server, trainer and scipy in turns, in one thread each, by CPU time."""
     contenders = {
-        "train": _trainer(), "plain": _server([]), "affine": _server(AFFINE), "full": _server(FULL),
-        "warp": _warp(), "scipy": _scipy(),
-    }  # fmt: skip
+        "train": _trainer(),
+        "plain": _server([]),
+        "affine": _server(AFFINE),
+        "full": _server(FULL),
+        "warp": _warp(),
+        "scipy": _scipy(),
+    }
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for round_ in range(ROUNDS + 1):
         for name, contender in contenders.items():
@@ -164,8 +168,14 @@ def _waiting() -> Iterator[PrefetchQueue]:
 
 def _stragglers() -> Iterator[PrefetchQueue]:
     """Four replicas that take 20 ms per batch (asleep: cores shall not count), then one that takes three times that."""
-    settings = ["data.images=16000", "train.epochs=1", "worker.threads=1", "layout.data=1", "layout.servers=1",
-                'model.layers=[{kind="dense",units=10}]']  # fmt: skip
+    settings = [
+        "data.images=16000",
+        "train.epochs=1",
+        "worker.threads=1",
+        "layout.data=1",
+        "layout.servers=1",
+        'model.layers=[{kind="dense",units=10}]',
+    ]
     even, uneven = '["delay role=worker at=compute seconds=0.02"{}]'.format, ',"delay rank=5 at=compute seconds=0.04"'
     static, slow = "epoch.assignment=static", f"inject.faults={even(uneven)}"
     balanced = _epoch_seconds(*settings, f"inject.faults={even('')}")

@@ -38,9 +38,13 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
     added = {count: taken[count, DELAYS[1]] - taken[count, DELAYS[0]] for count in ("1", "4")}
     described = {f"ms_{count}_in_flight": [taken[count, delay] for delay in DELAYS] for count in added}
     yield {
-        "name": "delay_hidden", "value": round(1 - added["4"] / added["1"], 2), "unit": "share", "target": 0.5,
-        "compute_ms_per_batch": round(median(compute), 1), **described,
-    }  # fmt: skip
+        "name": "delay_hidden",
+        "value": round(1 - added["4"] / added["1"], 2),
+        "unit": "share",
+        "target": 0.5,
+        "compute_ms_per_batch": round(median(compute), 1),
+        **described,
+    }
     ratio = taken["1", DELAYS[1]] / taken["4", DELAYS[1]]
     yield {"name": "delayed_in_flight_4_vs_1", "value": round(ratio, 2), "unit": "x"}
 

@@ -29,13 +29,25 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
     settings = config.load(None, [f"push.images={IMAGES}", "push.protocol=factor"])
     shelved = memory_layout.plan(tensors, {0: "host"}, [1], settings)
     choice = choose(shelved, settings, IMAGES, hosts=2)["dense1"]
-    yield {"name": "delta_bytes_over_factor_bytes",
-           "value": round(choice.delta_bytes / choice.factor_bytes, 2), "unit": "x", "target": 16}  # fmt: skip
+    yield {
+        "name": "delta_bytes_over_factor_bytes",
+        "value": round(choice.delta_bytes / choice.factor_bytes, 2),
+        "unit": "x",
+        "target": 16,
+    }
     times = _times(shelved, settings, choice.factors[0])
-    yield {"name": "server_flops_over_blas", "value": round(times["plain"].wall / times["descent"].wall, 3),
-           "unit": "x", "target": 0.85}  # fmt: skip
-    yield {"name": "server_flops_over_blas_momentum", "value": round(times["plain"].wall / times["momentum"].wall, 3),
-           "unit": "x", "target": None}  # fmt: skip
+    yield {
+        "name": "server_flops_over_blas",
+        "value": round(times["plain"].wall / times["descent"].wall, 3),
+        "unit": "x",
+        "target": 0.85,
+    }
+    yield {
+        "name": "server_flops_over_blas_momentum",
+        "value": round(times["plain"].wall / times["momentum"].wall, 3),
+        "unit": "x",
+        "target": None,
+    }
 
 
 def _times(shelved: MemoryLayout, settings: Config, plan: FactorPlan) -> dict[str, Times]:

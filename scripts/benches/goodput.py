@@ -93,8 +93,14 @@ def _play(arguments: argparse.Namespace, name: str, seconds: float, killer: _Kil
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "output").open("w") as output:
         # A session of its own: whoever interrupts us ends it below.
-        job = subprocess.Popen(_command(arguments, run), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
-                               stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        job = subprocess.Popen(
+            _command(arguments, run),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         _until(job, lambda: _line(run), START_SECONDS, f"the first image, see {folder}")
         first, began = _line(run), time.monotonic()

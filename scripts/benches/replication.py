@@ -21,8 +21,12 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder:
         found = json.loads(under_mpi(RANKS, PROGRAM, folder))
     for copies in ("1", "2", "3"):
-        yield {"name": f"pushed_{copies}", "value": round(found["rates"][copies], 3), "unit": "GB/s",
-               "fold": round(found["folds"][copies], 2)}  # fmt: skip
+        yield {
+            "name": f"pushed_{copies}",
+            "value": round(found["rates"][copies], 3),
+            "unit": "GB/s",
+            "fold": round(found["folds"][copies], 2),
+        }
     for copies, target in (("2", None), ("3", 0.4)):
         ratio = round(found["rates"][copies] / found["rates"]["1"], 3)
         yield {"name": f"copies_{copies}_vs_1", "value": ratio, "unit": "x", "target": target}

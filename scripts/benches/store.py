@@ -91,7 +91,9 @@ def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
     world = server.world
     world.layout = Layout((Place(0, world.hosts[0], ("data", "worker", "server"), 0, 0),), 1)
     told = {"epochs": 0, "config": "", "inputs": "{}", "best": 0.0, "best_epoch": 0}
-    conductor = SnapshotCoordinator(server.channel, [0], folder / "snapshots", 1, False, server.memory_layout.tensors, lambda: told)
+    conductor = SnapshotCoordinator(
+        server.channel, [0], folder / "snapshots", 1, False, server.memory_layout.tensors, lambda: told
+    )
     seconds, plain = [], []
     for _ in range(3):
         start, idle = time.perf_counter(), Idle("sleep")

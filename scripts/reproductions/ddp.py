@@ -105,8 +105,9 @@ def _measure(side: str, settings: dict[str, Any], seed: int, more: list[str]) ->
     found = _ours(settings, seed, more) if side == "adam_mpi" else _torch(side, settings, seed)
     to_target = next((seconds for seconds, accuracy, *_ in found["curve"] if accuracy >= TARGET), None)
     return {"side": side, "seed": seed, "settings": settings, "seconds_to_target": to_target, **found} | {
-        "others": share(), "machine": machine()
-    }  # fmt: skip
+        "others": share(),
+        "machine": machine(),
+    }
 
 
 def _ours(settings: dict[str, Any], seed: int, more: list[str]) -> dict[str, Any]:
@@ -130,12 +131,15 @@ def recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
         **_recipes.TOLD["sets"]["mnist"],
         "train": {"batch": batch, "epochs": EPOCHS, "target": TARGET, "test": False},
         "optimizer": {
-            "rate": settings["rate"], "momentum": settings["momentum"], "schedule": "constant",
+            "rate": settings["rate"],
+            "momentum": settings["momentum"],
+            "schedule": "constant",
             "average": (images if math.isinf(bound) else batch) / settings["averaged"],
         },
-        "push": {"images": images}, "pull": {"images": images},
+        "push": {"images": images},
+        "pull": {"images": images},
         "consistency": {"staleness": float(bound)},
-    }  # fmt: skip
+    }
 
 
 def _torch(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -20,9 +20,20 @@ from adam_mpi.base.provenance import machine
 from adam_mpi.report import charts
 
 STUDIES = (
-    "threads", "server", "strips", "replicas", "traffic", "quorum", "sizes", "staleness", "codecs", "skew", "noise",
-    "simulation", "clusters",
-)  # fmt: skip
+    "threads",
+    "server",
+    "strips",
+    "replicas",
+    "traffic",
+    "quorum",
+    "sizes",
+    "staleness",
+    "codecs",
+    "skew",
+    "noise",
+    "simulation",
+    "clusters",
+)
 SIZE = 6.4, 3.8
 
 

@@ -21,9 +21,12 @@ PAPER = {"Goodfellow et al.": 99.55, "Adam": 99.63, "Adam, synchronous": 99.39}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "step", nargs="?", choices=("search", "seeds"), default="seeds",
+        "step",
+        nargs="?",
+        choices=("search", "seeds"),
+        default="seeds",
         help="search: choose the recipes; seeds (default): train with them, and look at the test set",
-    )  # fmt: skip
+    )
     parser.add_argument("--data", choices=_recipes.SETS, default="mnist")
     parser.add_argument("--epochs", type=int, help=f"other than the recipe's (in a search {EPOCHS}); needs -o")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many ({SEEDS})")
@@ -65,9 +68,16 @@ def _seeds(options: argparse.Namespace, kept: Results, training: Training) -> It
 def _result(mode: str, seed: int, commit: str, run: Run) -> dict[str, Any]:
     summary = run.summary
     figures = (
-        "test_accuracy", "test_loss", "train_loss", "epochs", "images", "images_per_second", "seconds", "resumed",
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "epochs",
+        "images",
+        "images_per_second",
+        "seconds",
+        "resumed",
         "ranks",
-    )  # fmt: skip
+    )
     return {
         "mode": mode,
         "seed": seed,
@@ -112,13 +122,15 @@ def _row(seeds: list[dict[str, Any]]) -> str:
     whole = [seed for seed in seeds if not seed.get("resumed")] or seeds
     return " | ".join(
         [
-            spread(column("test_accuracy"), 3, 100), str(len(seeds)), str(seeds[0]["epochs"]),
+            spread(column("test_accuracy"), 3, 100),
+            str(len(seeds)),
+            str(seeds[0]["epochs"]),
             spread([seed["seconds"] for seed in whole], 0),
             f"{fmean(seed['images_per_second'] for seed in whole):,.0f}",
             f"{fmean(delay['mean'] for delay in delays):.2f} ({max(delay['max'] for delay in delays)})",
             f"{fmean(column('staleness')):.2f}",
         ]
-    )  # fmt: skip
+    )
 
 
 def _read(kept: Results, mode: str) -> list[dict[str, Any]]:
@@ -156,11 +168,12 @@ def _agreement(kept: Results) -> Iterator[str]:
     paper = {"async": PAPER["Adam"], "sync": PAPER["Adam, synchronous"]}
     away = ", ".join(f"{NAMES[mode]} {ours[mode] - paper[mode]:+.2f} %" for mode in MODES)
     agreement = (
-        "The order is the paper's: asynchronous training is the more accurate one." if ours["async"] > ours["sync"] else
-        "The order is not the paper's: synchronous training with a recipe of its own is as accurate or better. The "
+        "The order is the paper's: asynchronous training is the more accurate one."
+        if ours["async"] > ours["sync"]
+        else "The order is not the paper's: synchronous training with a recipe of its own is as accurate or better. The "
         "paper does not say that its synchronous row had one. A guess, not measured: what it takes for the gain of "
         "asynchrony is what a recipe made for the other mode loses."
-    )  # fmt: skip
+    )
     yield f"Beside the paper's rows: {away}. {agreement}"
     yield ""
 

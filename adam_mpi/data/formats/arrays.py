@@ -56,11 +56,15 @@ def members(path: Path) -> dict[str, Held]:
 def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
     return {
         part: array_source(
-            held[images].name, held[images].sizes, held[images].dtype, held[labels].all(), held[images].rows,
+            held[images].name,
+            held[images].sizes,
+            held[images].dtype,
+            held[labels].all(),
+            held[images].rows,
             in_memory=held[images].in_memory,
         )
         for part, (images, labels) in name_parts(path, held).items()
-    }  # fmt: skip
+    }
 
 
 def _open_npy(path: Path) -> Held:

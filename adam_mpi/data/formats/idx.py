@@ -40,9 +40,13 @@ def _open_part(folder: Path, part: str) -> Source:
     rows = _read_rows(images_path) if packed else _rows_of(images_path)
     one = (1, sizes[1], sizes[2])
     return Source(
-        lambda index: f"{labels_path}, image {index}", one, np.dtype(np.uint8), labels.astype(np.int64),
-        lambda indices: rows(indices)[:, None], in_memory=packed,
-    )  # fmt: skip
+        lambda index: f"{labels_path}, image {index}",
+        one,
+        np.dtype(np.uint8),
+        labels.astype(np.int64),
+        lambda indices: rows(indices)[:, None],
+        in_memory=packed,
+    )
 
 
 def _rows_of(path: Path) -> Rows:

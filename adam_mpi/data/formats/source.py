@@ -58,9 +58,14 @@ class Source:
 
 
 def array_source(
-    name: str, sizes: tuple[int, ...], dtype: np.dtype, labels: np.ndarray, rows: Callable[[np.ndarray], np.ndarray],
-    classes: int | None = None, in_memory: bool = False,
-) -> Source:  # fmt: skip
+    name: str,
+    sizes: tuple[int, ...],
+    dtype: np.dtype,
+    labels: np.ndarray,
+    rows: Callable[[np.ndarray], np.ndarray],
+    classes: int | None = None,
+    in_memory: bool = False,
+) -> Source:
     """The source of an array of images or features, whatever the order of its axes."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise UserError(f"{name}: labels are {labels.dtype} of sizes {labels.shape}; wanted is one whole number each")
@@ -103,8 +108,10 @@ def name_parts(path: Path, names: Iterable[str]) -> dict[str, tuple[str, str]]:
     plain = {name.lower().replace("/", "_"): name for name in names}
     found = {}
     for part in ("train", "test"):
-        images, labels = ([n for word in words for n in (f"{part}_{word}", f"{word}_{part}") if n in plain]
-                          for words in (IMAGES, LABELS))  # fmt: skip
+        images, labels = (
+            [n for word in words for n in (f"{part}_{word}", f"{word}_{part}") if n in plain]
+            for words in (IMAGES, LABELS)
+        )
         if images and labels:
             found[part] = plain[images[0]], plain[labels[0]]
     images, labels = ([word for word in words if word in plain] for words in (IMAGES, LABELS))

@@ -63,9 +63,7 @@ def _alike(layers: Mapping[str, Layer], shapes: Shapes) -> dict[str, Layer]:
     return {name: layer for name, layer in layers.items() if _shapes(layer) == shapes}
 
 
-def _pairs(
-    own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path
-) -> list[tuple[Layer, Layer]]:  # fmt: skip
+def _pairs(own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path) -> list[tuple[Layer, Layer]]:
     """Pair layers of equal shapes; raise where there are not as many on both sides, or their order is unknown."""
     told = " and ".join(f"{kind} {_sizes(shape)}" for kind, (_, shape) in next(iter(own.values())).items())
     if len(own) != len(others):

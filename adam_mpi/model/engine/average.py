@@ -1,7 +1,7 @@
 """Average-pooling.
 
-    forward:   for each plane, row and column of windows: the mean of the window
-    backward:  for each plane, row and column of windows: its error, shared out, is added to all of the window
+forward:   for each plane, row and column of windows: the mean of the window
+backward:  for each plane, row and column of windows: its error, shared out, is added to all of the window
 """
 
 from adam_mpi.model.engine.pool import clear, each_window

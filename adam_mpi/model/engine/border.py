@@ -21,9 +21,7 @@ STEPS = {"direct": 1, "winograd": 2}
 """Columns that a kernel can begin at; others compute all columns at once."""
 
 
-def spans(
-    following: Sequence[LayerShape], conv: Shape, window: int, algorithm: str, images: int
-) -> tuple[Span, ...]:
+def spans(following: Sequence[LayerShape], conv: Shape, window: int, algorithm: str, images: int) -> tuple[Span, ...]:
     """Columns that neighbors need, then all others; none where all are computed at once.
 
     `following`: the last of the layers that are computed with the convolution, pooling of `window` among them, and what

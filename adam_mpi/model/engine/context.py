@@ -20,9 +20,15 @@ class EngineContext:
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], images: int, seed: int, program: Program, run: Callable,
-        shared: np.ndarray | None = None, settle_run: Callable | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        shapes: Sequence[LayerShape],
+        images: int,
+        seed: int,
+        program: Program,
+        run: Callable,
+        shared: np.ndarray | None = None,
+        settle_run: Callable | None = None,
+    ) -> None:
         self.seed, self.run, self.program, self.shared = seed, run, program, shared
         self.settle_run = settle_run
         self.random = any(isinstance(shape.layer, Dropout) for shape in shapes)
@@ -120,15 +126,34 @@ class EngineContext:
             dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
 
     def call(
-        self, part: int, training: bool, overwrite: bool, later: bool, weights: np.ndarray, gradient: np.ndarray,
-        count: int, keys: np.ndarray | None = None,
-    ) -> tuple[float, int]:  # fmt: skip
+        self,
+        part: int,
+        training: bool,
+        overwrite: bool,
+        later: bool,
+        weights: np.ndarray,
+        gradient: np.ndarray,
+        count: int,
+        keys: np.ndarray | None = None,
+    ) -> tuple[float, int]:
         """The compiled program, on the block that was taken; `keys`: where they are not those of all its images."""
         return self.run(
-            part, training, overwrite, later, self.start, weights, weights if self.shared is None else self.shared,
-            gradient, self.memory, self.levels, self.pixels.reshape(-1), self.labels,
-            self.keys if keys is None else keys, self.probabilities.reshape(-1), count,
-        )  # fmt: skip
+            part,
+            training,
+            overwrite,
+            later,
+            self.start,
+            weights,
+            weights if self.shared is None else self.shared,
+            gradient,
+            self.memory,
+            self.levels,
+            self.pixels.reshape(-1),
+            self.labels,
+            self.keys if keys is None else keys,
+            self.probabilities.reshape(-1),
+            count,
+        )
 
 
 def _rows(memory: np.ndarray, images: int, columns: int, place: int, apart: int) -> np.ndarray:

@@ -1,11 +1,11 @@
 """Convolution back to the data: the errors of its inputs from the errors of its outputs.
 
-    for each row of the inputs:
-        for each tile of channels, for each tile of columns:
-            sums = 0
-            for each map, for each output row that read this one:
-                sums += weights * errors                          convolution.multiply_add
-            store them; where relu made the inputs, its zeros pass no error
+for each row of the inputs:
+    for each tile of channels, for each tile of columns:
+        sums = 0
+        for each map, for each output row that read this one:
+            sums += weights * errors                          convolution.multiply_add
+        store them; where relu made the inputs, its zeros pass no error
 """
 
 from adam_mpi.model.engine import tiles

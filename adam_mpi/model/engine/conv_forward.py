@@ -1,15 +1,15 @@
 """Convolution forward, with what may follow it: bias, relu, max-pooling without overlap.
 
-    for each row of windows:
-        for each tile of maps:
-            for each row of the window:                           one row when nothing is pooled
-                for each tile of columns:
-                    sums = bias
-                    for each channel, for each kernel row inside the image:
-                        sums += weights * inputs                  convolution.multiply_add
-                    store them: as outputs, or in a strip of rows to be pooled
-            for each column of windows:
-                pool the strip                                    pool.window
+for each row of windows:
+    for each tile of maps:
+        for each row of the window:                           one row when nothing is pooled
+            for each tile of columns:
+                sums = bias
+                for each channel, for each kernel row inside the image:
+                    sums += weights * inputs                  convolution.multiply_add
+                store them: as outputs, or in a strip of rows to be pooled
+        for each column of windows:
+            pool the strip                                    pool.window
 """
 
 from adam_mpi.model.engine import pool, tiles
@@ -24,9 +24,17 @@ def strip_floats(shape: Shape, window: int, tile: tiles.Tile, lanes: int) -> int
 
 
 def emit(
-    source: Source, name: str, shape: Shape, weight: int, bias: int, lanes: int, tile: tiles.Tile,
-    relu: bool = False, window: int = 1, span: Span | None = None,
-) -> None:  # fmt: skip
+    source: Source,
+    name: str,
+    shape: Shape,
+    weight: int,
+    bias: int,
+    lanes: int,
+    tile: tiles.Tile,
+    relu: bool = False,
+    window: int = 1,
+    span: Span | None = None,
+) -> None:
     """`weight`, `bias`: places in the weights. Arguments: places in the memory of one block's inputs, outputs, ...
 
     `span`: only these columns, whole windows of them.
@@ -44,9 +52,17 @@ def emit(
 
 
 def _rows(
-    source: Source, shape: Shape, weight: int, bias: int, lanes: int, tile: tiles.Tile, planes: int,
-    relu: bool, window: int, span: Span,
-) -> None:  # fmt: skip
+    source: Source,
+    shape: Shape,
+    weight: int,
+    bias: int,
+    lanes: int,
+    tile: tiles.Tile,
+    planes: int,
+    relu: bool,
+    window: int,
+    span: Span,
+) -> None:
     source(f"first = max(0, {shape.pad} - row * {shape.stride})")
     source(f"last = min({shape.kernel}, {shape.height + shape.pad} - row * {shape.stride})")
     cut = tiles.runs(span[1], tile.columns, lambda *at: forward_taps(shape, *at), span[0])

@@ -130,9 +130,7 @@ def _forward(job: Job, tile: tiles.Tile, winners: Buffer | None) -> list[Call]:
         name = f"{job.name}_forward{number if span else ''}"
         if span:
             tile = tiles.choose(shape.maps, span[1] - span[0], job.registers, slide=2)
-        conv_forward.emit(
-            job.source, name, shape, job.weight, job.bias, job.lanes, tile, job.relu, job.window, span
-        )
+        conv_forward.emit(job.source, name, shape, job.weight, job.bias, job.lanes, tile, job.relu, job.window, span)
         arguments: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
         if winners:
             room = conv_forward.strip_floats(shape, job.window, tile, job.lanes)

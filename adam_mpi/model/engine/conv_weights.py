@@ -1,12 +1,12 @@
 """Convolution back to the weights: their gradient, summed over the images of one block and added to `gradient`.
 
-    for each tile of maps, for each tile of channels, for each kernel row, for each tile of kernel columns:
-        sums = 0
-        for each output row whose input row is inside the image:
-            for each column:
-                sums += errors * inputs                           one sum per map, channel and kernel column
-        add up the lanes of each sum, add that to the gradient
-    for each map: the bias in the same way
+for each tile of maps, for each tile of channels, for each kernel row, for each tile of kernel columns:
+    sums = 0
+    for each output row whose input row is inside the image:
+        for each column:
+            sums += errors * inputs                           one sum per map, channel and kernel column
+    add up the lanes of each sum, add that to the gradient
+for each map: the bias in the same way
 """
 
 from dataclasses import dataclass
@@ -95,15 +95,11 @@ def _multiply_add(
     source(f"sums = {step}(sums, memory, e, memory, v)")
 
 
-def add(
-    source: Source, shape: Shape, weight: int, maps: int, channels: int, taps: range, kit: str = ""
-) -> None:
+def add(source: Source, shape: Shape, weight: int, maps: int, channels: int, taps: range, kit: str = "") -> None:
     """Emit gradient += sums, their lanes added up; `kit` begins the names of the functions."""
     area = shape.kernel * shape.kernel
     source(f"w = {weight} + (map * {shape.channels} + channel) * {area} + tap * {shape.kernel}")
-    places = [
-        (m * shape.channels + c) * area + tap for m, c, tap in product(range(maps), range(channels), taps)
-    ]
+    places = [(m * shape.channels + c) * area + tap for m, c, tap in product(range(maps), range(channels), taps)]
     source(f"{source.make(f'{kit}add_totals', *places)}(gradient, w, sums)")
 
 

@@ -1,12 +1,12 @@
 """Fully-connected layer back to the weights: their gradient, summed over all images and added to `gradient`.
 
-    transpose:  turned[image][feature] = inputs[feature][image], so that a vector holds features, not images
-    for each group of vectors of features:                        their turned features stay in the cache
-        for each tile of units, for each tile of vectors:
-            sums = 0
-            for each image: sums += error of unit and image * turned features
-            gradient += sums                                      or = sums, if the gradient is fresh
-    for each unit: the bias's gradient is the sum of its errors
+transpose:  turned[image][feature] = inputs[feature][image], so that a vector holds features, not images
+for each group of vectors of features:                        their turned features stay in the cache
+    for each tile of units, for each tile of vectors:
+        sums = 0
+        for each image: sums += error of unit and image * turned features
+        gradient += sums                                      or = sums, if the gradient is fresh
+for each unit: the bias's gradient is the sum of its errors
 """
 
 from collections.abc import Iterator
@@ -51,9 +51,15 @@ def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
 
 
 def emit(
-    source: Source, name: str, units: int, features: int, lanes: int, tile: tiles.Tile, group: int,
+    source: Source,
+    name: str,
+    units: int,
+    features: int,
+    lanes: int,
+    tile: tiles.Tile,
+    group: int,
     bias: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """`bias`: its place in the gradient; `tile`: units x vectors; `group`: vectors that stay in the cache."""
     row = turned_row(features, lanes)
     head = f"{name}(memory, gradient, weight, errors, turned, blocks, fresh)"

@@ -16,9 +16,14 @@ ARGUMENTS = (
 
 
 def emit(
-    source: Source, parts: Sequence[Part], settling: Sequence[Call], pass_blocks: int, own_blocks: int, lanes: int,
+    source: Source,
+    parts: Sequence[Part],
+    settling: Sequence[Call],
+    pass_blocks: int,
+    own_blocks: int,
+    lanes: int,
     added: list[tuple[int, int]],
-) -> tuple[str, int, int, dict[Buffer, int]]:  # fmt: skip
+) -> tuple[str, int, int, dict[Buffer, int]]:
     """Emit `run` and, if there are such calls, `settle`; return all that was emitted, the floats of memory that they
     work in and would if no buffers shared any, and the place of each buffer.
 

@@ -1,8 +1,8 @@
 """Local response normalization over neighboring channels, of one block.
 
-    forward:   for each channel and pixel: scale = offset + scale / size * sum of squares over the channel's window
-                                           output = input * scale ** -power
-    backward:  for each channel and pixel: error * scale ** -power, less the channel's part in its neighbors' scales
+forward:   for each channel and pixel: scale = offset + scale / size * sum of squares over the channel's window
+                                       output = input * scale ** -power
+backward:  for each channel and pixel: error * scale ** -power, less the channel's part in its neighbors' scales
 """
 
 from adam_mpi.model.engine.source import Source

@@ -1,10 +1,10 @@
 """Softmax and cross-entropy, all blocks.
 
-    for each block:
-        the largest score of each image, and which it is
-        errors = exp(score - largest), and their sum; divided by it they are probabilities
-        for each image there is: add its loss, count it if the largest is right, take 1 off the error of its label
-        for each lane without an image: errors = 0
+for each block:
+    the largest score of each image, and which it is
+    errors = exp(score - largest), and their sum; divided by it they are probabilities
+    for each image there is: add its loss, count it if the largest is right, take 1 off the error of its label
+    for each lane without an image: errors = 0
 """
 
 from adam_mpi.model.engine.source import Source

@@ -1,10 +1,10 @@
 """Fully-connected layers image by image, for batches too small to fill the lanes: here a vector is eight features.
 
-    forward:     for each tile of units: sums = 0; for each vector: sums += weights * values
-                 output = bias + the lanes of a sum, added up
-    to data:     for each tile of vectors: sums = 0; for each unit: sums += weights * error
-                 where relu made the inputs, its zeros pass no error
-    to weights:  for each unit, for each vector: gradient += error * values, or = where the gradient is fresh
+forward:     for each tile of units: sums = 0; for each vector: sums += weights * values
+             output = bias + the lanes of a sum, added up
+to data:     for each tile of vectors: sums = 0; for each unit: sums += weights * error
+             where relu made the inputs, its zeros pass no error
+to weights:  for each unit, for each vector: gradient += error * values, or = where the gradient is fresh
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,18 @@ class Layer:
 
 
 def step(
-    source: Source, name: str, layer: Layer, relu: bool, masked: bool, registers: int,
-    inputs: Buffer, outputs: Buffer, errors: Buffer, input_errors: Buffer | None, apart: bool,
-) -> Step:  # fmt: skip
+    source: Source,
+    name: str,
+    layer: Layer,
+    relu: bool,
+    masked: bool,
+    registers: int,
+    inputs: Buffer,
+    outputs: Buffer,
+    errors: Buffer,
+    input_errors: Buffer | None,
+    apart: bool,
+) -> Step:
     """`relu`: the outputs are its; `masked`: the inputs are; `input_errors`: None when nobody needs them.
 
     `apart`: as of a convolution.

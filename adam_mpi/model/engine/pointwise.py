@@ -1,7 +1,7 @@
 """Activation functions over any number of vectors, and the way back in terms of what they gave out.
 
-    forward:   for each vector: outputs = function(inputs)
-    backward:  for each vector: errors *= derivative(outputs), in place
+forward:   for each vector: outputs = function(inputs)
+backward:  for each vector: errors *= derivative(outputs), in place
 """
 
 from adam_mpi.model.engine.source import Source

@@ -1,9 +1,9 @@
 """Max-pooling. The winner of each window is kept as its number in the window, a float, so that it fills a lane.
 
-    forward:   for each plane, row and column of windows: the largest value and its number; -1 where relu follows and
-               nothing is above zero
-    backward:  for each plane, row and column of windows: the error goes to the winner, all others get zero;
-               windows that overlap add up
+forward:   for each plane, row and column of windows: the largest value and its number; -1 where relu follows and
+           nothing is above zero
+backward:  for each plane, row and column of windows: the error goes to the winner, all others get zero;
+           windows that overlap add up
 """
 
 from collections.abc import Iterator, Sequence

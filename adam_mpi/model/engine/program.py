@@ -160,9 +160,20 @@ class Builder:
         text, floats, apart, places = entry.emit(self.source, cut, self.settling, *blocks, self.lanes, added)
         kept = {layer: tuple((places[b], b.floats) for b in buffers) for layer, buffers in self.kept.items()}
         return Program(
-            text, floats, apart, *blocks, self.lanes, self.batches, self.choices, self.uncopied, self.settled,
-            kept, cut, tuple(self.crossings), places,
-        )  # fmt: skip
+            text,
+            floats,
+            apart,
+            *blocks,
+            self.lanes,
+            self.batches,
+            self.choices,
+            self.uncopied,
+            self.settled,
+            kept,
+            cut,
+            tuple(self.crossings),
+            places,
+        )
 
     def layer(self, index: int) -> int:
         """Add the step that begins with this layer; return how many layers it took."""
@@ -206,10 +217,22 @@ class Builder:
         inputs, input_errors, masked = self.values, self.errors, self.relu
         outputs, errors = self.output(index + taken - 1, handed=apart)
         job = convs.Job(
-            self.source, self.shapes[index].name, shape, self.lanes, self.registers, relu, window, masked,
-            self.places[f"{self.shapes[index].name}/weight"], self.places[f"{self.shapes[index].name}/bias"],
-            inputs, outputs, errors, input_errors if self.learning else None, apart,
-        )  # fmt: skip
+            self.source,
+            self.shapes[index].name,
+            shape,
+            self.lanes,
+            self.registers,
+            relu,
+            window,
+            masked,
+            self.places[f"{self.shapes[index].name}/weight"],
+            self.places[f"{self.shapes[index].name}/bias"],
+            inputs,
+            outputs,
+            errors,
+            input_errors if self.learning else None,
+            apart,
+        )
         if self.lanes < self.wide:
             self.steps.append(per_image_conv.step(job, self.wide))
         else:

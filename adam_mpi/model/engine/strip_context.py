@@ -31,9 +31,15 @@ class EngineStripContext(EngineContext):
         self.training, self.evaluating = self._segments(True), self._segments(False)
 
     def begin(
-        self, weights: np.ndarray, gradient: np.ndarray | None, pixels: np.ndarray, labels: np.ndarray, ids: np.ndarray,
-        epoch: int, edges: Sequence[int] = (),
-    ) -> list[Segment]:  # fmt: skip
+        self,
+        weights: np.ndarray,
+        gradient: np.ndarray | None,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        ids: np.ndarray,
+        epoch: int,
+        edges: Sequence[int] = (),
+    ) -> list[Segment]:
         """As `StripContext.begin`."""
         self.count, self.own_count = self.take(pixels, labels), len(pixels)
         edge(self.passages, edges)

@@ -64,9 +64,21 @@ def _job(shape: Shape, relu: bool, window: int, learning: bool) -> convs.Job:
     errors, input_errors = replace(outputs, name="errors"), replace(inputs, name="input errors")
     bias = shape.maps * shape.channels * shape.kernel**2
     return convs.Job(
-        Source(), "conv", shape, lanes, cpu.registers(), relu, window, False, 0, bias, inputs, outputs, errors,
+        Source(),
+        "conv",
+        shape,
+        lanes,
+        cpu.registers(),
+        relu,
+        window,
+        False,
+        0,
+        bias,
+        inputs,
+        outputs,
+        errors,
         input_errors if learning else None,
-    )  # fmt: skip
+    )
 
 
 def _cached(job: convs.Job) -> convs.Choice:

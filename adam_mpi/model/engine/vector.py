@@ -148,9 +148,7 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
 
     def unary(name: str) -> Callable:
         kind = ir.FunctionType(vector.ir, [vector.ir])
-        return lambda builder, value: builder.call(
-            _llvm(builder, f"llvm.{name}.v{vector.lanes}f32", kind), [value]
-        )
+        return lambda builder, value: builder.call(_llvm(builder, f"llvm.{name}.v{vector.lanes}f32", kind), [value])
 
     def power(builder: Any, exponent: Any) -> Any:
         """2 ** exponent of a whole number, by writing it into the exponent bits."""

@@ -102,9 +102,16 @@ def emit_clear(source: Source, name: str, floats: int) -> None:
 
 
 def emit_pad(
-    source: Source, name: str, planes: int, size: tuple[int, int], padded: tuple[int, int], top: int, left: int,
-    lanes: int, within: tuple[int, int],
-) -> None:  # fmt: skip
+    source: Source,
+    name: str,
+    planes: int,
+    size: tuple[int, int],
+    padded: tuple[int, int],
+    top: int,
+    left: int,
+    lanes: int,
+    within: tuple[int, int],
+) -> None:
     """Copy planes of `size` into `padded` ones with `top` lines of zeros above, `left` columns before, zeros behind.
 
     `within`: in rows of so many columns, from this one on.
@@ -160,9 +167,19 @@ def _store_parts(source: Source, planes: int, count: int, lanes: int) -> None:
 
 
 def emit_outputs(
-    source: Source, name: str, planes: int, size: tuple[int, int], rows: int, columns: int, lanes: int,
-    bias: int | None = None, relu: bool = False, masked: bool = False, pooled: bool = False, first: int = 0,
-) -> None:  # fmt: skip
+    source: Source,
+    name: str,
+    planes: int,
+    size: tuple[int, int],
+    rows: int,
+    columns: int,
+    lanes: int,
+    bias: int | None = None,
+    relu: bool = False,
+    masked: bool = False,
+    pooled: bool = False,
+    first: int = 0,
+) -> None:
     """A' M A of a group, into planes of `size`; `extra` is where winners go, or the mask that relu left."""
     count = rows * columns
     head = f"{name}(memory, weights, products, outputs, extra, group)"

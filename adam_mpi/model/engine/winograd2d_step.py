@@ -1,7 +1,7 @@
 """The step of a 3x3 convolution by Winograd's transform: kernels for the pieces, and one per direction that calls them.
 
-    forward, data:  pad; for each group of tiles: values, the sixteen products, outputs
-    weights:        pad; for each group of tiles: values, errors, the sixteen sums
+forward, data:  pad; for each group of tiles: values, the sixteen products, outputs
+weights:        pad; for each group of tiles: values, errors, the sixteen sums
 """
 
 from dataclasses import dataclass, replace
@@ -127,18 +127,33 @@ def _panel_floats(job: Job, errors: Side) -> int:
 def emit_forward(job: Job, name: str, side: Side) -> None:
     shape = job.shape
     winograd2d.emit_outputs(
-        job.source, f"{name}_outputs", shape.maps, (shape.rows, shape.columns), side.group_rows,
-        side.columns, job.lanes, bias=job.bias, relu=job.relu, pooled=job.window == 2, first=side.first,
-    )  # fmt: skip
+        job.source,
+        f"{name}_outputs",
+        shape.maps,
+        (shape.rows, shape.columns),
+        side.group_rows,
+        side.columns,
+        job.lanes,
+        bias=job.bias,
+        relu=job.relu,
+        pooled=job.window == 2,
+        first=side.first,
+    )
     _emit_chain(job, name, side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
 
 
 def emit_data(job: Job, side: Side) -> None:
     shape = job.shape
     winograd2d.emit_outputs(
-        job.source, f"{job.name}_data_outputs", shape.channels, (shape.height, shape.width), side.group_rows,
-        side.columns, job.lanes, masked=job.masked,
-    )  # fmt: skip
+        job.source,
+        f"{job.name}_data_outputs",
+        shape.channels,
+        (shape.height, shape.width),
+        side.group_rows,
+        side.columns,
+        job.lanes,
+        masked=job.masked,
+    )
     _emit_chain(job, f"{job.name}_data", side, dense_product.to_data(shape.maps, shape.channels), TURNED)
 
 

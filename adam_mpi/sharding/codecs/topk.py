@@ -1,6 +1,6 @@
 """The largest values only, with error feedback: what is not sent is added to the next push.
 
-    body = indices (uint32) | values (float32)
+body = indices (uint32) | values (float32)
 """
 
 import numpy as np

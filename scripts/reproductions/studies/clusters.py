@@ -32,10 +32,16 @@ def measure(count: int, scale: Scale) -> dict[str, Any]:
     settings = config.load(
         "adam-imagenet",
         [
-            f"layout.partitions={STRIPS}", f"layout.servers={servers}", f"layout.data={data}", f"push.images={IMAGES}",
-            f"pull.images={IMAGES}", f"worker.threads={CORES}", f"train.batch={BATCH}", *scale.settings,
+            f"layout.partitions={STRIPS}",
+            f"layout.servers={servers}",
+            f"layout.data={data}",
+            f"push.images={IMAGES}",
+            f"pull.images={IMAGES}",
+            f"worker.threads={CORES}",
+            f"train.batch={BATCH}",
+            *scale.settings,
         ],
-    )  # fmt: skip
+    )
     shapes = model(settings, describe(settings.data))
     cluster = Cluster()
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = count, 1, CORES
@@ -43,9 +49,13 @@ def measure(count: int, scale: Scale) -> dict[str, Any]:
     # Two pushes of every thread.
     told = predict(cluster, settings, batches=2 * CORES * IMAGES // settings.train.batch, tell=Progress())
     return {
-        "machines": count, "replicas": told.replicas, "images_per_second": told.images_per_second,
-        "delay": told.staleness_mean, "server_busy": told.server_busy, "link_busy": told.link_busy,
-    }  # fmt: skip
+        "machines": count,
+        "replicas": told.replicas,
+        "images_per_second": told.images_per_second,
+        "delay": told.staleness_mean,
+        "server_busy": told.server_busy,
+        "link_busy": told.link_busy,
+    }
 
 
 def paint(axes: Any, found: Found) -> None:

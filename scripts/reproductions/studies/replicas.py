@@ -14,8 +14,13 @@ KIND = "measured up to 4 replicas, all on this machine; simulated with a machine
 PAPER = "The paper goes from 4 to 22 replicas with the same 20 servers and finds hardly any loss of efficiency."
 MEASURED, SIMULATED, EPOCHS, GOOD = (1, 2, 3, 4), (1, 2, 4, 8, 16), 2, 0.9
 SETTINGS = [
-    "data.set=mnist", "layout.data=1", "layout.servers=1", "worker.threads=1", "push.images=128", "pull.images=128",
-]  # fmt: skip
+    "data.set=mnist",
+    "layout.data=1",
+    "layout.servers=1",
+    "worker.threads=1",
+    "push.images=128",
+    "pull.images=128",
+]
 
 
 def points(scale: Scale) -> Points:
@@ -34,9 +39,13 @@ def _simulated(count: int) -> dict[str, Any]:
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = 2 + count, 1, 2
     told = predict(cluster, config.load(None, SETTINGS))
     return {
-        "kind": "simulated", "replicas": count, "images_per_second": told.images_per_second,
-        "delay": told.staleness_mean, "server_busy": told.server_busy, "link_busy": told.link_busy,
-    }  # fmt: skip
+        "kind": "simulated",
+        "replicas": count,
+        "images_per_second": told.images_per_second,
+        "delay": told.staleness_mean,
+        "server_busy": told.server_busy,
+        "link_busy": told.link_busy,
+    }
 
 
 def _rates(found: Found, kind: str) -> dict[int, float]:

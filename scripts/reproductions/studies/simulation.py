@@ -74,10 +74,12 @@ def compare(
         cluster.links.bandwidth, cluster.links.burst = BANDWIDTH, BURST
         told = predict(cluster, wanted)
     return {
-        "measured": found["images_per_second"], "simulated": told.images_per_second,
+        "measured": found["images_per_second"],
+        "simulated": told.images_per_second,
         "ratio": told.images_per_second / found["images_per_second"],
-        "delay_measured": found["delay"], "delay_simulated": told.staleness_mean,
-    }  # fmt: skip
+        "delay_measured": found["delay"],
+        "delay_simulated": told.staleness_mean,
+    }
 
 
 def paint(axes: Any, found: Found) -> None:

@@ -30,9 +30,10 @@ def verdict(found: Found) -> str:
     agreement = "Not both ends are there yet."
     if ends[0] is not None and ends[1] is not None:
         agreement = (
-            "As in the paper, training without a bound is more accurate." if ends[0] > ends[1] else
-            "Unlike in the paper, training without a bound is not more accurate after so few epochs."
-        )  # fmt: skip
+            "As in the paper, training without a bound is more accurate."
+            if ends[0] > ends[1]
+            else "Unlike in the paper, training without a bound is not more accurate after so few epochs."
+        )
     return (
         f"{accuracies(found)} {contrast(found, 'inf', '0')} {agreement} Images/s by bound: {rates}. Delay of a push in "
         f"steps: {delays}. The learning rate is the same for all: this is what delay does, not what is best for each."

@@ -47,18 +47,28 @@ def points(scale: Scale) -> Points:
 def _measured(scale: Scale, count: int, width: int) -> dict[str, Any] | None:
     """Connections trained per second by one replica of so many ranks."""
     settings = [
-        f"data.set=noise:3x{SIDE}x{SIDE}:{CLASSES}", f"model.layers={toml(stack(width))}", f"layout.partitions={count}",
-        "layout.data=1", "layout.servers=1", "worker.threads=1", f"train.batch={BATCH}", "data.images=256",
-        "data.validation=0.002", "optimizer.learning_rate=0.0001",
-    ]  # fmt: skip
+        f"data.set=noise:3x{SIDE}x{SIDE}:{CLASSES}",
+        f"model.layers={toml(stack(width))}",
+        f"layout.partitions={count}",
+        "layout.data=1",
+        "layout.servers=1",
+        "worker.threads=1",
+        f"train.batch={BATCH}",
+        "data.images=256",
+        "data.validation=0.002",
+        "optimizer.learning_rate=0.0001",
+    ]
     found = job(scale, settings, epochs=2, ranks=2 + count)
     if found is None:
         return None
     rate = found["images_per_second"] * connections(width)
     return {
-        "kind": "measured", "strips": count, "connections": connections(width), "connections_per_second": rate,
+        "kind": "measured",
+        "strips": count,
+        "connections": connections(width),
+        "connections_per_second": rate,
         "per_strip": rate / count,
-    }  # fmt: skip
+    }
 
 
 def _predicted(count: int) -> dict[str, Any]:

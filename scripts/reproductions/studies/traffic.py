@@ -28,10 +28,15 @@ def _measured(scale: Scale, protocol: str, units: int, images: int) -> dict[str,
     """Of the second layer, units x units: bytes per image that left the worker."""
     layers = [dense(units), "relu", dense(units), "relu", dense(10)]
     settings = [
-        f"model.layers={toml(layers)}", "kernels.engine=reference", f"push.protocol={protocol}",
-        f"push.images={images}", f"train.batch={BATCH}", "data.images=4096", "data.validation=0.01",
+        f"model.layers={toml(layers)}",
+        "kernels.engine=reference",
+        f"push.protocol={protocol}",
+        f"push.images={images}",
+        f"train.batch={BATCH}",
+        "data.images=4096",
+        "data.validation=0.01",
         "optimizer.learning_rate=0.001",
-    ]  # fmt: skip
+    ]
     found = job(scale, settings, epochs=1, ranks=3)
     if found is None:
         return None
@@ -39,9 +44,13 @@ def _measured(scale: Scale, protocol: str, units: int, images: int) -> dict[str,
     # A push of gradients grows while the server is behind.
     per_push = found["images"] / found["pushes"]
     return {
-        "protocol": protocol, "units": units, "wanted": images, "images": per_push,
-        "bytes_per_image": sent / found["images"], "arithmetic": arithmetic(protocol, units, per_push),
-    }  # fmt: skip
+        "protocol": protocol,
+        "units": units,
+        "wanted": images,
+        "images": per_push,
+        "bytes_per_image": sent / found["images"],
+        "arithmetic": arithmetic(protocol, units, per_push),
+    }
 
 
 def arithmetic(protocol: str, units: int, images: float) -> float:
