@@ -15,7 +15,7 @@ from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.serving import DataServer
 from adam_mpi.durable.errand import Errand, disk_seconds, reason
 from adam_mpi.durable.keeper import Keeper
-from adam_mpi.errors import LostState, RankFailure, Stall, UserError
+from adam_mpi.errors import LostRun, LostState, RankFailure, Stall, UserError
 from adam_mpi.job import Job
 from adam_mpi.observe import status, verdict
 from adam_mpi.observe.board import Board
@@ -46,8 +46,8 @@ class Head:
         epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
         self.course = Course(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
-        self.scribe: Scribe = before.scribe if before else Scribe(job.directory)
-        self.lookout: Lookout = before.lookout if before else Lookout(job.directory)
+        self.scribe: Scribe = before.scribe if before else Scribe(job.directory, job.owner.check)
+        self.lookout: Lookout = before.lookout if before else Lookout(job.directory, job.owner.beat())
         tensorboard = self.config.observe.tensorboard
         self.metrics: Metrics = before.metrics if before else Metrics(job.directory, tensorboard)
         if before:
@@ -192,10 +192,27 @@ class Head:
         now = time.monotonic()
         stopped, self.stepped = now - self.stepped, now
         if stopped > FENCE_SECONDS:
-            with suppress(OSError):
-                fence.check(self.directory / "log", self.world.generation, self.world.place.member)
-            self.keeper.owner.check()
-            self.heard = {rank: heard + stopped for rank, heard in self.heard.items()}
+            self._check_place()
+            waited = time.monotonic() - now
+            self.stepped += waited
+            self.heard = {rank: heard + stopped + waited for rank, heard in self.heard.items()}
+
+    def _check_place(self) -> None:
+        """Raise Evicted or LostRun where others have this rank's place; a disk that does not answer proves nothing."""
+        found: list[Exception] = []
+
+        def look() -> None:
+            try:
+                with suppress(OSError):
+                    fence.check(self.directory / "log", self.world.generation, self.world.place.member)
+                self.keeper.owner.check()
+            except (fence.Evicted, LostRun) as error:
+                found.append(error)
+
+        if not sentinel.within(SETTLE_SECONDS, look):
+            log.warning("%s does not answer; whether others have this rank's place is not known", self.directory)
+        for error in found:
+            raise error
 
     def hear(self, source: int, message: dict[str, Any]) -> None:
         self.heard[source] = time.monotonic()
@@ -339,6 +356,8 @@ class Head:
             self.keeper.write_weights()
         self._write_summary(summary)
         marker, text = ("STOPPED", f"{self.stopped_by}\n") if self.stopped_by else ("DONE", "")
+        # Writing the weights may have taken longer than an owner may be silent.
+        self.keeper.owner.check()
         (self.directory / marker).write_text(text)
 
     def _end(self, ending: Errand[None]) -> None:
@@ -447,8 +466,8 @@ class Head:
         """End a job that computes nothing any more but NaN."""
         if self.config.inject.conserve or not verdict.diverged(figures, self.config.train.batch, done):
             return
-        with suppress(OSError):
-            self._write_summary(self._summary("running"))
+        self.scribe.want("summary.json", partial(self._write_summary, self._summary("running")))
+        self.scribe.settle(SETTLE_SECONDS)
         count, rate = figures["images_not_finite"], self.config.optimiser.rate
         raise UserError(
             f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "
