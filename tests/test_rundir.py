@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import h5py
 import numpy as np
@@ -16,7 +17,7 @@ from adam_mpi.config import load
 from adam_mpi.data.formats import hdf5
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import describe
-from adam_mpi.durable import owner
+from adam_mpi.durable import identity, owner, stores
 from adam_mpi.errors import UserError
 from adam_mpi.model.engine import library, tuner
 from adam_mpi.observe import rundir
@@ -48,6 +49,29 @@ def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         rundir.write_text(path, "new")
     assert path.read_text() == "old"
+
+
+def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_cut(run, monkeypatch, shapes):
+    """It is what `--resume` without a configuration goes by."""
+    config = load(None, ["store.interval=0"])
+    rundir.write_text(run / "config.toml", "of the job before")
+    (run / "log").mkdir()
+    held, _ = owner.take(run, [owner.process()])
+    entry = start.Entry(run, identity.of(run), held, describe(config.data), shapes)
+    world = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
+    seen, write = [], type(run).write_text
+
+    def cut(path, text, *more):
+        """A kill comes when half of the text is written."""
+        write(path, text[: len(text) // 2], *more)
+        seen.append((run / "config.toml").read_text())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(run), "write_text", cut)
+        start.prepare(config, entry, True, world, 1.0, stores.Seen())
+    assert seen == ["of the job before"]
+    held.release()
 
 
 def test_torn_lines_of_metrics_are_passed_over(run):
