@@ -184,6 +184,7 @@ def test_inputs_go_through_a_file():
     [
         {"shape": [3, 4]}, {"shape": [3, 4, "5"]}, {"shape": [3, 4, -5]}, {"shape": [3, True, 5]}, {"shape": 7},
         {"shape": [[3], 4, 5]}, {"dtype": "object"}, {"dtype": "float64"}, {"dtype": ["uint8"]}, {"classes": "2"},
+        {"shape": [3, 1 << 20, 1 << 20]},
         {"classes": 0}, {"classes": 2.0}, {"names": ["a"]}, {"names": [1, 2]}, {"names": "ab"}, {"mean": [1]},
         {"mean": [1, 2, "3"]}, {"mean": [1, 2, float("nan")]}, {"factor": []}, {"factor": {"a": 1}}, {"more": 1},
     ],
