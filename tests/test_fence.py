@@ -1,10 +1,16 @@
 """A generation is begun once, and who is not in it finds out."""
 
+import errno
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from adam_mpi.errors import RankFailure
 
+from adam_mpi import run
 from adam_mpi.cluster import fence
+from adam_mpi.config import load
 
 
 def test_a_generation_is_claimed_by_one_side_only(tmp_path):
@@ -36,3 +42,40 @@ def test_a_watch_ends_who_is_late_or_out(tmp_path, why):
         fence.claim(tmp_path, 1, [0])
     assert ended.wait(20)
     assert watch.end()
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A run directory whose disk answers nothing but errors."""
+
+    def fail(*arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    for name in ("exists", "glob"):
+        monkeypatch.setattr(Path, name, fail)
+
+
+def test_a_watch_over_a_disk_that_fails_ends_who_is_late(tmp_path, failing):
+    ended = threading.Event()
+    watch = fence.Watch(tmp_path, 0.1, ended.set, lambda error: None)
+    watch.begin(0, 3)
+    assert ended.wait(20)
+    assert watch.end()
+
+
+def test_a_loss_is_survived_though_the_run_directory_fails(tmp_path, failing, monkeypatch):
+    served = []
+
+    def serve(world, crew):
+        served.append(world)
+        if len(served) == 1:
+            raise RankFailure("rank 3 is gone")
+
+    owner = SimpleNamespace(check=lambda: None)
+    job = SimpleNamespace(directory=tmp_path, config=load(None), owner=owner)
+    world = SimpleNamespace(survivable=True, broken=False, generation=0, place=SimpleNamespace(member=1))
+    world.recover = lambda full: "the next generation"
+    monkeypatch.setattr(run, "_serve", serve)
+    monkeypatch.setattr(run.generation, "crew", lambda world, job, kept: SimpleNamespace(compute_on=lambda: None))
+    wire = SimpleNamespace(say=lambda word: None, bye=lambda: None)
+    assert run._work(world, job, wire)[0] == "the next generation" and len(served) == 2

@@ -1,14 +1,16 @@
 """The head, without a job around it."""
 
 import json
+import threading
 import time
 import types
 
 import pytest
 
-from adam_mpi.base.errors import LostState, RankFailure, Stall
-from adam_mpi.cluster import sentinel
+from adam_mpi.base.errors import LostRun, LostState, RankFailure, Stall, UserError
+from adam_mpi.cluster import fence, sentinel
 from adam_mpi.config import load
+from adam_mpi.monitor.status_writer import StatusWriter
 from adam_mpi.runtime import coordinator as heads
 from adam_mpi.runtime.coordinator import Coordinator
 
@@ -79,6 +81,63 @@ def test_a_head_that_stood_still_itself_accuses_nobody(head, clock):
     for seconds in (0.5, 70.0, 0.5, 90.0, 0.5):
         clock.seconds += seconds
         look(head)
+
+
+@pytest.mark.parametrize("error", [fence.Evicted("was taken for dead"), LostRun("has been taken by another job")])
+def test_a_head_that_stood_still_finds_out_whether_others_have_its_place(error, head, clock, monkeypatch):
+    def told(*arguments):
+        raise error
+
+    if isinstance(error, LostRun):
+        head.checkpoints.owner.check = told
+    else:
+        monkeypatch.setattr(fence, "check", told)
+    look(head)
+    clock.seconds += 2
+    with pytest.raises(type(error), match="taken"):
+        look(head)
+
+
+def test_a_disk_that_hangs_does_not_stop_a_head_that_stood_still(head, clock, monkeypatch):
+    looking, back = [], threading.Event()
+    monkeypatch.setattr(heads, "SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr(fence, "check", lambda *arguments: looking.append(threading.current_thread()) or back.wait(20))
+    clock.seconds += 2
+    look(head)
+    back.set()
+    assert looking and threading.main_thread() not in looking
+
+
+def test_a_disk_that_hangs_does_not_keep_a_job_from_ending_that_computes_nan(head, monkeypatch):
+    hanging, back, written = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(heads.time, "monotonic", time.perf_counter)
+    monkeypatch.setattr(heads, "SETTLE_SECONDS", 0.01)
+    head.status_writer, head.progress = (
+        StatusWriter(head.directory),
+        types.SimpleNamespace(name=lambda phase: "epoch 1/1 train"),
+    )
+    head._summary = lambda status: {}
+    head._write_summary = lambda summary: hanging.set() or back.wait(20) or written.append(summary)
+    figures = {"images": 320, "images_not_finite": 320}
+    with pytest.raises(UserError, match="the loss of 320 of 320 images is not finite"):
+        head._check_losses(None, figures, done=True)
+    assert hanging.wait(20) and written == []
+    back.set()
+
+
+def test_a_job_that_loses_the_run_while_it_writes_its_weights_leaves_no_marker(head):
+    """Writing them may take longer than an owner may be silent."""
+    lost = []
+
+    def check():
+        if lost:
+            raise LostRun("has been taken by another job")
+
+    head.checkpoints.owner.check, head.checkpoints.write_weights = check, lambda: lost.append(True)
+    head.status_writer, head.stopped_by = StatusWriter(head.directory), ""
+    with pytest.raises(LostRun):
+        head._write_results({})
+    assert not (head.directory / "DONE").exists()
 
 
 def test_a_recovery_that_the_next_loss_interrupted_lasts_until_pushes_are_applied_again(head):

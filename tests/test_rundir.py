@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import h5py
 import numpy as np
@@ -12,7 +13,7 @@ from launch import ROOT, clean_environment
 
 from adam_mpi.base import files
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint import owner, run_directory
+from adam_mpi.checkpoint import identity, owner, run_directory, stores
 from adam_mpi.cli import main
 from adam_mpi.config import load
 from adam_mpi.data.formats import hdf5
@@ -48,6 +49,29 @@ def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         files.write_text(path, "new")
     assert path.read_text() == "old"
+
+
+def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_cut(run, monkeypatch, shapes):
+    """It is what `--resume` without a configuration goes by."""
+    config = load(None, ["store.interval=0"])
+    files.write_text(run / "config.toml", "of the job before")
+    (run / "log").mkdir()
+    held, _ = owner.take(run, [owner.process()])
+    entry = generation.Entry(run, identity.of(run), held, describe(config.data), shapes)
+    world = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
+    seen, write = [], type(run).write_text
+
+    def cut(path, text, *more):
+        """A kill comes when half of the text is written."""
+        write(path, text[: len(text) // 2], *more)
+        seen.append((run / "config.toml").read_text())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(run), "write_text", cut)
+        generation.prepare(config, entry, True, world, 1.0, stores.Seen())
+    assert seen == ["of the job before"]
+    held.release()
 
 
 def test_torn_lines_of_metrics_are_passed_over(run):
@@ -173,6 +197,7 @@ def test_inputs_go_through_a_file():
         {"dtype": "float64"},
         {"dtype": ["uint8"]},
         {"classes": "2"},
+        {"shape": [3, 1 << 20, 1 << 20]},
         {"classes": 0},
         {"classes": 2.0},
         {"names": ["a"]},

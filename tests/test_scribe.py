@@ -10,6 +10,7 @@ import time
 import pytest
 
 from adam_mpi.base import log as logs
+from adam_mpi.base.errors import LostRun
 from adam_mpi.checkpoint import owner
 from adam_mpi.checkpoint.run_directory import grow
 from adam_mpi.monitor import metrics
@@ -77,6 +78,34 @@ def test_what_is_no_trouble_with_the_disk_is_raised(tmp_path):
     scribe.want("status.json", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         until(scribe.look, "the error")
+
+
+def test_what_a_job_has_still_to_write_when_another_has_the_run_is_not_written(tmp_path):
+    """Its disk hung for longer than an owner may be silent: then it answers, and what waited is at its turn."""
+    held, _ = owner.take(tmp_path, [owner.process()])
+    scribe, hanging, back, written = StatusWriter(tmp_path, held.check), threading.Event(), threading.Event(), []
+    scribe.want("status.json", lambda: hanging.set() or back.wait(20))
+    assert hanging.wait(20)
+    scribe.want("metrics.jsonl", lambda: written.append("a line among those of another job"))
+    owner.take(tmp_path, [owner.process()], by_force=True)
+    back.set()
+    with pytest.raises(LostRun, match="has been taken by process"):
+        until(scribe.look, "the error")
+    assert written == []
+
+
+def test_a_job_that_is_over_takes_no_request_from_the_next_one(tmp_path, monkeypatch):
+    """Its process may live on, as a notebook does."""
+    looked = threading.Event()
+    monkeypatch.setattr(RequestWatcher, "_look", lambda lookout: looked.set())
+    held, _ = owner.take(tmp_path, [owner.process()])
+    before = set(threading.enumerate())
+    RequestWatcher(tmp_path, held.beat())
+    [thread] = [thread for thread in set(threading.enumerate()) - before if thread.name == "lookout"]
+    assert looked.wait(20)
+    held.release()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_a_line_that_does_not_fit_is_taken_back_and_written_later(tmp_path, monkeypatch):
@@ -180,8 +209,8 @@ def test_a_log_on_a_full_disk_says_nothing_of_it(tmp_path, monkeypatch, capsys):
 
 def test_the_lookout_sees_what_people_ask_for(tmp_path):
     (tmp_path / "config.toml").touch()
-    owner.take(tmp_path, [owner.process()])
-    lookout = RequestWatcher(tmp_path)
+    held, _ = owner.take(tmp_path, [owner.process()])
+    lookout = RequestWatcher(tmp_path, held.beat())
     assert not lookout.stop
     grow(tmp_path, 2)
     (tmp_path / "COMPARE").touch()

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,6 +184,19 @@ def test_zero_bytes_are_left_out_and_all_else_comes_at_once() -> None:
     assert job.stderr.read(2) == b"ab"
     job.terminate()
     assert (job.communicate(timeout=60), job.returncode) == ((b"out\0\n", b""), 7)
+
+
+@pytest.mark.parametrize("options", [(), ("--restarts", "0", "--run", "here")])
+def test_a_job_of_scripts_train_says_no_zero_bytes(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """With an mpirun that says what Open MPI's help messages have in them."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    speaks = program(tmp_path / "mpirun", r"printf 'told\0 of it\n' >&2")
+    with (tmp_path / "scripts" / "lib.sh").open("a") as file:
+        file.write(f"set_up() {{ :; }}\nmpi_launch() {{ launch=({speaks}); }}\n")
+    done = subprocess.run(["bash", "scripts/train", *options], cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.stderr.startswith(b"told of it\n") and b"\0" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Snapshots on disk: whole or not there, read by anybody, inspected and merged; and the cut that they are made at."""
 
+import errno
 import json
 import shutil
 import time
@@ -245,6 +246,23 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
     assert older == (at in ("before", "whole"))
     # Whoever goes on removes the rest.
     Servers(folder, keep=1)
+    assert [path.name for path in folder.iterdir()] == ["epoch-0002-batch-000007"]
+
+
+def test_a_disk_that_fails_when_a_head_takes_over_costs_no_snapshot(tmp_path, monkeypatch):
+    """The one before lost its place between two renames: what it leaves has a name when the disk is well again."""
+    folder = tmp_path / "snapshots"
+    Servers(folder).take(3, 7, 2)
+    (folder / "epoch-0002-batch-000007").rename(folder / ".old-1")
+
+    def fail(path, target):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(folder), "rename", fail)
+        Servers(folder)
+    assert [path.name for path in folder.iterdir()] == [".old-1"]
+    Servers(folder)
     assert [path.name for path in folder.iterdir()] == ["epoch-0002-batch-000007"]
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 
+import h5py
 import numpy as np
 import pytest
 from launch import given
@@ -259,6 +260,24 @@ def test_an_npz_that_unpacks_to_more_than_is_taken_is_refused_unread(run, tmp_pa
     np.savez_compressed(tmp_path / "bomb.npz", images=np.zeros((1000, 28, 28), np.uint8))
     told = said(capsys, "predict", run, tmp_path / "bomb.npz", code=2)
     assert "images has 0.0 GiB; at most 0.000488281 GiB are taken at once: write several files" in told
+
+
+def parameters_of(file):
+    names = []
+    file.visit(names.append)
+    return [name for name in names if isinstance(file[name], h5py.Dataset) and name != model_file.INPUTS]
+
+
+def test_weights_that_are_announced_and_not_there_are_refused_unread(run, capsys, monkeypatch):
+    """A file of a few kilobytes can announce any number of them."""
+    with h5py.File(run / "weights.h5", "r+") as file:
+        for name in parameters_of(file):
+            shape = file[name].shape
+            del file[name]
+            file.create_dataset(name, shape, np.float32)
+    monkeypatch.setattr(model_file, "pieces", lambda *arguments: pytest.fail("it was read"))
+    told = said(capsys, "predict", run, "x.png", code=2)
+    assert re.search(r"weights.h5:\S+/weight: incomplete: \d+ bytes announced, 0 are in the file", told)
 
 
 def test_an_npz_that_is_none_is_named(run, tmp_path, capsys):

@@ -118,6 +118,8 @@ def write_pieces(
 
 def read(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:
     """The flat vector of a model file."""
+    with open_file(path, KIND) as file:
+        _check(path, file, tensors, group)
     flat = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
     for start, values in pieces(path, tensors, group):
         flat[start : start + values.size] = values.reshape(-1)
@@ -147,3 +149,11 @@ def _check(path: Path, file: h5py.File, tensors: Sequence[Tensor], group: str) -
     for name, shape in ((group + tensor.name, tensor.shape) for tensor in tensors):
         if name not in file or file[name].shape != shape:
             raise UserError(f"{path}: no {name} of shape {shape}: not the weights of this model")
+        _check_stored(path, file[name])
+
+
+def _check_stored(path: Path, dataset: h5py.Dataset) -> None:
+    """Before memory is taken for it: a small file from anybody can announce very much. Snapshots only refer to it."""
+    announced, stored = math.prod(dataset.shape) * dataset.dtype.itemsize, dataset.id.get_storage_size()
+    if not dataset.is_virtual and stored < announced:
+        raise UserError(f"{path}:{dataset.name}: incomplete: {announced} bytes announced, {stored} are in the file")

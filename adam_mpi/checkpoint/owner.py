@@ -137,6 +137,11 @@ class Heartbeat:
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.thread.start()
 
+    @property
+    def beats(self) -> bool:
+        """Whether the job has the run, as far as is known; not when it has released it."""
+        return self.lost is None and not self.over.is_set()
+
     def look(self) -> None:
         """Raise LostRun once it is known that another job has the run; asks no file."""
         if self.lost is not None:

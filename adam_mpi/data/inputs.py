@@ -1,6 +1,7 @@
 """What a trained network takes and tells: kept with its weights, so that they are of use without the data set."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -14,6 +15,8 @@ from adam_mpi.data.transform import middle, output
 Shape = tuple[int, int, int]
 DTYPES = ("uint8", "float32")
 MOST = 1 << 31
+MOST_VALUES = 1 << 28
+"""How many values an input may have: memory is taken for them, and the file may come from anybody."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Inputs:
         """What is wrong with it, if anything."""
         if not _are(self.shape, int) or len(self.shape) != 3 or not all(0 < side <= MOST for side in self.shape):
             return "shape wants three whole numbers above 0"
+        if math.prod(self.shape) > MOST_VALUES:
+            return f"shape has {math.prod(self.shape)} values; at most {MOST_VALUES} are taken"
         if self.dtype not in DTYPES:
             return f"dtype is none of {', '.join(DTYPES)}"
         if type(self.classes) is not int or not 0 < self.classes <= MOST:

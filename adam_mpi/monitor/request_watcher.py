@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from adam_mpi.checkpoint.owner import Heartbeat
 from adam_mpi.checkpoint.run_directory import COMPARE, GROW
 
 STOP = "STOP"
@@ -17,8 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class RequestWatcher:
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.stop = directory, False
+    def __init__(self, directory: Path, heart: Heartbeat) -> None:
+        """Look into `directory` as long as `heart`, of the claim on the run, beats: later requests are for others."""
+        self.directory, self.heart, self.stop = directory, heart, False
         self.compare = self.ranks = 0
         """How often the copies are to be compared, and how many ranks more are wanted, since they were taken."""
         threading.Thread(target=self._run, name="lookout", daemon=True).start()
@@ -34,7 +36,7 @@ class RequestWatcher:
         return ranks
 
     def _run(self) -> None:
-        while True:
+        while self.heart.beats:
             with suppress(OSError):
                 self._look()
             time.sleep(LOOK_SECONDS)

@@ -15,8 +15,9 @@ RETRY_SECONDS, WARN_SECONDS, SLOW_SECONDS = 1.0, 30.0, 10.0
 
 
 class StatusWriter:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, check: Callable[[], None] = lambda: None) -> None:
+        """Write into `directory`; `check` is called before each write, and raises where another job has the run."""
+        self.directory, self.check = directory, check
         self.wanted: dict[str, Callable[[], None]] = {}
         """What is to be written, by the name of the file; of one that comes again only the newest is."""
         self.lock, self.news = threading.Lock(), threading.Event()
@@ -69,6 +70,8 @@ class StatusWriter:
         if write is None:
             return
         try:
+            # A disk that hung for long may answer when another job has taken the run over: nothing is written then.
+            self.check()
             write()
             if self.warned is not None and not self.wanted:
                 self.warned = None

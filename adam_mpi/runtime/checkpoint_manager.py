@@ -178,9 +178,12 @@ class SnapshotCoordinator:
         """Why there is no snapshot; whether a disk hangs."""
         self.quiet = 0.0
         self.began = self.ended = time.monotonic()
-        # A head that was lost may have been between two renames.
-        snapshot.restore(folder)
-        self._clear(snapshot.PART, snapshot.OLD)
+        try:
+            # A head that was lost may have been between two renames.
+            snapshot.restore(folder)
+            self._clear(snapshot.PART, snapshot.OLD)
+        except OSError as error:
+            log.warning("%s: %s; what a lost head was making or replacing stays there", folder, reason(error))
 
     @property
     def busy(self) -> bool:

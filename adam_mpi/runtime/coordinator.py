@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from adam_mpi.base.errors import LostState, RankFailure, Stall, UserError
+from adam_mpi.base.errors import LostRun, LostState, RankFailure, Stall, UserError
 from adam_mpi.base.files import write_json
 from adam_mpi.base.provenance import provenance
 from adam_mpi.checkpoint.disk_task import DiskTask, disk_seconds, reason
@@ -52,8 +52,12 @@ class Coordinator:
         epochs, best, midway = (resume.epochs, resume.best, resume.midway) if resume else (0, (-1.0, 0), False)
         self.course = PhaseSchedule(self.config.train, data.count("validation") > 0, epochs, best, midway)
         self.progress = Progress(self.config.train.epochs)
-        self.status_writer: StatusWriter = before.status_writer if before else StatusWriter(job.directory)
-        self.requests_seen: RequestWatcher = before.requests_seen if before else RequestWatcher(job.directory)
+        self.status_writer: StatusWriter = (
+            before.status_writer if before else StatusWriter(job.directory, job.owner.check)
+        )
+        self.requests_seen: RequestWatcher = (
+            before.requests_seen if before else RequestWatcher(job.directory, job.owner.beat())
+        )
         tensorboard = self.config.observe.tensorboard
         self.metrics: Metrics = before.metrics if before else Metrics(job.directory, tensorboard)
         if before:
@@ -207,10 +211,27 @@ class Coordinator:
         now = time.monotonic()
         stopped, self.stepped = now - self.stepped, now
         if stopped > FENCE_SECONDS:
-            with suppress(OSError):
-                fence.check(self.directory / "log", self.world.generation, self.world.place.member)
-            self.checkpoints.owner.check()
-            self.heard = {rank: heard + stopped for rank, heard in self.heard.items()}
+            self._check_place()
+            waited = time.monotonic() - now
+            self.stepped += waited
+            self.heard = {rank: heard + stopped + waited for rank, heard in self.heard.items()}
+
+    def _check_place(self) -> None:
+        """Raise Evicted or LostRun where others have this rank's place; a disk that does not answer proves nothing."""
+        found: list[Exception] = []
+
+        def look() -> None:
+            try:
+                with suppress(OSError):
+                    fence.check(self.directory / "log", self.world.generation, self.world.place.member)
+                self.checkpoints.owner.check()
+            except (fence.Evicted, LostRun) as error:
+                found.append(error)
+
+        if not sentinel.within(SETTLE_SECONDS, look):
+            log.warning("%s does not answer; whether others have this rank's place is not known", self.directory)
+        for error in found:
+            raise error
 
     def hear(self, source: int, message: dict[str, Any]) -> None:
         self.heard[source] = time.monotonic()
@@ -354,6 +375,8 @@ class Coordinator:
             self.checkpoints.write_weights()
         self._write_summary(summary)
         marker, text = ("STOPPED", f"{self.stopped_by}\n") if self.stopped_by else ("DONE", "")
+        # Writing the weights may have taken longer than an owner may be silent.
+        self.checkpoints.owner.check()
         (self.directory / marker).write_text(text)
 
     def _end(self, ending: DiskTask[None]) -> None:
@@ -462,8 +485,8 @@ class Coordinator:
         """End a job that computes nothing any more but NaN."""
         if self.config.inject.conserve or not outcome.diverged(figures, self.config.train.batch, done):
             return
-        with suppress(OSError):
-            self._write_summary(self._summary("running"))
+        self.status_writer.want("summary.json", partial(self._write_summary, self._summary("running")))
+        self.status_writer.settle(SETTLE_SECONDS)
         count, rate = figures["images_not_finite"], self.config.optimizer.learning_rate
         raise UserError(
             f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "

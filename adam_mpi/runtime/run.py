@@ -204,7 +204,7 @@ def _stand_by(link: MPI.Intercomm, directory: Path) -> tuple[World, Job, DataSet
     """All that can be done alone is done before others wait: imports are, kernels and the data set follow here."""
 
     def over() -> bool:
-        return any((directory / marker).exists() for marker in ENDS)
+        return any(_is_there(directory / marker) for marker in ENDS)
 
     link.send((MPI.Get_processor_name(), os.getpid()), 0)
     luggage = spares.hear(link, over)
@@ -263,7 +263,7 @@ def _work(
             world.broken = True
             job.owner.check()
             # A rank that dies is left behind; one that has told an error ends the job.
-            if crew is None or not world.survivable or (job.directory / "log" / "failure.txt").exists():
+            if crew is None or not world.survivable or _is_there(job.directory / "log" / "failure.txt"):
                 _reach_others(world)
                 raise
             if _over(job):
@@ -303,7 +303,14 @@ def _watch(world: World, job: Job, wire: sentinel.SentinelConnection) -> fence.W
 
 
 def _over(job: Job) -> bool:
-    return any((job.directory / marker).exists() for marker in ENDS[:2])
+    return any(_is_there(job.directory / marker) for marker in ENDS[:2])
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is seen; a disk that fails shows none, and a loss is survived without it."""
+    with suppress(OSError):
+        return path.exists()
+    return False
 
 
 def _finish(world: World, crew: RankRuntime, job: Job) -> None:
