@@ -1,12 +1,12 @@
-"""Small control messages between ranks: dictionaries, sent without waiting and received when they have arrived."""
+"""Small control messages between ranks, sent without waiting and received when they have arrived."""
 
-import json
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
+from adam_mpi.cluster.messages import Message, decode, encode
 
 
 class ControlChannel:
@@ -16,11 +16,11 @@ class ControlChannel:
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
         self.arriving: dict[int, deque[tuple[MPI.Request, np.ndarray]]] = defaultdict(deque)
 
-    def send(self, message: dict[str, Any], to: int) -> None:
-        body = np.frombuffer(json.dumps(message).encode(), np.uint8)
+    def send(self, message: Message, to: int) -> None:
+        body = np.frombuffer(encode(message), np.uint8)
         self.sending.append((self.comm.Isend(body, to), body))
 
-    def receive(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def receive(self) -> Iterator[tuple[int, Message]]:
         """What has arrived since the last call: (sender, message)."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         status = MPI.Status()
@@ -31,7 +31,7 @@ class ControlChannel:
         for source, messages in self.arriving.items():
             while messages and messages[0][0].Test():
                 _, body = messages.popleft()
-                yield source, json.loads(body.tobytes())
+                yield source, decode(body.tobytes())
 
     @property
     def idle(self) -> bool:

@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster.layout import Place
+from adam_mpi.cluster.messages import SparesReport
 
 REST_SECONDS, LOOK_SECONDS = 0.01, 1.0
 CALL, CALL_SECONDS, CALL_REST_SECONDS = "here?", 2.0, 0.001
@@ -113,11 +114,13 @@ class Spares:
     def _state(self) -> tuple[int, int, bool]:
         return self.ready, len(self.held) - self.ready + self.ordered, self.refused
 
-    def told(self) -> dict[str, Any]:
-        """For the head: how many are ready and how many are on their way."""
-        self.said, started = self._state, self.started
+    def report(self) -> SparesReport:
+        """Return how many spares are ready, how many are starting, and what those started since the last report took."""
+        self.said = self._state
+        started = self.started
         self.started = []
-        return dict(zip(("ready", "coming", "refused"), self.said, strict=True)) | {"started": started}
+        ready, coming, refused = self.said
+        return SparesReport(ready, coming, refused, started)
 
     def _start(self) -> None:
         assert self.luggage is not None, "orders come after the generation has begun"

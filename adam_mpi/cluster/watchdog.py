@@ -18,10 +18,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adam_mpi.base.errors import Stall
 from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.messages import DumpStacks, SignOfLife
 from adam_mpi.cluster.world import World
 
 ASK = signal.SIGUSR2
@@ -92,12 +93,12 @@ class Watchdog:
             if now - since > self.limit + self._grace and not wait.patient:
                 raise Stall(f"{self.world.place} has {self._describe(wait, now - since)}; the job ends")
 
-    def hear(self, source: int, message: dict[str, Any]) -> None:
+    def handle(self, source: int, message: SignOfLife) -> None:
         """Give a sign of life to a rank that asks for one, or take note of one that was asked for."""
-        if message["asks"]:
-            self.channel.send({"kind": "sign", "asks": False, "number": message["number"]}, source)
+        if message.asks:
+            self.channel.send(SignOfLife(asks=False, number=message.number), source)
         else:
-            self.heard[source] = message["number"]
+            self.heard[source] = message.number
 
     @property
     def _grace(self) -> float:
@@ -110,7 +111,7 @@ class Watchdog:
         for rank in ranks:
             if self.asked.get(rank, 0) == self.heard.get(rank, 0):
                 self.asked[rank] = self.asked.get(rank, 0) + 1
-                self.channel.send({"kind": "sign", "asks": True, "number": self.asked[rank]}, rank)
+                self.channel.send(SignOfLife(asks=True, number=self.asked[rank]), rank)
         owed = [rank for rank, number in self.asked.items() if number != self.heard.get(rank, 0)]
         return [Wait("a sign of life", rank, self.asked[rank]) for rank in owed]
 
@@ -125,7 +126,7 @@ class Watchdog:
             log.warning("stacks of the other side are in its log")
             _ask(self.world.pids[wait.rank])
         elif wait.rank != self.world.rank:
-            self.channel.send({"kind": "stacks", "asked": f"{self.world.place} {text}"}, wait.rank)
+            self.channel.send(DumpStacks(f"{self.world.place} {text}"), wait.rank)
 
 
 def _ask(pid: int) -> None:

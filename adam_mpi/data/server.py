@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from adam_mpi.base import trace
 from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.messages import BeginPhase, ClosePhase, Message, Statistics, StopTraining
 from adam_mpi.cluster.world import World
 from adam_mpi.data import order
 from adam_mpi.data.batch_loader import AHEAD, GROUP, BatchLoader, Block, PrefetchQueue
@@ -86,14 +87,17 @@ class DataServer:
     def transfers(self) -> list[Any]:
         return [self.sending]
 
-    def hear(self, message: dict[str, Any]) -> None:
-        if message.get("close"):
-            self.close()
-        elif message.get("stop"):
-            self.stop()
-        else:
-            phase = None if message["phase"] is None else Phase(*message["phase"])
-            self.begin(phase, self._done(phase))
+    def handle(self, message: Message) -> None:
+        match message:
+            case ClosePhase():
+                self.close()
+            case StopTraining():
+                self.stop()
+            case BeginPhase():
+                phase = None if message.phase is None else Phase(*message.phase)
+                self.begin(phase, self._done(phase))
+            case _:
+                raise TypeError(f"a data rank does not handle {message}")
 
     def begin(self, phase: Phase | None, done: np.ndarray | None = None) -> None:
         """Start serving a phase, without the batches that are `done`; None answers every further ask with a stop."""
@@ -189,7 +193,7 @@ class DataServer:
                 self.asks.append((source, ask))
         if self.news:
             self.news = False
-            self.channel.send({"kind": "stats", **self.stats()}, self.world.layout.head)
+            self.channel.send(Statistics(self.stats()), self.world.layout.head)
         return any([line.fill() for line in self.lines]) or worked
 
     def export_state(self, state: RankState) -> None:

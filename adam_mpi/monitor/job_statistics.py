@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from adam_mpi.cluster.layout import Layout
+from adam_mpi.cluster.messages import Statistics
 from adam_mpi.monitor import status
 from adam_mpi.sharding.phases import Phase
 
@@ -48,7 +49,12 @@ class JobStatistics:
         told = {word["rank"]: [word["pushes"][key] for key in ("sent", "acknowledged")] for word in self.of("worker")}
         return {str(pusher): pair for pusher, pair in (self.earlier | told).items()}
 
-    def hear(self, rank: int, word: dict[str, Any]) -> None:
+    def update(self, rank: int, message: Statistics) -> None:
+        word = dict(message.values)
+        if message.at is not None:
+            word["at"] = message.at
+        if message.final:
+            word["final"] = True
         key = word["role"], rank
         # A last word stays the last one, even when a periodic one follows it.
         final = self.words.get(key, {}).get("final", False)

@@ -36,6 +36,7 @@ from mpi4py import MPI
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure, Stall, UserError
 from adam_mpi.cluster import layout as layouts
 from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.messages import ClientClosed, RankRaised
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import Idle, World, gather
 from adam_mpi.config import Config, Optimizer
@@ -249,8 +250,8 @@ class ParameterServer:
     def _hear(self) -> None:
         """Take in what others say: that they have closed, or have raised."""
         for source, message in self.channel.receive():
-            if message["kind"] == shutdown.RAISED:
-                raise JobEnded(message["text"])
+            if isinstance(message, RankRaised):
+                raise JobEnded(message.text)
             self.left.add(self.world.layout.places[source].member)
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
@@ -274,7 +275,7 @@ class ParameterServer:
             # A rank that does both serves no loop that would receive its own word.
             for rank in self.world.layout.servers:
                 if rank != self.world.rank:
-                    self.channel.send({"kind": "bye"}, rank)
+                    self.channel.send(ClientClosed(), rank)
         barrier = self.world.comm.Ibarrier()
         try:
             self._until(lambda: self.channel.idle and barrier.Test(), "everybody to close")

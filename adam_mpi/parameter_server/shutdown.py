@@ -5,7 +5,6 @@ nobody catches, and an exit without `close`, therefore end the whole job.
 """
 
 import atexit
-import json
 import os
 import signal
 import sys
@@ -23,10 +22,10 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure
+from adam_mpi.cluster.messages import RankRaised, encode
 from adam_mpi.cluster.world import World
 
 TELL_SECONDS = 5.0
-RAISED = "raised"
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
@@ -116,7 +115,7 @@ def _end(world: World, text: str, tell: bool) -> None:
 
 def _tell(world: World, text: str) -> None:
     """Tell everybody, and wait for a while until they have taken it in."""
-    body = np.frombuffer(json.dumps({"kind": RAISED, "text": text}).encode(), np.uint8)
+    body = np.frombuffer(encode(RankRaised(text)), np.uint8)
     under_way = [world.control.Issend(body, rank) for rank in range(world.comm.size) if rank != world.rank]
     limit = time.monotonic() + TELL_SECONDS
     while under_way and time.monotonic() < limit:

@@ -20,6 +20,7 @@ from adam_mpi.checkpoint.hdf5_file import FORMAT, sync
 from adam_mpi.checkpoint.owner import Owner
 from adam_mpi.checkpoint.resume import order_settings
 from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.messages import HoldSnapshot, RemoveOldStores, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.config import to_toml
 from adam_mpi.model.parameters import Tensor
@@ -129,7 +130,7 @@ class CheckpointManager:
         if self.old_stores and len(words) == len(self.snapshots.servers) and all(w and w["whole"] for w in words):
             self.old_stores = False
             for server in self.snapshots.servers:
-                self.channel.send({"kind": "store", "order": "forget"}, server)
+                self.channel.send(RemoveOldStores(), server)
 
     def _describe(self) -> dict[str, Any]:
         now = {"replicas": self.world.layout.replicas, "order": order_settings(self.config)}
@@ -202,19 +203,25 @@ class SnapshotCoordinator:
         self.again, self.stage, self.error, self.answers = False, "held", "", {}
         self.number += 1
         self.told, self.began = self.describe(), time.monotonic()
-        self._tell({"order": "hold"})
+        for role, rank in self.members:
+            self.channel.send(HoldSnapshot(role), rank)
 
-    def hear(self, source: int, message: dict[str, Any]) -> None:
-        """An answer of a server or pusher; with the last one the next step follows."""
-        assert message["kind"] == self.stage, f"{message['kind']} of rank {source} while waiting for {self.stage}"
-        self.answers[message["role"], source] = message
+    def handle(self, source: int, message: SnapshotHeld | SnapshotWritten) -> None:
+        """Take the answer of a server or pusher; the last one begins the next step."""
+        wanted = SnapshotHeld if self.stage == "held" else SnapshotWritten if self.stage == "stored" else None
+        assert type(message) is wanted, f"{message} of rank {source} in stage {self.stage!r} of a snapshot"
+        self.answers[message.role, source] = (
+            {"clocks": message.clocks} if isinstance(message, SnapshotHeld) else message.values
+        )
         if len(self.answers) < len(self.members):
             return
         answers = [self.answers[member] for member in self.members]
         self.answers = {}
         if self.stage == "held":
             self.stage = "stored"
-            self._tell({"order": "cut", "clocks": self._clocks(answers), "folder": str(self.part)})
+            clocks = self._clocks(answers)
+            for role, rank in self.members:
+                self.channel.send(TakeSnapshot(role, clocks, str(self.part)), rank)
         else:
             self._check(answers)
             self.stage = "sealed"
@@ -259,10 +266,6 @@ class SnapshotCoordinator:
         """Another generation has begun: what this one was about to name is not touched any more."""
         if self.sealing is not None:
             self.sealing.given_up = True
-
-    def _tell(self, order: dict[str, Any]) -> None:
-        for role, rank in self.members:
-            self.channel.send({"kind": "store" if role == "server" else "residual", **order}, rank)
 
     def _clocks(self, answers: Sequence[dict[str, Any]]) -> list[int]:
         """As far as anybody has begun with a replica; with clocks, which all go through, as far as with any."""

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,22 @@ from adam_mpi.base.files import write_json
 from adam_mpi.base.provenance import provenance
 from adam_mpi.checkpoint.disk_task import DiskTask, disk_seconds, reason
 from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster.messages import (
+    BeginPhase,
+    ClosePhase,
+    CompareCopies,
+    CopiesCompared,
+    FinishServer,
+    Grow,
+    JobOver,
+    Message,
+    SnapshotHeld,
+    SnapshotWritten,
+    SparesReport,
+    Spawn,
+    Statistics,
+    StopTraining,
+)
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.server import DataServer
@@ -70,10 +87,10 @@ class Coordinator:
         self.stepped = now
         self.evicted: dict[int, float] = {}
         """Ranks whose sentinel was told to end them, since when."""
-        self.compared = dict[int, dict[str, Any]]()
+        self.compared = dict[int, CopiesCompared]()
         self.full = world.full
         """How many ranks there should be."""
-        self.standing_by: dict[int, dict[str, Any]] = {}
+        self.standing_by: dict[int, SparesReport] = {}
         """What ranks have told of the spares they have started: how many are ready, and how many are on their way."""
         self.started: list[dict[str, float]] = []
         """Seconds and CPU seconds that spares have taken to get ready."""
@@ -96,7 +113,7 @@ class Coordinator:
         log.info("%s", self._survives(len(settled.lacking) if settled else 0))
         self._begin(self.course.phase)
         if self.stopped_by:
-            self._tell_all({"kind": "phase", "stop": True})
+            self._tell_all(StopTraining())
 
     def _survives(self, lacking: int) -> str:
         """How many losses this layout survives, when the copies that are lacking are rebuilt."""
@@ -198,7 +215,7 @@ class Coordinator:
             return True
         if not self.closed and phase.training and self._quorum(phase):
             self.closed = True
-            self._tell_all({"kind": "phase", "close": True})
+            self._tell_all(ClosePhase())
         if time.monotonic() - self.shown >= self.config.observe.interval:
             self._show(phase)
         return False
@@ -233,24 +250,27 @@ class Coordinator:
         for error in found:
             raise error
 
-    def hear(self, source: int, message: dict[str, Any]) -> None:
+    def handle(self, source: int, message: Message) -> None:
         self.heard[source] = time.monotonic()
-        if message["kind"] == "stats":
-            self.statistics.hear(self.members[source], message)
-            self.checkpoints.forget_old_stores(self.statistics)
-        elif message["kind"] == "compared":
-            self._compared(source, message)
-        elif message["kind"] == "spares":
-            self._hear_of_spares(source, message)
-        else:
-            self.checkpoints.snapshots.hear(source, message)
+        match message:
+            case Statistics():
+                self.statistics.update(self.members[source], message)
+                self.checkpoints.forget_old_stores(self.statistics)
+            case CopiesCompared():
+                self._compared(source, message)
+            case SparesReport():
+                self._hear_of_spares(source, message)
+            case SnapshotHeld() | SnapshotWritten():
+                self.checkpoints.snapshots.handle(source, message)
+            case _:
+                raise TypeError(f"the coordinator does not handle {message}")
 
     def _look_for_requests(self) -> None:
         """Whoever makes the file COMPARE wants to know whether all copies are the same."""
         if self.requests_seen.take_compare():
             self.compared = {}
             for rank in self.world.layout.servers:
-                self.channel.send({"kind": "store", "order": "compare"}, rank)
+                self.channel.send(CompareCopies(), rank)
         if self.world.survivable:
             self.full += self.requests_seen.take_ranks()
             self._keep_full()
@@ -261,49 +281,51 @@ class Coordinator:
         missing = self.full - len(self.members)
         if may_join(missing, ready, coming):
             log.info("%d ranks that stand by join", min(missing, ready))
-            self._tell_all({"kind": "grow", "full": self.full})
+            self._tell_all(Grow(self.full))
         elif not self.refused and not (self.recoveries and self.told_recoveries()[-1]["seconds"] is None):
             wanted = missing + self.config.recover.spares - ready - coming
             if wanted > 0:
                 starter = self.world.layout.starter
                 log.info("rank %d starts %d new ranks", self.members[starter], wanted)
-                told = self.standing_by.get(starter, {"ready": 0, "coming": 0})
-                self.standing_by[starter] = told | {"coming": told["coming"] + wanted}
-                self.channel.send({"kind": "spawn", "ranks": wanted}, starter)
+                told = self.standing_by.get(starter, SparesReport(0, 0, False, []))
+                self.standing_by[starter] = replace(told, coming=told.coming + wanted)
+                self.channel.send(Spawn(wanted), starter)
 
     @property
     def spares(self) -> tuple[int, int]:
         """Those who are ready to join, and those who are on their way."""
-        ready, coming = (sum(word[key] for word in self.standing_by.values()) for key in ("ready", "coming"))
-        return ready, coming
+        reports = self.standing_by.values()
+        return sum(report.ready for report in reports), sum(report.coming for report in reports)
 
-    def _hear_of_spares(self, source: int, message: dict[str, Any]) -> None:
+    def _hear_of_spares(self, source: int, message: SparesReport) -> None:
         self.standing_by[source] = message
-        self.started += message["started"]
-        self.refused |= message["refused"]
-        if message["refused"] and not self.told_refusal:
+        self.started += message.started
+        self.refused |= message.refused
+        if message.refused and not self.told_refusal:
             self.told_refusal = True
             self.progress.say("mpirun has no slot for a new rank; the job goes on without (more: --host localhost:N)")
 
-    def _compared(self, source: int, message: dict[str, Any]) -> None:
+    def _compared(self, source: int, message: CopiesCompared) -> None:
         self.compared[source] = message
         if len(self.compared) == len(self.world.layout.servers):
-            totals = {key: sum(word[key] for word in self.compared.values()) for key in ("copies", "different")}
+            totals = {
+                key: sum(getattr(said, key) for said in self.compared.values()) for key in ("copies", "different")
+            }
             path, content = self.directory / "copies.json", totals | {"generation": self.world.generation}
             self.status_writer.want(path.name, partial(write_json, path, content))
 
     def _begin(self, phase: Phase | None) -> None:
         self.number += 1
-        order = {"kind": "phase", "phase": None if phase is None else [phase.number, phase.part, phase.epoch]}
-        # To everybody: whoever is left goes on from here when this rank is lost.
-        self._tell_all(order | {"state": self.state()})
+        numbers = None if phase is None else [phase.number, phase.part, phase.epoch]
+        # All ranks keep the state: the next coordinator continues from it when this rank is lost.
+        self._tell_all(BeginPhase(numbers, self.state()))
         self.closed = False
         self.phase_began = self.shown = time.monotonic()
         if phase is not None:
             log.info("phase %d: %s, epoch %d", phase.number, phase.part, phase.epoch)
             self.checkpoints.stale |= phase.training
 
-    def _tell_all(self, message: dict[str, Any]) -> None:
+    def _tell_all(self, message: Message) -> None:
         for place in self.world.layout.places:
             self.channel.send(message, place.rank)
 
@@ -341,7 +363,7 @@ class Coordinator:
             self.finishing = True
             copies = str(self.directory / "conservation") if self.config.inject.conserve else None
             for rank in layout.servers:
-                self.channel.send({"kind": "store", "order": "finish", "copies": copies}, rank)
+                self.channel.send(FinishServer(copies), rank)
             return True
         if self.statistics.finals("server", self.members) < len(layout.servers):
             return False
@@ -355,7 +377,7 @@ class Coordinator:
             return False
         self._end(self.ending)
         for place in layout.places:
-            self.channel.send({"kind": "over"}, place.rank)
+            self.channel.send(JobOver(), place.rank)
         self.finished = True
         return True
 
@@ -364,7 +386,7 @@ class Coordinator:
         log.info("the job is stopped by %s", why)
         self.stopped_by = self.course.reason = why
         self.course.phase = None
-        self._tell_all({"kind": "phase", "stop": True})
+        self._tell_all(StopTraining())
 
     def _write_results(self, summary: dict[str, Any]) -> None:
         """What a job must leave behind; the marker comes last: all that it stands for is there."""

@@ -24,6 +24,7 @@ from adam_mpi.checkpoint.owner import Owner, Process
 from adam_mpi.checkpoint.resume import Resume
 from adam_mpi.checkpoint.stores import Seen
 from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster.messages import Statistics
 from adam_mpi.cluster.spares import JoinPackage
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
@@ -302,7 +303,7 @@ def crew(world: World, job: Job, kept: RankRuntime | None = None) -> RankRuntime
     crew.spares.enter(JoinPackage(job, factors))
     if pusher is not None and "worker" not in made:
         # Its last word: it pushes no more.
-        crew.channel.send({"kind": "stats", **pusher.stats()}, world.layout.head)
+        crew.channel.send(Statistics(pusher.stats()), world.layout.head)
     return crew
 
 

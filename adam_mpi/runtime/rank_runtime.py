@@ -8,6 +8,22 @@ from typing import Any, Protocol
 from adam_mpi.base.errors import Regroup
 from adam_mpi.cluster import watchdog
 from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.messages import (
+    BeginPhase,
+    ClosePhase,
+    CompareCopies,
+    DumpStacks,
+    FinishServer,
+    Grow,
+    HoldSnapshot,
+    JobOver,
+    RemoveOldStores,
+    SignOfLife,
+    Spawn,
+    Statistics,
+    StopTraining,
+    TakeSnapshot,
+)
 from adam_mpi.cluster.spares import Spares
 from adam_mpi.cluster.watchdog import Wait, Watchdog
 from adam_mpi.cluster.windows import Window
@@ -125,12 +141,12 @@ class RankRuntime:
         """A sign of life, with the figures of each role; and now and then something to let go of."""
         self._forget_late()
         for role in self.roles.values():
-            self.channel.send({"kind": "stats", "at": time.monotonic(), **role.stats()}, head)
+            self.channel.send(Statistics(role.stats(), at=time.monotonic()), head)
 
     def look_after_spares(self, head: int) -> None:
         """Those that this rank has started or is to start; the head is told when there is news of them."""
         if self.spares.look():
-            self.channel.send({"kind": "spares", **self.spares.told()}, head)
+            self.channel.send(self.spares.report(), head)
 
     def compute_on(self) -> None:
         """Leave trainer threads something to do while this rank finds together with the others."""
@@ -142,29 +158,30 @@ class RankRuntime:
         heads = self.head.awaits() if self.head is not None else ()
         return [*heads, *(wait for role in self.roles.values() for wait in role.awaits())]
 
-    def hear(self, dog: Watchdog) -> bool:
-        """Hand messages to the role they are for; True when the job is over."""
+    def handle_messages(self, dog: Watchdog) -> bool:
+        """Pass each received message to the role it is for; return True when the job is over."""
         for source, message in self.channel.receive():
-            match message["kind"]:
-                case "phase":
-                    self.state = message.get("state", self.state)
+            match message:
+                case BeginPhase() | ClosePhase() | StopTraining():
+                    if isinstance(message, BeginPhase):
+                        self.state = message.state
                     if "data" in self.roles:
-                        self.roles["data"].hear(message)
-                case "store":
-                    self.roles["server"].hear(message)
-                case "residual":
-                    self.roles["worker"].hear(message)
-                case "grow":
-                    raise Regroup(message["full"])
-                case "spawn":
-                    self.spares.order(message["ranks"])
-                case "stacks":
-                    watchdog.answer(message["asked"])
-                case "sign":
-                    dog.hear(source, message)
-                case "over":
+                        self.roles["data"].handle(message)
+                case HoldSnapshot() | TakeSnapshot():
+                    self.roles[message.role].handle(message)
+                case CompareCopies() | RemoveOldStores() | FinishServer():
+                    self.roles["server"].handle(message)
+                case Grow():
+                    raise Regroup(message.full)
+                case Spawn():
+                    self.spares.order(message.ranks)
+                case DumpStacks():
+                    watchdog.answer(message.reason)
+                case SignOfLife():
+                    dog.handle(source, message)
+                case JobOver():
                     return True
                 case _:
-                    assert self.head is not None
-                    self.head.hear(source, message)
+                    assert self.head is not None, f"{message} of rank {source} is for the coordinator"
+                    self.head.handle(source, message)
         return False

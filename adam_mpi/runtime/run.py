@@ -364,7 +364,7 @@ def _serve(world: World, crew: RankRuntime) -> None:
     while not (over and crew.channel.idle):
         try:
             worked = crew.step()
-            over |= crew.hear(watchdog)
+            over |= crew.handle_messages(watchdog)
         except MPI.Exception as error:
             raise RankFailure(world.describe(error)) from error
         crew.look_after_spares(world.layout.head)

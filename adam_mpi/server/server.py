@@ -22,6 +22,18 @@ from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.checkpoint.write_behind import WriteBehind
+from adam_mpi.cluster.messages import (
+    CompareCopies,
+    CopiesCompared,
+    FinishServer,
+    HoldSnapshot,
+    Message,
+    RemoveOldStores,
+    SnapshotHeld,
+    SnapshotWritten,
+    Statistics,
+    TakeSnapshot,
+)
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.windows import fence
 from adam_mpi.server.fold import Fold
@@ -128,7 +140,7 @@ class Server:
         self.cut.begun = known
         self.comparing: int | None = None
         """How many copies on other servers are to be compared, when somebody has asked for it."""
-        self.finishing: dict[str, Any] | None = None
+        self.finishing: FinishServer | None = None
         """The order to end, while the last is written."""
 
     def _check_acknowledged(self) -> None:
@@ -228,8 +240,8 @@ class Server:
         done, different = self._compared()
         if self.comparing is not None and done >= self.comparing:
             earlier, known = self.compared_before
-            told = {"kind": "compared", "copies": done - earlier, "different": different - known}
-            self.channel.send(told, self.world.layout.head)
+            message = CopiesCompared(copies=done - earlier, different=different - known)
+            self.channel.send(message, self.world.layout.head)
             self.comparing = None
 
     def _compared(self) -> tuple[int, int]:
@@ -245,18 +257,18 @@ class Server:
             with trace.span("snapshot"):
                 self.cut.take(name, self.shards, self.stepper.state(), self.published.versions, self.progress.position)
         while (word := self.cut.written()) is not None:
-            self.channel.send({"kind": "stored", "role": "server", **word}, self.world.layout.head)
+            self.channel.send(SnapshotWritten("server", word), self.world.layout.head)
         if self.finishing is not None and (self.store is None or self.store.close()):
             self._finish(self.finishing)
 
-    def _finish(self, order: dict[str, Any]) -> None:
+    def _finish(self, order: FinishServer) -> None:
         """All that this server has to write is written: tell the last figures."""
         self.finishing = None
-        if order["copies"]:
+        if order.copies:
             kept = self.holdings.items()
             whole = {index: held.weights for index, held in kept if held.whole and not held.behind}
-            leave_copies(Path(order["copies"]), self.world.place.member, whole)
-        self.channel.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
+            leave_copies(Path(order.copies), self.world.place.member, whole)
+        self.channel.send(Statistics(self.stats(), final=True), self.world.layout.head)
 
     def _stage(self, mail: ReceivedMessage) -> None:
         """Factors are for all shards of a layer that are held here, anything else for one."""
@@ -392,24 +404,26 @@ class Server:
         self.published.rate[0], self.published.clock[0] = self.progress.rate, self.progress.clock
         self.window.sync()
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def handle(self, message: Message) -> None:
         """An order of the head about the snapshot, the store, or the end, before which the last figures are told."""
         head = self.world.layout.head
-        match message["order"]:
-            case "hold":
+        match message:
+            case HoldSnapshot():
                 self.world.injector.at("store")
-                self.channel.send({"kind": "held", "role": "server", "clocks": self.cut.hold()}, head)
-            case "cut":
-                self.cut.at(message["clocks"], Path(message["folder"]))
-            case "compare":
+                self.channel.send(SnapshotHeld("server", list(self.cut.hold())), head)
+            case TakeSnapshot():
+                self.cut.at(message.clocks, Path(message.folder))
+            case CompareCopies():
                 self.compared_before = self._compared()
                 self.comparing = self.replicator.compare() + self.replicator.compared if self.replicator else 0
-            case "forget":
+            case RemoveOldStores():
                 if self.store is not None:
                     # Large files take long to remove, on some disks for ever.
                     threading.Thread(target=self.forget, name="forget", daemon=True).start()
-            case "finish":
+            case FinishServer():
                 self.finishing = message
+            case _:
+                raise TypeError(f"a server does not handle {message}")
 
     def export_state(self, state: RankState) -> None:
         whole = {index: holding for index, holding in self.holdings.items() if holding.whole}

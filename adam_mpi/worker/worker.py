@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base import trace
+from adam_mpi.cluster.messages import HoldSnapshot, Message, SnapshotHeld, SnapshotWritten, Statistics, TakeSnapshot
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
 from adam_mpi.model.network import Network
@@ -410,7 +411,7 @@ class Worker:
 
     def _say_last(self) -> None:
         self._leave_residual()
-        self.channel.send({"kind": "stats", "final": True, **self.stats()}, self.world.layout.head)
+        self.channel.send(Statistics(self.stats(), final=True), self.world.layout.head)
 
     @property
     def carried(self) -> float | None:
@@ -423,18 +424,21 @@ class Worker:
         if self.conservation is not None and residual.values.size:
             self.conservation.leave(residual.shards, residual.parts)
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def handle(self, message: Message) -> None:
         """An order of the head: the residual of our pushes belongs to a snapshot."""
         residual = self.pushes.residual
-        if message["order"] == "hold":
-            clocks = residual.hold(self.pushes.clock)
-            self.channel.send({"kind": "held", "role": "worker", "clocks": clocks}, self.world.layout.head)
-        else:
-            residual.at(message["clocks"], Path(message["folder"]))
+        match message:
+            case HoldSnapshot():
+                clocks = residual.hold(self.pushes.clock)
+                self.channel.send(SnapshotHeld("worker", list(clocks)), self.world.layout.head)
+            case TakeSnapshot():
+                residual.at(message.clocks, Path(message.folder))
+            case _:
+                raise TypeError(f"a worker does not handle {message}")
 
     def _tell_written(self) -> None:
         while (word := self.pushes.residual.cut.written()) is not None:
-            self.channel.send({"kind": "stored", "role": "worker", **word}, self.world.layout.head)
+            self.channel.send(SnapshotWritten("worker", word), self.world.layout.head)
 
     @property
     def all_pulled(self) -> Counter[str]:

@@ -1,0 +1,200 @@
+"""The control messages between ranks, one dataclass per kind, and their encoding as JSON."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Message:
+    """A control message; a subclass has a `kind` of its own, by which the receiver finds its class."""
+
+    kind: ClassVar[str]
+    classes: ClassVar[dict[str, type["Message"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Message.classes[cls.kind] = cls
+
+
+def encode(message: Message) -> bytes:
+    """Return `message` as JSON."""
+    return json.dumps({"kind": message.kind, **asdict(message)}).encode()
+
+
+def decode(data: bytes) -> Message:
+    """Return the message that `data` holds; raise ValueError for a kind that no rank knows."""
+    fields = json.loads(data)
+    kind = fields.pop("kind", None)
+    if kind not in Message.classes:
+        raise ValueError(f"unknown control message {kind!r}; all ranks must run the same version of adam_mpi")
+    return Message.classes[kind](**fields)
+
+
+@dataclass(frozen=True)
+class Statistics(Message):
+    """What one role of a rank reports to the coordinator, from time to time and once more when it ends."""
+
+    kind = "statistics"
+    values: dict[str, Any]
+    at: float | None = None
+    """The sender's monotonic clock, in reports that come at intervals."""
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class BeginPhase(Message):
+    """The coordinator begins a phase (its number, part and epoch), or with None ends the handing out of batches."""
+
+    kind = "begin_phase"
+    phase: list[Any] | None
+    state: dict[str, Any] = field(default_factory=dict)
+    """The coordinator's state, from which another rank continues if this one is lost."""
+
+
+@dataclass(frozen=True)
+class ClosePhase(Message):
+    """Enough replicas have completed their shares: data ranks hand out no more batches of this phase."""
+
+    kind = "close_phase"
+
+
+@dataclass(frozen=True)
+class StopTraining(Message):
+    """The job stops on request: data ranks answer every further ask with a stop."""
+
+    kind = "stop_training"
+
+
+@dataclass(frozen=True)
+class HoldSnapshot(Message):
+    """Servers and pushers hold for a snapshot and answer with SnapshotHeld."""
+
+    kind = "hold_snapshot"
+    role: str
+    """The role of the receiver that is meant: server or worker."""
+
+
+@dataclass(frozen=True)
+class SnapshotHeld(Message):
+    """How far each pusher has come where the sender holds."""
+
+    kind = "snapshot_held"
+    role: str
+    clocks: list[int]
+
+
+@dataclass(frozen=True)
+class TakeSnapshot(Message):
+    """Copy the state of just these clocks and write it into a folder; the answer is SnapshotWritten."""
+
+    kind = "take_snapshot"
+    role: str
+    clocks: list[int]
+    folder: str
+
+
+@dataclass(frozen=True)
+class SnapshotWritten(Message):
+    """The sender's part of a snapshot is on disk, or could not be written."""
+
+    kind = "snapshot_written"
+    role: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CompareCopies(Message):
+    """Servers compare all copies of the shards they serve and answer with CopiesCompared."""
+
+    kind = "compare_copies"
+
+
+@dataclass(frozen=True)
+class CopiesCompared(Message):
+    """How many copies a server has compared, and how many of them differ from what it serves."""
+
+    kind = "copies_compared"
+    copies: int
+    different: int
+
+
+@dataclass(frozen=True)
+class RemoveOldStores(Message):
+    """Servers remove the stores of earlier attempts."""
+
+    kind = "remove_old_stores"
+
+
+@dataclass(frozen=True)
+class FinishServer(Message):
+    """Servers flush their stores and report their final statistics."""
+
+    kind = "finish_server"
+    copies: str | None
+    """Folder into which a conservation run writes all copies of shards."""
+
+
+@dataclass(frozen=True)
+class SparesReport(Message):
+    """How many spare processes of the sender are ready or starting, and what started ones have taken."""
+
+    kind = "spares_report"
+    ready: int
+    coming: int
+    refused: bool
+    started: list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Grow(Message):
+    """Spare processes join: a new generation with `full` ranks begins."""
+
+    kind = "grow"
+    full: int
+
+
+@dataclass(frozen=True)
+class Spawn(Message):
+    """The receiver starts `ranks` spare processes."""
+
+    kind = "spawn"
+    ranks: int
+
+
+@dataclass(frozen=True)
+class DumpStacks(Message):
+    """The receiver logs the stacks of all its threads; `reason` says who waits for what."""
+
+    kind = "dump_stacks"
+    reason: str
+
+
+@dataclass(frozen=True)
+class SignOfLife(Message):
+    """Ask for a sign of life, or give it."""
+
+    kind = "sign_of_life"
+    asks: bool
+    number: int
+
+
+@dataclass(frozen=True)
+class JobOver(Message):
+    """The results are written; all ranks end."""
+
+    kind = "job_over"
+
+
+@dataclass(frozen=True)
+class ClientClosed(Message):
+    """A client of the ParameterServer library sends no more requests."""
+
+    kind = "client_closed"
+
+
+@dataclass(frozen=True)
+class RankRaised(Message):
+    """A rank of a program that uses the ParameterServer library raised an exception; all ranks end."""
+
+    kind = "rank_raised"
+    text: str
