@@ -1,23 +1,70 @@
-"""Kernels compiled once per node: a node's first rank of each role compiles what the role needs, others load it."""
+"""Kernels: chosen once per run, and compiled once per node by the node's first rank of each role."""
 
+import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from adam_mpi.base import files
 from adam_mpi.base.checksum import checksum
+from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.world import World
+from adam_mpi.config import Config
+from adam_mpi.model.engine import tuner
+from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network, warm
+from adam_mpi.model.partition import Strip
+from adam_mpi.planning.plan import network
+from adam_mpi.runtime.job import Job
 from adam_mpi.server import apply_kernels
 from adam_mpi.sharding import message_format
 from adam_mpi.transport import mailbox, shared_memcpy
 from adam_mpi.worker import gradient_buffer, thread_weights
 
 SECONDS = 600.0
+"""How long ranks wait for the one that compiles."""
+
+
+def choose_kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
+    """Return the algorithms of convolutions that `path` has; without the file choose them, and write it.
+
+    They are measured by the tuner or follow from arithmetic; None for an engine without a choice.
+    """
+    if path.exists():
+        return _read_choices(path, shapes)
+    if config.kernels.engine != "generated":
+        return None
+    choices = tuner.tune(shapes) if config.kernels.tune else tuner.fixed(shapes)
+    files.write_json(path, choices)
+    return choices
+
+
+def _read_choices(path: Path, shapes: tuple[LayerShape, ...]) -> dict:
+    """Return the choices in `path`; raise UserError for what the tuner cannot have written, as it becomes source."""
+    try:
+        choices = json.loads(path.read_text())
+        wrong = tuner.check(choices, shapes)
+    except (OSError, ValueError) as error:
+        wrong = str(error)
+    if wrong:
+        raise UserError(f"{path}: {wrong}; remove the file to have kernels chosen again")
+    return choices
+
+
+def make_network(job: Job, strip: Strip | None, captured: Sequence[str]) -> Network:
+    """Return the network of the whole model, or of `strip`; layers of `captured` push factors.
+
+    The choices of the run are for whole layers: those of a strip follow from arithmetic.
+    """
+    if strip is None:
+        return network(job.config, job.description, job.shapes, captured, job.kernels)
+    return network(job.config, job.description, strip.shapes, captured, strip=strip)
 
 
 def compile_once(world: World, net: Network | None) -> None:
-    """Collective over the node. `net` is what a worker computes with."""
+    """Compile the kernels of this rank's roles, `net` for a worker; collective over the node."""
     notice = threading.Timer(2.0, print, ["compiling kernels, once per machine ..."], {"flush": True})
     notice.daemon = True
     if world.rank == 0:
@@ -32,40 +79,56 @@ def compile_once(world: World, net: Network | None) -> None:
 
 
 def compile_now(roles: Iterable[str], net: Network | None) -> None:
-    """What a rank needs for roles that it takes on while the job runs."""
+    """Load the kernels of `roles`, which this rank takes on while the job runs; `net` is for a worker."""
     for role in roles:
         if role != "data":
             _warm(role, net)
 
 
 def _turns(world: World) -> tuple[list[str], list[str]]:
-    """The roles of this rank that have kernels: those it is the node's first rank of, and the others.
+    """Return the roles of this rank with kernels: those of which it is the node's first rank, and the others.
 
     Each strip of a replica has kernels of its own.
     """
     places = [place for place in world.layout.places if place.host == world.place.host]
-    roles = [role for role in ("worker", "server") if role in world.place.roles]
-    alike = {"worker": [p for p in places if p.strip == world.place.strip], "server": places}
-    firsts = {role: min(place.rank for place in alike[role] if role in place.roles) for role in roles}
-    return [r for r in roles if firsts[r] == world.rank], [r for r in roles if firsts[r] != world.rank]
+    roles: list[str] = [role for role in ("worker", "server") if role in world.place.roles]
+    same_kernels = {"worker": [place for place in places if place.strip == world.place.strip], "server": places}
+    firsts = {role: min(place.rank for place in same_kernels[role] if role in place.roles) for role in roles}
+    first = [role for role in roles if firsts[role] == world.rank]
+    others = [role for role in roles if firsts[role] != world.rank]
+    return first, others
 
 
 def _warm(role: str, net: Network | None) -> None:
-    values, one, numbers = np.zeros(2, np.float32), np.float32(1), np.zeros((1, 6), np.float32)
+    """Compile the kernels of `role`, or load them from the cache, by calling each of them with little data."""
     message = np.zeros(message_format.message_words(2, 1), np.uint32)
-    for way in shared_memcpy.WAYS:
-        way(message, message)
+    for copy in shared_memcpy.WAYS:
+        copy(message, message)
     if role == "server":
-        mailbox.finite(message)
-        lines = np.zeros((2, 2), np.int64)
-        mailbox.arrived(message, 1, message.size, np.zeros(1, np.int64), lines[:, 0], np.zeros(1, bool))
-        checksum(values)
-        apply_kernels.fold(values, values, np.zeros(1, np.int64), values[:1])
-        none, starts = np.zeros((0, 3), np.int64), np.zeros(1, np.int64)
-        apply_kernels.step(apply_kernels.ADDITIVE, values, values, values, starts, values[:1], numbers[0])
-        apply_kernels.steps(apply_kernels.ADDITIVE, none, values, starts[:0], starts, values[:1], numbers)
-        return
-    assert net is not None, "a worker has a network"
+        _warm_server(message)
+    else:
+        assert net is not None, "a worker has a network"
+        _warm_worker(message, net)
+
+
+def _warm_server(message: np.ndarray) -> None:
+    values = np.zeros(2, np.float32)
+    numbers = np.zeros((1, 6), np.float32)
+    lines = np.zeros((2, 2), np.int64)
+    no_steps = np.zeros((0, 3), np.int64)
+    starts = np.zeros(1, np.int64)
+    mailbox.finite(message)
+    mailbox.arrived(message, 1, message.size, np.zeros(1, np.int64), lines[:, 0], np.zeros(1, bool))
+    checksum(values)
+    apply_kernels.fold(values, values, np.zeros(1, np.int64), values[:1])
+    apply_kernels.step(apply_kernels.ADDITIVE, values, values, values, starts, values[:1], numbers[0])
+    apply_kernels.steps(apply_kernels.ADDITIVE, no_steps, values, starts[:0], starts, values[:1], numbers)
+
+
+def _warm_worker(message: np.ndarray, net: Network) -> None:
+    values = np.zeros(2, np.float32)
+    one = np.float32(1)
+    ranges = np.zeros((1, 2), np.int64)
     if net.program and net.strip:
         net.strip_context()
     elif net.program:
@@ -74,7 +137,6 @@ def _warm(role: str, net: Network | None) -> None:
         warm(net.shapes)
     mailbox.seal(message, np.zeros((), message_format.HEADER), np.zeros(1, np.int64))
     mailbox.sign(message)
-    ranges = np.zeros((1, 2), np.int64)
     thread_weights.settle(values, values, values, ranges, one, one)
     thread_weights.take(values, values, values, ranges)
     thread_weights.ahead(values, values, values, ranges, one)

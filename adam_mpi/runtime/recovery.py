@@ -1,6 +1,6 @@
-"""What the ranks of a new generation tell each other, and what follows from it: who has what, where training stands.
+"""Decide how a job continues after a loss, from what the surviving ranks have: who holds what, where training stands.
 
-Pure: every rank hears the same states and comes to the same settlement.
+Pure: every rank receives the same states and computes the same plan.
 """
 
 from collections import defaultdict
@@ -11,218 +11,131 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.text import number_ranges
 from adam_mpi.cluster.layout import Layout
+from adam_mpi.runtime.shard_recovery import choose_holders, find_sound_copies, find_stale_copies
 from adam_mpi.sharding import joint_batches
 from adam_mpi.sharding.joint_batches import Cuts, Left
 from adam_mpi.sharding.position import EPOCH, Position
 from adam_mpi.sharding.rank_state import RankState
-from adam_mpi.sharding.shards import Shard, place
+from adam_mpi.sharding.shards import Shard
 
 
 @dataclass(frozen=True)
 class RecoveryPlan:
+    """What all ranks do when they begin the next generation."""
+
     holders: tuple[tuple[int, ...], ...]
-    """The ranks that hold each shard, the one that serves it first."""
+    """The ranks that hold each shard; the first of them serves it."""
     lacking: tuple[tuple[int, int], ...]
-    """(rank, shard): who has to be sent a copy."""
+    """(rank, shard) for each holder that has to receive a copy."""
     stale: frozenset[tuple[int, int]]
-    """(rank, shard): copies that may lack something acknowledged, or that cannot go back to the complete clock: they
-    count no more."""
+    """(rank, shard) for each copy that is discarded: it may lack an acknowledged push, or cannot go back to the last
+    complete clock."""
     acknowledged: dict[int, int]
-    """Pusher -> the last of its pushes that was acknowledged; whoever has another strip now begins anew."""
+    """Pusher -> number of its last acknowledged push; a pusher with a new strip is not in it and starts at 0."""
     promoted: int
-    """Shards that another server serves now."""
+    """The number of shards that another server serves now."""
     version: int | None
-    """In synchronous training: the clock that is complete everywhere; what goes beyond it is taken back."""
+    """The last complete clock in synchronous training, to which all shards return; None otherwise."""
     position: Position
     clocks: dict[int, int]
     """Pusher -> clock of its next push."""
     clock: int | None
-    """With clocks: where new replicas begin; in synchronous training, and where replicas have strips, all of them."""
+    """Where replicas are bound by clocks: the clock at which new replicas start; None otherwise. In synchronous
+    training, and where replicas have strips, all replicas start there."""
     begun: dict[int, int]
-    """Pusher -> the clock after all that it sends again: nothing later is in any shard."""
+    """Pusher -> the clock after the last push that it sends again: no shard has anything later."""
     cuts: Cuts | None
     left: dict[int, Left]
-    """With clocks: by number, what is left of batches that somebody has pushed his share of."""
+    """Where replicas are bound by clocks: number of a batch of which a share was pushed -> what remains of it."""
     taken: dict[int, dict[int, int]]
-    """Pusher -> shard -> the highest number of its messages that the shard has, where servers have told."""
+    """Pusher -> shard -> the highest number of its messages that the shard has, where servers have reported it."""
     out: frozenset[int]
-    """Numbers of the batches of this epoch that workers have in hand."""
+    """Numbers of the batches of this epoch that workers are computing."""
     mean: tuple[float, float]
-    """Loss and correct answers per image so far, in this epoch."""
+    """Loss and correct answers per image so far in this epoch."""
     detected: float
+    """When the first rank noticed the loss, in seconds since 1970."""
     went_on: tuple[float | None, float | None]
-    """When the generation that has ended had begun to work, as far as it had."""
-    head: dict[str, Any] | None
+    """When the generation that ended first applied a push of any pusher and of all pushers; None for what it did not
+    reach."""
+    coordinator: dict[str, Any] | None
+    """The newest state of a coordinator that a surviving rank has, as JSON values."""
     resent: int
-    """Pushes that are sent again."""
+    """The number of pushes that are sent again."""
     captured: tuple[str, ...]
+    """The layers that push factors."""
 
 
 def plan_recovery(
     states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float
 ) -> RecoveryPlan:
-    """`states` in the order of ranks."""
-    have, version = _sound(states, layout, shards, staleness == 0)
-    holders, lacking = _hold(states, layout, shards, copies, have)
-    stale = {
-        (rank, shard) for rank in layout.servers for shard in states[rank].copies.keys() - have[states[rank].member]
-    }
-    promoted = sum(shard not in states[ranks[0]].served for shard, ranks in enumerate(holders))
+    """Return how the job continues, from the states of all ranks in the order of ranks.
+
+    `layout` is that of the next generation, `copies` the wanted number of copies of each shard. Raise LostState if the
+    states do not have every acknowledged push.
+    """
+    synchronous = staleness == 0
+    sound = find_sound_copies(states, layout, shards, synchronous)
+    holders = choose_holders(states, layout, shards, copies, sound)
     batches = [batch for state in states for batch in state.batches]
-    position = _position([state.positions for state in states], version, max(batches, default=0) // EPOCH)
-    out = [batch % EPOCH for batch in batches if batch // EPOCH == position.epoch]
-    clocks = {state.member: state.clock for state in states if state.clock is not None}
-    clock, cuts, left = None, None, dict[int, Left]()
-    if not np.isinf(staleness):
-        cuts, left, out = *_go_on(states, layout, position, version), []
-        clock = cuts.layouts[-1][0]
-    nexts = _next(clocks, layout, clock, staleness == 0)
+    position = _position([state.positions for state in states], sound.clock, max(batches, default=0) // EPOCH)
+    joint = None if np.isinf(staleness) else _joint_batches(states, layout, position, sound.clock)
+    clock = None if joint is None else joint.cuts.layouts[-1][0]
+    clocks = _next_clocks(states, layout, clock, synchronous)
+    tallies = [state.tally for state in states if state.tally[0] == position.epoch]
     return RecoveryPlan(
-        holders,
-        lacking,
-        frozenset(stale),
-        _acknowledged(states, layout, version),
-        promoted,
-        version,
-        position,
-        nexts,
-        clock,
-        _begun(states, nexts),
-        cuts,
-        left,
-        _taken(states, holders),
-        frozenset(out),
-        _mean([state.tally for state in states if state.tally[0] == position.epoch]),
-        min(state.detected for state in states if state.detected),
-        earliest(state.went_on for state in states),
-        _newest_head([state.head for state in states]),
-        sum(state.unacknowledged for state in states),
-        max(state.captured for state in states),
+        holders=holders.ranks,
+        lacking=holders.lacking,
+        stale=find_stale_copies(states, layout, sound),
+        acknowledged=_acknowledged(states, layout, sound.clock),
+        promoted=sum(shard not in states[ranks[0]].served for shard, ranks in enumerate(holders.ranks)),
+        version=sound.clock,
+        position=position,
+        clocks=clocks,
+        clock=clock,
+        begun=_clocks_after_resent(states, clocks),
+        cuts=None if joint is None else joint.cuts,
+        left={} if joint is None else joint.left,
+        taken=_taken(states, holders.ranks),
+        out=_batches_in_progress(batches, position.epoch) if joint is None else frozenset(),
+        mean=_mean(tallies),
+        detected=min(state.detected for state in states if state.detected),
+        went_on=earliest(state.went_on for state in states),
+        coordinator=_newest_coordinator([state.head for state in states]),
+        resent=sum(state.unacknowledged for state in states),
+        captured=max(state.captured for state in states),
     )
 
 
 def _acknowledged(states: Sequence[RankState], layout: Layout, version: int | None) -> dict[int, int]:
-    """Pusher -> the number of its last acknowledged push, if it goes on with the same strip.
+    """Return the number of the last acknowledged push of each pusher that keeps its strip.
 
-    In synchronous training one strip may have had a clock acknowledged that others have not, and that is taken back.
+    In synchronous training one strip may have an acknowledgement of a clock that other strips lack: that clock is
+    computed again, and its acknowledgement does not count. `version` is the last complete clock there.
     """
-    same = [state for state, place in zip(states, layout.places, strict=True) if state.strip == (place.strip or 0)]
-    told = {state.member: state.acknowledged for state in same if state.acknowledged is not None}
-    return {member: number for member, (number, clock) in told.items() if version is None or clock <= version}
-
-
-def _complete(states: Sequence[RankState], servers: Sequence[RankState], strips: int) -> int:
-    """In synchronous training: a clock that is complete, as far as one can tell; a later one may be."""
-    # Nobody begins a clock before the one before it is acknowledged everywhere.
-    newest = max((version for state in servers for version in state.copies.values()), default=0)
-    reached: dict[int, int] = {}
-    for state in states:
-        if state.acknowledged is not None:
-            reached[state.strip] = max(state.acknowledged[1], reached.get(state.strip, 0))
-    return max(newest - 1, min(reached.values()) if len(reached) == strips else 0)
-
-
-def _sound(
-    states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], synchronous: bool
-) -> tuple[dict[int, dict[int, int]], int | None]:
-    """Server -> shard -> version of its copies that have all that was ever acknowledged; and the complete clock.
-
-    Raises LostState if a shard has none.
-    """
-    servers = [states[rank] for rank in layout.servers]
-    if not synchronous:
-        known = {state.member: state.acknowledged[0] for state in states if state.acknowledged is not None}
-        have = {state.member: {s: v for s, v in state.copies.items() if _in_sync(state, s, known)} for state in servers}
-        _check_left(have, servers, shards)
-        return have, None
-    least = _complete(states, servers, layout.partitions)
-    have = {state.member: {s: v for s, v in state.copies.items() if v >= least} for state in servers}
-    _check_left(have, servers, shards)
-    version = min(_newest(have, shards))
-    for state in servers:
-        held = have[state.member].items()
-        have[state.member] = {s: min(v, version) for s, v in held if v <= version or s not in state.firm}
-    reached = {member: {s: v for s, v in held.items() if v == version} for member, held in have.items()}
-    _check_left(reached, servers, shards)
-    return have, version
-
-
-def _in_sync(state: RankState, shard: int, known: Mapping[int, int]) -> bool:
-    """Whether nothing can have been acknowledged without this copy.
-
-    One that was sent anew, or did not have to be, was waited for. Of another one only the pushers can tell, all of
-    those who could push to it: whether one that is lost had pushes acknowledged nobody knows.
-    """
-    if shard not in state.behind:
-        return True
-    began = state.began.get(state.behind[shard], {})
-    return all(known.get(pusher) == number for pusher, number in began.items())
-
-
-def _check_left(have: Mapping[int, Mapping[int, int]], servers: Sequence[RankState], shards: Sequence[Shard]) -> None:
-    """Raise LostState, with their numbers, if there are shards that nobody has."""
-    missing = [s.index for s in shards if not any(s.index in held for held in have.values())]
-    stale = [shard for shard in missing if any(shard in state.copies for state in servers)]
-    gone = [shard for shard in missing if shard not in stale]
-    told = []
-    if gone:
-        told.append(f"no copy is left of {len(gone)} of {len(shards)} shards ({number_ranges(gone)})")
-    if stale:
-        what = f"of {len(stale)} of {len(shards)} shards ({number_ranges(stale)}) only copies are left"
-        told.append(f"{what} that were being rebuilt and may lack acknowledged pushes")
-    if told:
-        raise LostState("; ".join(told))
-
-
-def _hold(
-    states: Sequence[RankState],
-    layout: Layout,
-    shards: Sequence[Shard],
-    copies: int,
-    have: Mapping[int, Mapping[int, int]],
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
-    """Holders of each shard, and who of them has to be sent a copy."""
-    wanted = place(shards, {layout.places[rank].member: layout.places[rank].host for rank in layout.servers}, copies)
-    rank_of = {state.member: rank for rank, state in enumerate(states)}
-    holders, lacking = [], []
-    for shard, best in zip(shards, _newest(have, shards), strict=True):
-        versions = {member: held.get(shard.index, -1) for member, held in have.items()}
-        acting, behind = act(wanted[shard.index], versions, best, copies)
-        holders.append(tuple(rank_of[member] for member in acting))
-        lacking += [(rank_of[member], shard.index) for member in behind]
-    return tuple(holders), tuple(lacking)
-
-
-def act(wanted: Sequence[int], versions: Mapping[int, int], newest: int, copies: int) -> tuple[list[int], list[int]]:
-    """Who holds a shard, the one that serves it first, and who of them is behind.
-
-    Of those that have the newest version the one most wanted serves. While fewer copies than wanted are whole, those
-    that are stay, wanted or not.
-    """
-    whole = [member for member in [*wanted, *sorted(versions)] if versions.get(member) == newest]
-    whole = list(dict.fromkeys(whole))
-    behind = [member for member in wanted if member not in whole]
-    kept = whole if behind else whole[:copies]
-    return kept + behind, behind
-
-
-def _newest(have: Mapping[int, Mapping[int, int]], shards: Sequence[Shard]) -> list[int]:
-    """The highest version of each shard that somebody has."""
-    return [max(held[shard.index] for held in have.values() if shard.index in held) for shard in shards]
+    acknowledged = {}
+    for state, place in zip(states, layout.places, strict=True):
+        if state.acknowledged is None or state.strip != (place.strip or 0):
+            continue
+        number, clock = state.acknowledged
+        if version is None or clock <= version:
+            acknowledged[state.member] = number
+    return acknowledged
 
 
 def _position(known: Sequence[Mapping[int, Position]], version: int | None, begun: int) -> Position:
-    """Of the newest epoch, every batch that any part was applied of; in synchronous training, that of the clock.
+    """Return where training stands, from the positions that servers `known`, by clock.
 
-    `begun`: an epoch that somebody has batches of, though none may be applied yet.
+    In synchronous training it is the position of the complete clock `version`; raise LostState if no server knows it.
+    Otherwise it has every batch of the newest epoch of which any server has applied a part. `begun` is the newest epoch
+    of which a worker has batches, though none of them may be applied yet.
     """
     if version is not None:
-        told = [positions[version] for positions in known if version in positions]
-        if not told:
-            raise LostState(f"nobody is left who knows which batches clock {version} has")
-        return told[0]
+        at_version = [positions[version] for positions in known if version in positions]
+        if not at_version:
+            raise LostState(f"no surviving rank knows which batches clock {version} has")
+        return at_version[0]
     positions = [position for by_clock in known for position in by_clock.values()]
     latest = max(positions, key=lambda position: (position.epoch, position.images))
     result = Position(latest.batches.size, max(latest.epoch, begun), latest.images, latest.clock)
@@ -232,39 +145,73 @@ def _position(known: Sequence[Mapping[int, Position]], version: int | None, begu
     return result
 
 
-def _go_on(
+def _batches_in_progress(batches: Iterable[int], epoch: int) -> frozenset[int]:
+    """Return the numbers of those `batches` that belong to `epoch`."""
+    return frozenset(batch % EPOCH for batch in batches if batch // EPOCH == epoch)
+
+
+@dataclass(frozen=True)
+class _JointBatches:
+    cuts: Cuts
+    left: dict[int, Left]
+
+
+def _joint_batches(
     states: Sequence[RankState], layout: Layout, position: Position, version: int | None
-) -> tuple[Cuts, dict[int, Left]]:
-    """With clocks: where replicas go on, and what is left of batches; the position gets those that somebody has begun.
+) -> _JointBatches:
+    """Return how batches that all replicas compute together are cut from now on, and what remains of those begun.
 
-    In synchronous training a clock that is not complete is computed again.
+    Add the batches of which a share was pushed to `position`. In synchronous training a clock that is not complete is
+    computed again, and a replica of strips discards what it has not had acknowledged.
     """
-    keep = version is None and layout.partitions == 1
-    if keep:
-        position.images = _images(states)
+    keeps_pushed = version is None and layout.partitions == 1
+    if keeps_pushed:
+        position.images = _images_applied_once(states)
     replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
-    known = {state.member: state.progress for state in states}
-    return joint_batches.go_on(known, replicas, position.batches, position.epoch, keep, version)
+    progress = {state.member: state.progress for state in states}
+    cuts, left = joint_batches.go_on(
+        progress, replicas, position.batches, position.epoch, keep=keeps_pushed, clock=version
+    )
+    return _JointBatches(cuts, left)
 
 
-def _images(states: Sequence[RankState]) -> int:
-    """Images that are applied and will not be counted again because their push is sent again."""
-    pushes = [(state.member, *push) for state in states for push in state.resent]
-    told = []
+def _images_applied_once(states: Sequence[RankState]) -> int:
+    """Return how many images are applied, without those that are counted again because their push is sent again."""
+    resent = [(state.member, clock, images) for state in states for clock, images in state.resent]
+    counts = []
     for state in states:
-        known = sum(images for pusher, clock, images in pushes if clock < state.progress.reached.get(pusher, 0))
-        told += [position.images - known for position in state.positions.values()]
-    return max(told)
+        again = sum(images for pusher, clock, images in resent if clock < state.progress.reached.get(pusher, 0))
+        counts += [position.images - again for position in state.positions.values()]
+    return max(counts)
 
 
-def _begun(states: Sequence[RankState], nexts: Mapping[int, int]) -> dict[int, int]:
-    """Pusher -> the clock after those that it sends again; where it goes on, if it sends nothing."""
+def _next_clocks(states: Sequence[RankState], layout: Layout, clock: int | None, synchronous: bool) -> dict[int, int]:
+    """Return the clock of the next push of each pusher.
+
+    Where replicas are bound by clocks, new pushers start at `clock`, which no replica has begun; in synchronous
+    training, and where replicas have strips, all pushers start there. Otherwise new pushers start where the slowest
+    pusher is. The strips of a replica push together: they start where the fastest of them is, as no clock comes twice.
+    """
+    known = {state.member: state.clock for state in states if state.clock is not None}
+    workers = [layout.places[rank] for rank in layout.workers]
+    if clock is not None:
+        together = synchronous or layout.partitions > 1
+        return {worker.member: clock if together else known.get(worker.member, clock) for worker in workers}
+    slowest = min(known.values(), default=0)
+    fastest = defaultdict[int | None, int](int)
+    for worker in workers:
+        fastest[worker.replica] = max(fastest[worker.replica], known.get(worker.member, slowest))
+    return {worker.member: fastest[worker.replica] for worker in workers}
+
+
+def _clocks_after_resent(states: Sequence[RankState], clocks: Mapping[int, int]) -> dict[int, int]:
+    """Return the clock after the last push that each pusher sends again; its next clock if it sends nothing again."""
     ends = {state.member: clock + 1 for state in states for clock, _ in state.resent}
-    return {pusher: max(clock, ends.get(pusher, clock)) for pusher, clock in nexts.items()}
+    return {pusher: max(clock, ends.get(pusher, clock)) for pusher, clock in clocks.items()}
 
 
 def _taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
-    """Pusher -> shard -> the highest number of its messages that is in the copy which serves from now on."""
+    """Return, by pusher and shard, the highest message number in the copy that serves from now on."""
     taken: dict[int, dict[int, int]] = defaultdict(dict)
     for shard, ranks in enumerate(holders):
         for pusher, number in states[ranks[0]].tables.get(shard, {}).items():
@@ -273,31 +220,22 @@ def _taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> d
 
 
 def earliest(times: Iterable[Sequence[float | None]]) -> tuple[float | None, float | None]:
-    """When servers went on, with any pusher and with all of them, as each of them saw it."""
-    first, whole = zip(*times, strict=True)
-    return min(filter(None, first), default=None), min(filter(None, whole), default=None)
+    """Return the earliest of the first and of the second of each pair in `times`; None where all are None.
+
+    Each server reports when it first applied a push of any pusher and when it had applied one of all pushers.
+    """
+    any_pusher, all_pushers = zip(*times, strict=True)
+    return min(filter(None, any_pusher), default=None), min(filter(None, all_pushers), default=None)
 
 
-def _newest_head(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+def _newest_coordinator(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the state with the highest number; None if no rank has one."""
     return max((state for state in states if state), key=lambda state: state["number"], default=None)
 
 
-def _next(clocks: Mapping[int, int], layout: Layout, clock: int | None, synchronous: bool) -> dict[int, int]:
-    """New pushers begin where the slowest of the others is; with clocks, where nobody has begun.
-
-    In synchronous training all begin alike. So do the strips of a replica, which push alike: where the fastest of
-    them is, as no clock comes twice; and with clocks, those of all replicas.
-    """
-    workers = [layout.places[rank] for rank in layout.workers]
-    if clock is not None:
-        alike = synchronous or layout.partitions > 1
-        return {worker.member: clock if alike else clocks.get(worker.member, clock) for worker in workers}
-    least, furthest = min(clocks.values(), default=0), defaultdict[int | None, int](int)
-    for worker in workers:
-        furthest[worker.replica] = max(furthest[worker.replica], clocks.get(worker.member, least))
-    return {worker.member: furthest[worker.replica] for worker in workers}
-
-
 def _mean(tallies: Sequence[tuple[int, float, float, float]]) -> tuple[float, float]:
+    """Return loss and correct answers per image, from `tallies` of (epoch, images, loss, correct answers)."""
     images = max(1.0, sum(tally[1] for tally in tallies))
-    return sum(tally[2] for tally in tallies) / images, sum(tally[3] for tally in tallies) / images
+    loss = sum(tally[2] for tally in tallies)
+    correct = sum(tally[3] for tally in tallies)
+    return loss / images, correct / images

@@ -1,0 +1,181 @@
+"""How all ranks agree on a job: on its configuration, its run directory, and what it resumes from."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from adam_mpi import config as configuration
+from adam_mpi.base import files
+from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import identity, run_directory, stores
+from adam_mpi.checkpoint import owner as ownership
+from adam_mpi.checkpoint import resume as resume_points
+from adam_mpi.checkpoint.owner import Process
+from adam_mpi.checkpoint.stores import Seen
+from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster.world import World, gather
+from adam_mpi.config import Config, Given, to_toml
+from adam_mpi.data.sets import describe, open_set
+from adam_mpi.model import parameters
+from adam_mpi.model.partition import partition
+from adam_mpi.monitor import metrics
+from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
+from adam_mpi.runtime import compile, previous_run
+from adam_mpi.runtime.initial_state import initial_weights
+from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, ClaimedRun, Job, JobRequest
+
+T = TypeVar("T")
+
+
+def agree_on_job(comm: MPI.Comm, request: JobRequest) -> tuple[World, Job]:
+    """Return the world of the first generation and the job; collective. Raise UserError on every rank."""
+    config = from_first_rank(comm, lambda: configure(request.given, request.overrides, comm.size))
+    world = World(comm, config)
+    processes = gather(world.comm, ownership.process())
+    claimed = from_first_rank(comm, lambda: claim_run(config, request, world, processes))
+    try:
+        if comm.rank == 0:
+            # Compiling may take minutes: the claim has to be renewed meanwhile.
+            claimed.owner.beat()
+        place = stores.folder(config, claimed.directory, claimed.identity)
+        seen = stores.survey(world.comm, place, claimed.identity, request.resume and config.asynchronous)
+        job = from_first_rank(comm, lambda: prepare(config, claimed, request, world, seen))
+        return world, adapt_to_node(world, job)
+    except UserError:
+        if comm.rank == 0:
+            claimed.owner.release()
+        raise
+
+
+def from_first_rank(comm: MPI.Comm, make: Callable[[], T]) -> T:
+    """Return on every rank what `make` returns on rank 0, or raise its UserError on every rank; collective."""
+    made: T | UserError | None = None
+    if comm.rank == 0:
+        try:
+            made = make()
+        except UserError as error:
+            # Subclasses of it cannot all be pickled.
+            made = UserError(str(error))
+    received: T | UserError = comm.bcast(made)
+    if isinstance(received, UserError):
+        raise received
+    return received
+
+
+def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
+    """Return the configuration for `ranks` ranks, with the number of partitions decided where it is left open."""
+    config = configuration.load(given, overrides)
+    if not config.layout.partitions:
+        config.layout.partitions = partitions(config, model(config, describe(config.data)), ranks)
+    return config
+
+
+def claim_run(config: Config, request: JobRequest, world: World, processes: Sequence[Process]) -> ClaimedRun:
+    """Refuse on rank 0 what cannot work, then make the run directory and claim it for this job.
+
+    `processes` are those of all ranks. Raise UserError for a wrong configuration, a directory that cannot be written or
+    one that another job has.
+    """
+    description = describe(config.data)
+    shapes = model(config, description)
+    partition(shapes, config.layout.partitions, config.layout.scheme)
+    check_memory(_with_useful_copies(config, world), description, shapes, world.layout, world.survivable)
+    if config.model.weights:
+        initial_weights(config, shapes, ())
+    if config.observe.tensorboard:
+        metrics.check()
+    _check_evaluated_data(config)
+    path = run_directory.choose(config, request.directory, request.resume)
+    owner, note = ownership.take(path, processes, request.take_over)
+    try:
+        if note:
+            print(f"adam_mpi: run directory {path}: {note}", file=sys.stderr, flush=True)
+            # The previous owner may be alive: it has to notice before anything in the directory changes.
+            time.sleep(ownership.NOTICE_SECONDS if request.take_over else 0.0)
+        return ClaimedRun(path, identity.of(path), owner, description, shapes)
+    except BaseException as error:
+        owner.release()
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(f"run directory {path}: {error.strerror}; make room, or give another with --run DIR") from None
+
+
+def _check_evaluated_data(config: Config) -> None:
+    """Refuse data for evaluation that is not finite: it is read late, and days of training would be lost."""
+    data = open_set(config.data)
+    for part in ("validation", *(["test"] if config.train.test else [])):
+        data.check(part, lambda text: print(f"adam_mpi: {text}", file=sys.stderr, flush=True))
+
+
+def _with_useful_copies(config: Config, world: World) -> Config:
+    """Return `config` with one copy of each shard where a lost rank ends the job: other copies would be of no use."""
+    return config if world.survivable else replace(config, server=replace(config.server, copies=1))
+
+
+def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: Seen) -> Job:
+    """Return the job, on rank 0; find what it resumes from, and remove what marks the end of an earlier job.
+
+    `seen` has the stores of the run that the ranks have found.
+    """
+    until = time.time() + 60 * request.minutes
+    run = previous_run.PreviousRun(
+        config=config,
+        directory=claimed.directory,
+        identity=claimed.identity,
+        replicas=world.layout.replicas,
+        parameters=parameters.total(claimed.shapes),
+        seen=seen,
+    )
+    resume = run.find_resume_point() if request.resume else None
+    _remove_marks(claimed.directory)
+    files.write_text(claimed.directory / "config.toml", to_toml(config))
+    return Job(
+        config=config,
+        directory=claimed.directory,
+        description=claimed.description,
+        shapes=claimed.shapes,
+        resume=resume,
+        kernels=compile.choose_kernels(config, claimed.shapes, claimed.directory / "kernels.json"),
+        attempt=run.new_attempt(),
+        replicas=world.layout.replicas,
+        until=until,
+        identity=claimed.identity,
+        owner=claimed.owner,
+    )
+
+
+def _remove_marks(directory: Path) -> None:
+    """Remove the files by which an earlier job in `directory` said how it ended or was asked to end."""
+    fence.clear(directory / "log")
+    marks = [directory / name for name in (FAILURE, DONE, STOPPED, "STOP")]
+    orders = [directory / "log" / sentinel.ORDERS, *directory.glob("log/watched-*.txt")]
+    for path in (*marks, *orders):
+        path.unlink(missing_ok=True)
+
+
+def adapt_to_node(world: World, job: Job) -> Job:
+    """Return the job with what depends on the node: where its stores are, and what other nodes have on their disks.
+
+    Collective.
+    """
+    place = stores.folder(job.config, job.directory, job.identity)
+    copies = _with_useful_copies(job.config, world).server.copies
+    job.config.server.copies = copies
+    world.config.server.copies = copies
+    resume = job.resume
+    if resume is not None:
+        resume = resume_points.share(resume, world.comm, place, _held_spans(world, job))
+    return replace(job, attempt=place / job.attempt.name, resume=resume)
+
+
+def _held_spans(world: World, job: Job) -> list[tuple[int, int]]:
+    """Return the spans of the flat vector that this rank holds as a server."""
+    cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
+    layout = plan_memory_layout(job.config, cut, world.layout, job.replicas)
+    shards = (*layout.held.get(world.rank, ()), *layout.copied.get(world.rank, ()))
+    return [(shard.start, shard.stop) for shard in shards]

@@ -1,0 +1,131 @@
+"""What goes from coordinator to coordinator: every rank keeps it, as any rank may be the next one."""
+
+import time
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from adam_mpi.checkpoint.disk_task import DiskTask
+from adam_mpi.checkpoint.resume import Resume
+from adam_mpi.monitor.job_statistics import JobStatistics
+from adam_mpi.monitor.metrics import Metrics
+from adam_mpi.monitor.request_watcher import RequestWatcher
+from adam_mpi.monitor.status_writer import StatusWriter
+from adam_mpi.runtime.job import Job
+from adam_mpi.sharding.phases import Phase
+
+
+@dataclass(frozen=True)
+class CoordinatorState:
+    """The state of a coordinator at the begin of a phase or the end of a generation."""
+
+    number: int
+    """It grows with every phase of every coordinator: the highest is the newest."""
+    phase: Phase | None
+    best: float
+    best_epoch: int
+    reason: str
+    """Why the job ends when its phases are over."""
+    results: dict[str, Any]
+    train_seconds: float
+    started_at: float
+    stopped_by: str
+    stale: bool
+    """Whether the weights are newer than the newest snapshot."""
+    snapshots: list[str]
+    recoveries: list[dict[str, Any]]
+    pushes: dict[str, list[int]]
+    """Pusher -> its pushes sent and acknowledged."""
+    carried: dict[str, float]
+    """Pusher -> the norm of what its codec carries."""
+    spares_started: list[dict[str, float]]
+    refusal_reported: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return asdict(self) | {"phase": phase_to_json(self.phase)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "CoordinatorState":
+        """Return the state that `to_json` made `values` from."""
+        known = {field.name: values[field.name] for field in fields(cls)}
+        phase = values["phase"]
+        return cls(**(known | {"phase": None if phase is None else Phase(*phase)}))
+
+
+def phase_to_json(phase: Phase | None) -> list[Any] | None:
+    """Return number, part and epoch of `phase`; None for None."""
+    return None if phase is None else [phase.number, phase.part, phase.epoch]
+
+
+@dataclass
+class JobRecord:
+    """What the job has reached so far, over all its coordinators."""
+
+    results: dict[str, Any]
+    train_seconds: float = 0.0
+    started_at: float = field(default_factory=time.time)
+    """When the job started, in seconds since 1970."""
+    began: float = field(default_factory=time.monotonic)
+    """The same on the monotonic clock of this rank."""
+    stopped_by: str = ""
+    """What stopped the job before its end; empty if nothing did."""
+    images_before: int = 0
+    """Images that earlier jobs of the run have trained on."""
+
+    @classmethod
+    def start(cls, resume: Resume | None) -> "JobRecord":
+        """Return the record of a job that starts, or starts from `resume`."""
+        epochs = resume.epochs if resume else 0
+        results = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
+        return cls(results, images_before=resume.images if resume else 0)
+
+    def continue_from(self, state: CoordinatorState) -> None:
+        """Continue the record of the coordinator before."""
+        self.results = state.results
+        self.train_seconds = state.train_seconds
+        self.stopped_by = state.stopped_by
+        self.started_at = state.started_at
+        self.began = time.monotonic() - (time.time() - state.started_at)
+
+    def end_phase(self, phase: Phase, figures: dict[str, Any], seconds: float) -> None:
+        """Add the `figures` of a phase that has taken `seconds`."""
+        if not phase.training:
+            self.results[f"{phase.part}_accuracy"] = figures["accuracy"]
+            self.results[f"{phase.part}_loss"] = figures["loss"]
+            return
+        self.train_seconds += seconds
+        self.results |= {"epochs": phase.epoch, "train_loss": figures["loss"]}
+        self.results["images"] += figures["images"]
+        self.results["images_skipped"] += figures["images_skipped"]
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long the job has been running."""
+        return time.monotonic() - self.began
+
+    @property
+    def images_per_second(self) -> float:
+        """Return the rate of images in training."""
+        return self.results["images"] / max(self.train_seconds, 1e-9)
+
+
+@dataclass
+class CoordinatorResources:
+    """The threads and files of a coordinator, which its process keeps over all generations."""
+
+    statistics: JobStatistics
+    status_writer: StatusWriter
+    requests: RequestWatcher
+    metrics: Metrics
+    results_task: DiskTask[None] | None = None
+    """The writing of the results; a loss meanwhile does not change them."""
+
+    @classmethod
+    def open(cls, job: Job) -> "CoordinatorResources":
+        """Return the resources of a process that becomes coordinator."""
+        return cls(
+            statistics=JobStatistics(),
+            status_writer=StatusWriter(job.directory, job.owner.check),
+            requests=RequestWatcher(job.directory, job.owner.beat()),
+            metrics=Metrics(job.directory, job.config.observe.tensorboard),
+        )

@@ -1,0 +1,146 @@
+"""How a job ends: in order after success, and on all ranks after a failure."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from mpi4py import MPI
+
+from adam_mpi.base.errors import LostRun, LostState, RankFailure, Stall, UserError
+from adam_mpi.cluster import sentinel
+from adam_mpi.cluster.sentinel import SentinelConnection
+from adam_mpi.cluster.world import Interrupted, World
+from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, Job
+from adam_mpi.runtime.rank_runtime import RankRuntime
+
+REPORT_SECONDS = 10.0
+"""How long the report of a failure may take in a run directory that may hang."""
+CLOSE_SECONDS = 2.0
+"""How long the files of the log may take to close there."""
+LEAVE_SECONDS = 5.0
+"""How long MPI may take to end a process whose work is done."""
+log = logging.getLogger(__name__)
+
+
+def exists(path: Path) -> bool:
+    """Return whether `path` exists; False for a disk that fails, as a loss is survived without it."""
+    with suppress(OSError):
+        return path.exists()
+    return False
+
+
+def is_complete(job: Job) -> bool:
+    """Return whether the results of the job are written."""
+    return any(exists(job.directory / marker) for marker in (DONE, STOPPED))
+
+
+def is_over(directory: Path) -> bool:
+    """Return whether the job in `directory` has ended, well or not."""
+    return any(exists(directory / marker) for marker in (DONE, STOPPED, FAILURE))
+
+
+def finish(world: World, runtime: RankRuntime, job: Job) -> None:
+    """Wait for all ranks and free the windows; collective. A rank that is lost after the results is not missed."""
+    if world.broken and is_complete(job):
+        return
+    try:
+        world.finish()
+    except (RankFailure, MPI.Exception):
+        if not (world.survivable and is_complete(job)):
+            raise
+        world.broken = True
+    if not world.broken:
+        runtime.free()
+
+
+def dismiss_spares(world: World) -> None:
+    """End the spares that this rank has started, in order, so that the launcher reports no failure."""
+    with at_most(LEAVE_SECONDS):
+        world.spares.dismiss()
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """End this process, whose work is done, if MPI waits for longer than `seconds` for a rank that may be lost."""
+    timer = threading.Timer(seconds, os._exit, [0])
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+
+
+def leave(world: World) -> NoReturn:
+    """End this process without MPI, which would wait for lost ranks; end processes that were taken for dead too."""
+    world.end_evicted()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
+    """End all ranks when one is lost or fails before there is a job; MPI's own end would wait for ever."""
+    if isinstance(error, MPI.Exception | RankFailure):
+        text = f"a rank was lost at the start: {error}; the job ends; start it again"
+    else:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    print(f"adam_mpi: process {comm.rank}: {text}", file=sys.stderr, flush=True)
+    # Only a death reaches ranks that wait for this one inside MPI.
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def revoke(world: World) -> None:
+    """Reach ranks that wait inside MPI, and not for the rank that was lost."""
+    if world.survivable:
+        with suppress(MPI.Exception):
+            world.comm.Revoke()
+
+
+def report_failure(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
+    """Report the error that ends the job; if the run directory does not answer, on the terminal at least."""
+    if not sentinel.within(REPORT_SECONDS, lambda: _report(world, connection, failure_file, error)):
+        print(f"adam_mpi: {_cause(world, error)}", file=sys.stderr, flush=True)
+    connection.bye()
+
+
+def _report(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
+    log.error("the job ends: %s", "".join(traceback.format_exception(error)))
+    if isinstance(error, Interrupted):
+        connection.bye(f"interrupted by {error}")
+    if isinstance(error, Interrupted | RankFailure | MPI.Exception):
+        # Another rank may have died first: its sentinel knows more about that than a signal or MPI.
+        sentinel.told(failure_file, sentinel.TELL_SECONDS)
+    sentinel.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
+
+
+def end_after_failure(world: World, failure_file: Path, error: BaseException) -> NoReturn:
+    """End this process and all other ranks, with the exit code of the first error."""
+    sentinel.within(CLOSE_SECONDS, logging.shutdown)
+    codes = [1]
+    sentinel.within(CLOSE_SECONDS, lambda: codes.append(sentinel.exit_code(failure_file)))
+    code = codes[-1]
+    if not world.survivable:
+        MPI.COMM_WORLD.Abort(code)
+    elif world.comm.size > 1 and not isinstance(error, RankFailure | LostState | MPI.Exception):
+        # With --with-ft ulfm neither MPI's Abort nor an exit reaches the other ranks; a death does, at once.
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(code)
+
+
+def _cause(world: World, error: BaseException) -> str:
+    """Return what people read about `error`; a traceback only for an error of the program."""
+    if isinstance(error, LostState | LostRun | Stall):
+        return str(error)
+    if isinstance(error, MPI.Exception):
+        return f"{world.place}: {world.describe(error)}"
+    if isinstance(error, UserError | RankFailure | Interrupted):
+        return f"{world.place}: {error}"
+    return f"{world.place} raised\n{''.join(traceback.format_exception(error)).rstrip()}"

@@ -1,0 +1,101 @@
+"""What the roles of a rank are made from in one generation: memory layout, kernels, windows, trainer threads."""
+
+import logging
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from adam_mpi.cluster.world import World
+from adam_mpi.model.network import Network
+from adam_mpi.model.partition import partition
+from adam_mpi.planning.plan import plan_memory_layout
+from adam_mpi.runtime import compile
+from adam_mpi.runtime.initial_state import initial_position
+from adam_mpi.runtime.job import Job
+from adam_mpi.runtime.recovery import RecoveryPlan
+from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.push_protocol import captured_layers, choose, largest_push
+from adam_mpi.transport.generation import Generation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the roles of this rank are made from in one generation."""
+
+    generation: Generation
+    job: Job
+    threads: int
+    settled: RecoveryPlan | None
+    """How the job recovers from the end of the generation before; None in the first generation."""
+    network: Network | None
+    """What a new worker computes with."""
+
+    @property
+    def world(self) -> World:
+        return self.generation.world
+
+    @property
+    def position(self) -> Position:
+        """Return where training stands, as a copy for each role."""
+        if self.settled is None:
+            return initial_position(self.job)
+        return Position.unpack(self.settled.position.pack())
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """Return the layers that push factors."""
+        return tuple(captured_layers(self.generation.choices))
+
+
+def set_up(world: World, job: Job, plan: RecoveryPlan | None, kept: Collection[str]) -> Setup:
+    """Return what the roles are made from: memory layout, kernels and windows; collective.
+
+    `kept` has the roles that this rank keeps from the generation before; the kernels of other roles are loaded.
+    """
+    config = job.config
+    cut = partition(job.shapes, config.layout.partitions, config.layout.scheme)
+    memory_layout = plan_memory_layout(config, cut, world.layout, job.replicas, plan.holders if plan else ())
+    captured = plan.captured if plan else None
+    choices = choose(memory_layout, config, largest_push(config), len(set(world.hosts)), captured)
+    threads = trainer_threads(world)
+    new = [role for role in world.place.roles if role not in kept]
+    network = None
+    if "worker" in new:
+        strip = cut.strips[world.place.strip or 0] if len(cut) > 1 else None
+        network = compile.make_network(job, strip, captured_layers(choices))
+    if plan is None:
+        compile.compile_once(world, network)
+    else:
+        compile.compile_now(new, network)
+    generation = Generation.open(world, memory_layout, choices)
+    return Setup(generation=generation, job=job, threads=threads, settled=plan, network=network)
+
+
+def available_cores() -> frozenset[int]:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def trainer_threads(world: World) -> int:
+    """Return the number of trainer threads of this rank; warn when it has fewer cores."""
+    cores = available_cores()
+    # A rank that becomes a worker in a later generation does not ask the others.
+    masks = world.node.allgather(cores) if world.generation == 0 else [cores]
+    workers = max(1, world.layout.on_host(world.place.host, "worker"))
+    # Ranks that are bound to cores of their own use them all; ranks that may run anywhere share them.
+    share = len(cores) // workers if len(set(masks)) == 1 else len(cores)
+    threads = world.config.worker.threads or max(1, share)
+    if "worker" in world.place.roles and threads > len(cores):
+        log.warning(
+            "%d trainer threads on %d cores: start mpirun with --bind-to none, or bind a rank to %d cores, "
+            "or set worker.threads = %d",
+            threads,
+            len(cores),
+            threads,
+            len(cores),
+        )
+    return threads

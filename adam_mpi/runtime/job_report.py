@@ -1,0 +1,220 @@
+"""What people see of a running job: its progress on the terminal, metrics.jsonl, status.json and summary.json."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.base.files import write_json
+from adam_mpi.base.provenance import provenance
+from adam_mpi.cluster.world import World
+from adam_mpi.data.server import DataServer
+from adam_mpi.monitor import outcome, status
+from adam_mpi.monitor.job_statistics import JobStatistics
+from adam_mpi.monitor.metrics import Metrics
+from adam_mpi.monitor.progress import Progress
+from adam_mpi.monitor.status_writer import StatusWriter
+from adam_mpi.runtime.coordinator_state import JobRecord
+from adam_mpi.runtime.job import Job
+from adam_mpi.runtime.membership import DISK_SECONDS, SpareKeeper
+from adam_mpi.runtime.recovery_log import RecoveryLog
+from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
+from adam_mpi.sharding.phases import Phase, PhaseSchedule
+from adam_mpi.worker.diagnostics import describe
+
+Figures = dict[str, Any]
+
+
+@dataclass
+class JobReport:
+    """Everything that the reports of a coordinator are made from, and the writers of them."""
+
+    world: World
+    job: Job
+    data: DataServer
+    schedule: PhaseSchedule
+    record: JobRecord
+    recoveries: RecoveryLog
+    spares: SpareKeeper
+    snapshots: SnapshotCoordinator
+    statistics: JobStatistics
+    progress: Progress
+    status_writer: StatusWriter
+    metrics: Metrics
+    nan_reported: bool = False
+
+    def __post_init__(self) -> None:
+        self.provenance = provenance(self.world.hosts, self.world.config.run.seed)
+
+    def running(self, phase: Phase, seconds: float) -> None:
+        """Report the figures of `phase`, which has been running for `seconds`."""
+        figures = self.statistics.figures(phase, seconds)
+        self.progress.update(self._report(phase, figures, done=False))
+
+    def phase_ended(self, phase: Phase, seconds: float) -> Figures:
+        """Report the figures of `phase`, which has taken `seconds`, and return them."""
+        figures = self.statistics.figures(phase, seconds)
+        self.progress.end(self._report(phase, figures, done=True))
+        return figures
+
+    def _report(self, phase: Phase, figures: Figures, done: bool) -> dict[str, Any]:
+        """Write a line of metrics and the status of the job; return the status. Raise UserError for a loss of NaN."""
+        self._write_metrics(phase, figures, done)
+        job_status = self._status(phase, figures)
+        path = self.job.directory / "status.json"
+        self.status_writer.want(path.name, partial(write_json, path, job_status))
+        self._report_nan()
+        self.check_losses(phase, figures, done)
+        return job_status
+
+    def _write_metrics(self, phase: Phase, figures: Figures, done: bool) -> None:
+        images = self.record.results["images"] + (figures["images"] if phase.training else 0)
+        trained = self.record.images_before + images
+        line = {
+            "seconds": round(self.record.seconds, 3),
+            "phase": phase.number,
+            "part": phase.part,
+            "epoch": phase.epoch,
+            "done": done,
+            "images_trained": trained,
+        }
+        self.metrics.add(line | figures | self.statistics.gauges(), trained)
+        self.status_writer.want("metrics.jsonl", self.metrics.write)
+
+    def _status(self, phase: Phase, figures: Figures) -> dict[str, Any]:
+        """Return what status.json has: the whole job, groups of ranks, and each rank."""
+        share = figures["images"] / max(self.data.count(phase.part), 1)
+        seconds_left = self._seconds_left(phase, figures)
+        rows = self.statistics.ranks(self.world.layout)
+        spares = self.spares.count
+        return {
+            "time": time.time(),
+            "seconds": round(self.record.seconds, 3),
+            "interval": self.world.config.observe.interval,
+            "run": figures | {"name": self.progress.name(phase), "share": share, "eta": seconds_left},
+            "groups": status.groups(rows),
+            "ranks": rows,
+            "spares": {"ready": spares.ready, "coming": spares.coming},
+        }
+
+    def _seconds_left(self, phase: Phase, figures: Figures) -> float | None:
+        """Return the seconds of training that are left at the rate of this phase; None where it is not known."""
+        if not phase.training or not figures["images"]:
+            return None
+        epochs = 1 + self.world.config.train.epochs - phase.epoch
+        images = self.data.count("train") * epochs - figures["images"]
+        return images / figures["images_per_second"]
+
+    def _report_nan(self) -> None:
+        """Show the first number of the job that is not finite, once."""
+        for rank, trouble in self.statistics.troubles().items():
+            if not self.nan_reported:
+                self.nan_reported = True
+                on_nan = self.world.config.server.on_nan
+                self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {on_nan})")
+
+    def check_losses(self, phase: Phase, figures: Figures, done: bool) -> None:
+        """Raise UserError if the job computes nothing but NaN; `done` says whether the phase is over."""
+        config = self.world.config
+        if config.inject.conserve or not outcome.diverged(figures, config.train.batch, done):
+            return
+        self.want_summary()
+        self.status_writer.settle(DISK_SECONDS)
+        count = figures["images_not_finite"]
+        rate = config.optimizer.learning_rate
+        raise UserError(
+            f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "
+            f"optimizer.learning_rate below {rate:g}, or data.transform.normalize = true where inputs are large"
+        )
+
+    def want_summary(self) -> None:
+        """Have the summary of a running job written soon."""
+        self.status_writer.want("summary.json", partial(self.write_summary, self.summary("running")))
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary`, unless the job has failed: then summary.json says why it ended."""
+        if not self.job.failure_file.exists():
+            write_json(self.job.directory / "summary.json", summary)
+
+    def summary(self, state: str) -> dict[str, Any]:
+        """Return the summary of the job, which is in `state`: running, stopped or done."""
+        statistics = self.statistics
+        resume = self.job.resume
+        stores = {str(report["rank"]): report["store"] for report in statistics.of("server") if report["store"]}
+        return {
+            "status": state,
+            "stopped_by": self.schedule.reason,
+            "resumed": resume.note if resume else "",
+            **self.record.results,
+            "best_accuracy": self.schedule.best,
+            "best_epoch": self.schedule.best_epoch,
+            "images_bad": statistics.bad(),
+            "seconds": round(self.record.seconds, 3),
+            "images_per_second": round(self.record.images_per_second, 1),
+            "generation": self.world.generation,
+            "ranks": self._rank_counts(),
+            "pushes": statistics.pushes(self.members, self.judged_pushers),
+            "residual": statistics.residual(self.pushers),
+            "pulls": statistics.pulls(),
+            "workers": statistics.workers(),
+            "traffic": statistics.traffic(),
+            "not_finite": statistics.troubles(),
+            "cpu_seconds": statistics.cpu(),
+            "staleness": statistics.distribution("leads") | {"clock_wait": statistics.clock_wait()},
+            "delay": statistics.distribution("delays"),
+            "snapshots": self.snapshots.taken,
+            "store": stores,
+            "recoveries": self.recoveries.to_json(),
+            "started": self.spares.started,
+            "provenance": self.provenance,
+        }
+
+    def _rank_counts(self) -> dict[str, int]:
+        layout = self.world.layout
+        return {
+            "data": len(layout.data),
+            "worker": len(layout.workers),
+            "server": len(layout.servers),
+            "total": len(layout.places),
+            "replicas": layout.replicas,
+        }
+
+    @property
+    def members(self) -> list[int]:
+        """Return the member numbers of all ranks."""
+        return [place.member for place in self.world.layout.places]
+
+    @property
+    def pushers(self) -> list[int]:
+        """Return the member numbers of all workers."""
+        return [self.world.layout.places[rank].member for rank in self.world.layout.workers]
+
+    @property
+    def judged_pushers(self) -> list[int] | None:
+        """Return the pushers whose acknowledged pushes must be in the weights; None for all, lost ones too.
+
+        In synchronous training only present pushers count: a clock that other strips or lost ranks alone had
+        acknowledged was computed again.
+        """
+        return None if self.world.config.consistency.staleness > 0 else self.pushers
+
+    def warnings(self) -> list[str]:
+        """Return what makes the end of this job no success."""
+        if self.world.config.inject.conserve:
+            return []
+        results = self.record.results
+        parts = [part for part in ("test", "validation") if f"{part}_accuracy" in results]
+        labels = {part: self.data.data.labels(part) for part in parts}
+        return outcome.warnings(results, labels, self.statistics.gauges()["layers"])
+
+    def say_result(self) -> None:
+        """Show the accuracy of the trained network, what it has taken, and the warnings."""
+        results = self.record.results
+        keys = [key for key in ("test_accuracy", "validation_accuracy") if key in results]
+        reached = f"{keys[0].replace('_', ' ')} {results[keys[0]]:.2%}" if keys else "trained"
+        rate = self.record.images_per_second
+        self.progress.say(f"{reached} after {self.record.seconds:.1f} s, {rate:.0f} images/s in training")
+        self.progress.say(f"summary: {self.job.directory / 'summary.json'}")
+        for warning in results["warnings"]:
+            self.progress.say(f"warning: {warning}")
