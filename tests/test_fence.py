@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from adam_mpi.errors import RankFailure
 
-from adam_mpi import run
+from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import fence
 from adam_mpi.config import load
+from adam_mpi.runtime import run
 
 
 def test_a_generation_is_claimed_by_one_side_only(tmp_path):
@@ -66,16 +66,17 @@ def test_a_watch_over_a_disk_that_fails_ends_who_is_late(tmp_path, failing):
 def test_a_loss_is_survived_though_the_run_directory_fails(tmp_path, failing, monkeypatch):
     served = []
 
-    def serve(world, crew):
+    def run_roles(world, runtime):
         served.append(world)
         if len(served) == 1:
             raise RankFailure("rank 3 is gone")
 
     owner = SimpleNamespace(check=lambda: None)
-    job = SimpleNamespace(directory=tmp_path, config=load(None), owner=owner)
+    job = SimpleNamespace(directory=tmp_path, failure_file=tmp_path / "failure.txt", config=load(None), owner=owner)
     world = SimpleNamespace(survivable=True, broken=False, generation=0, place=SimpleNamespace(member=1))
     world.recover = lambda full: "the next generation"
-    monkeypatch.setattr(run, "_serve", serve)
-    monkeypatch.setattr(run.generation, "crew", lambda world, job, kept: SimpleNamespace(compute_on=lambda: None))
-    wire = SimpleNamespace(say=lambda word: None, bye=lambda: None)
-    assert run._work(world, job, wire)[0] == "the next generation" and len(served) == 2
+    monkeypatch.setattr(run, "_run_roles", run_roles)
+    runtime = SimpleNamespace(compute_on=lambda: None)
+    monkeypatch.setattr(run, "begin_generation", lambda world, job, previous: runtime)
+    connection = SimpleNamespace(say=lambda text: None, bye=lambda: None)
+    assert run._run_generations(world, job, connection)[0] == "the next generation" and len(served) == 2

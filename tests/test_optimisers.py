@@ -15,7 +15,8 @@ from adam_mpi.data.order import Order
 from adam_mpi.data.sets import open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
-from adam_mpi.runtime import generation, run
+from adam_mpi.runtime import agreement, generation, run
+from adam_mpi.runtime.job import JobRequest
 from adam_mpi.sharding.phases import Phase
 
 EPOCHS, IMAGES, BATCH = 2, 200, 16
@@ -42,7 +43,8 @@ def drawn():
     """Every job takes the same drawn data set."""
     with pytest.MonkeyPatch.context() as patch:
         data = open_set(load(None, SETTINGS).data)
-        patch.setattr(generation, "open_set", lambda _: data)
+        for module in (agreement, generation):
+            patch.setattr(module, "open_set", lambda _: data)
         yield data
 
 
@@ -51,11 +53,12 @@ def trained(settings, folder):
     config = load(None, [*SETTINGS, *settings])
     config.model.layers = SMALL
     world = World(MPI.COMM_SELF, config)
-    entry = generation.enter(config, str(folder / "run"), False, world, [process()], False)
-    job = generation.prepare(config, entry, False, world, math.inf, Seen())
-    crew = generation.crew(world, job)
-    run._serve(world, crew)
-    crew.free()
+    request = JobRequest(directory=str(folder / "run"))
+    claimed = agreement.claim_run(config, request, world, [process()])
+    job = agreement.prepare(config, claimed, request, world, Seen())
+    runtime = generation.begin_generation(world, job)
+    run._run_roles(world, runtime)
+    runtime.free()
     job.owner.release()
     return model_file.read(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
 

@@ -19,6 +19,7 @@ from adam_mpi.checkpoint import identity, stores
 from adam_mpi.checkpoint import resume as newest
 from adam_mpi.config import load
 from adam_mpi.runtime import run
+from adam_mpi.runtime.previous_run import epochs_done
 from adam_mpi.sharding.position import Position
 
 # Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
@@ -31,13 +32,13 @@ def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
     """Resumed once more it would train nothing, and write that over its results."""
     (tmp_path / "config.toml").write_text("train.epochs = 3")
     (tmp_path / "summary.json").write_text('{"epochs": 3}')
-    assert run._done(tmp_path / "config.toml", (), str(tmp_path)) == 0
+    assert epochs_done(tmp_path / "config.toml", (), str(tmp_path)) == 0
     (tmp_path / "DONE").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "DONE").touch()
-    assert run._done(tmp_path / "config.toml", (), str(tmp_path / "empty")) == 0
+    assert epochs_done(tmp_path / "config.toml", (), str(tmp_path / "empty")) == 0
     for other in ("train.epochs=4", "optimizer.learning_rate=0.5"):
-        assert run._done(tmp_path / "config.toml", (other,), str(tmp_path)) == 0
+        assert epochs_done(tmp_path / "config.toml", (other,), str(tmp_path)) == 0
     assert run.train(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
     assert "is done: 3 epochs; for more: --set train.epochs=4 or above" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE", "config.toml", "empty", "summary.json"]

@@ -23,7 +23,8 @@ from adam_mpi.model.engine import jit, tuner
 from adam_mpi.planning.plan import model
 from adam_mpi.report import report
 from adam_mpi.report.run_data import read
-from adam_mpi.runtime import generation
+from adam_mpi.runtime import agreement, compile
+from adam_mpi.runtime.job import ClaimedRun, JobRequest
 from adam_mpi.sweep import table
 
 
@@ -57,7 +58,7 @@ def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_cut(run, 
     files.write_text(run / "config.toml", "of the job before")
     (run / "log").mkdir()
     held, _ = owner.take(run, [owner.process()])
-    entry = generation.Entry(run, identity.of(run), held, describe(config.data), shapes)
+    claimed = ClaimedRun(run, identity.of(run), held, describe(config.data), shapes)
     world = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
     seen, write = [], type(run).write_text
 
@@ -69,7 +70,7 @@ def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_cut(run, 
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(run), "write_text", cut)
-        generation.prepare(config, entry, True, world, 1.0, stores.Seen())
+        agreement.prepare(config, claimed, JobRequest(resume=True, minutes=1.0), world, stores.Seen())
     assert seen == ["of the job before"]
     held.release()
 
@@ -133,7 +134,7 @@ def shapes():
 
 def test_the_choices_of_the_tuner_are_taken(shapes, tmp_path):
     assert tuner.check(tuner.fixed(shapes), shapes) == ""
-    assert generation._kernels(load(None), shapes, tmp_path / "kernels.json") == generation._kernels(
+    assert compile.choose_kernels(load(None), shapes, tmp_path / "kernels.json") == compile.choose_kernels(
         load(None), shapes, tmp_path / "kernels.json"
     )
 
@@ -156,17 +157,17 @@ def test_choices_that_no_tuner_has_made_are_refused(shapes, tmp_path, change, to
     direct = {"algorithm": "direct", "forward": [2, 4], "data": [2, 4], "weights": [1, 1, 5]}
     path = tmp_path / "kernels.json"
     path.write_text(json.dumps({name: direct}))
-    assert generation._kernels(load(None), shapes, path) == {name: direct}
+    assert compile.choose_kernels(load(None), shapes, path) == {name: direct}
     path.write_text(json.dumps({name: direct | change}))
     with pytest.raises(UserError, match=f"kernels.json: {name}: {told}.*; remove the file"):
-        generation._kernels(load(None), shapes, path)
+        compile.choose_kernels(load(None), shapes, path)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"elsewhere": {"algorithm": "direct"}}'])
 def test_what_is_no_table_of_choices_is_refused(shapes, tmp_path, text):
     (tmp_path / "kernels.json").write_text(text)
-    with pytest.raises(UserError, match="remove the file to have kernels chosen anew"):
-        generation._kernels(load(None), shapes, tmp_path / "kernels.json")
+    with pytest.raises(UserError, match="remove the file to have kernels chosen again"):
+        compile.choose_kernels(load(None), shapes, tmp_path / "kernels.json")
 
 
 GOOD = {

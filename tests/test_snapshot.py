@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -19,9 +20,11 @@ from adam_mpi.checkpoint import resume as newest
 from adam_mpi.checkpoint.store_file import Piece, Stored
 from adam_mpi.checkpoint.stores import Attempt, Seen
 from adam_mpi.cli import main
+from adam_mpi.cluster.messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.config import load
 from adam_mpi.model.parameters import Tensor, views
-from adam_mpi.runtime.checkpoint_manager import SnapshotCoordinator
+from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
+from adam_mpi.runtime.snapshot_seal import SnapshotSeal, SnapshotSettings
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import cut
 
@@ -59,40 +62,43 @@ def test_boxes_cover_a_range_in_order(shape, data):
 
 
 class Servers:
-    """Stands in for servers and their post: two that write their shards when they are told to cut."""
+    """Stands in for two servers, which write their shards when a snapshot is taken, and for their control channel."""
 
     def __init__(self, folder, keep=2):
-        self.sent, self.done = [], 0
-        self.snapshots = SnapshotCoordinator(
-            self, (3, 5), folder, keep, False, TENSORS, lambda: TOLD | {"epochs": self.done}
-        )
+        self.sent = []
+        self.done = 0
+        settings = SnapshotSettings(folder, servers=(3, 5), tensors=TENSORS, keep=keep)
+        self.snapshots = SnapshotCoordinator(self, settings, lambda: TOLD | {"epochs": self.done})
+
+    def change_settings(self, **settings):
+        self.snapshots.settings = replace(self.snapshots.settings, **settings)
 
     def send(self, message, to):
         self.sent.append((to, message))
 
     def take(self, epoch, batches, done, fail=False):
-        """A snapshot in this epoch after so many of its batches."""
+        """Take a snapshot in `epoch` after `batches` of its batches, when `done` epochs are done."""
         self.done = done
         self.snapshots.order()
         for to, message in self.orders():
-            assert message["order"] == "hold"
-            self.snapshots.hear(to, {"kind": "held", "role": "server", "clocks": [to, 9 - to]})
+            assert message == HoldSnapshot("server")
+            self.snapshots.handle(to, SnapshotHeld("server", [to, 9 - to]))
         shards = cut(TENSORS, 50)
         for to, message in self.orders():
-            assert message["order"] == "cut" and message["clocks"] == [5, 6]
+            assert isinstance(message, TakeSnapshot) and message.role == "server" and message.clocks == [5, 6]
             position = Position(40, epoch, 32 * batches, 5)
             position.batches[:batches] = True
             own = [shard for shard in shards if shard.index % 2 == to // 5]
             state = {part: np.concatenate([v[s.start : s.stop] for s in own]) for part, v in FLAT.items()}
-            path = conductor_path(message, to)
+            path = Path(message.folder) / snapshot.file_name(to)
             snapshot.write(path, own, state, np.arange(len(own)), position.pack())
-            word = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
+            values = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
             answer = {"error": "no room"} if fail and to == 5 else {"file": path.name, "size": path.stat().st_size}
-            self.snapshots.hear(to, {"kind": "stored", "role": "server", **word, **answer})
-        self.settle()
+            self.snapshots.handle(to, SnapshotWritten("server", values | answer))
+        self.wait()
 
-    def settle(self):
-        """Until the snapshot has its name, or cannot have it."""
+    def wait(self):
+        """Wait until the snapshot has its name, or cannot have it."""
         limit = time.monotonic() + 20
         while self.snapshots.busy:
             assert time.monotonic() < limit, "the snapshot was not sealed in 20 s"
@@ -100,12 +106,9 @@ class Servers:
             time.sleep(1e-3)
 
     def orders(self):
-        orders, self.sent = self.sent, []
+        orders = self.sent
+        self.sent = []
         return orders
-
-
-def conductor_path(message, server):
-    return Path(message["folder"]) / snapshot.file_name(server)
 
 
 @pytest.fixture
@@ -172,7 +175,7 @@ def test_the_newest_are_kept_and_names_say_what_is_trained(tmp_path):
         servers.take(epoch, batches, done)
         assert not servers.snapshots.busy and not servers.snapshots.error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-0001-batch-000003", "epoch-0002"]
-    # Whoever goes on from an earlier one goes another way: what was later is not to be found again.
+    # A job that resumes from an earlier snapshot goes another way: later snapshots are removed.
     again = Servers(tmp_path)
     again.take(2, 9, 1)
     assert [path.name for path in tmp_path.iterdir()] != [] and not (tmp_path / "epoch-0002").exists()
@@ -218,7 +221,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("at", ["before", "between", "whole", "last"])
 def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch):
-    """With only one kept: the head is killed at each step of giving a second one the name of the first."""
+    """With only one kept: the coordinator is killed at each step of giving a second one the name of the first."""
     folder = tmp_path / "snapshots"
     servers = Servers(folder, keep=1)
     servers.take(3, 7, 2)
@@ -227,13 +230,13 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
     def killed(*_):
         raise Killed
 
-    if at == "before":
-        monkeypatch.setattr(servers.snapshots, "_rename", killed)
-    elif at == "last":
-        monkeypatch.setattr(servers.snapshots, "_clear", killed)
-    else:
-        servers.snapshots.renaming = killed
-    with pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        if at == "before":
+            patch.setattr(SnapshotSeal, "_rename", killed)
+        elif at == "last":
+            patch.setattr(SnapshotSettings, "clear", killed)
+        else:
+            servers.change_settings(before_rename=killed)
         servers.take(3, 7, 2)
     if at == "whole":
         # The newer one is not: its manifest was not on disk.
@@ -244,13 +247,13 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
     assert found.path.name == "epoch-0002-batch-000007" and passed_over == []
     older = json.loads((found.path / "snapshot.json").read_text()) == first
     assert older == (at in ("before", "whole"))
-    # Whoever goes on removes the rest.
+    # The next coordinator removes the rest.
     Servers(folder, keep=1)
     assert [path.name for path in folder.iterdir()] == ["epoch-0002-batch-000007"]
 
 
-def test_a_disk_that_fails_when_a_head_takes_over_costs_no_snapshot(tmp_path, monkeypatch):
-    """The one before lost its place between two renames: what it leaves has a name when the disk is well again."""
+def test_a_disk_that_fails_when_another_coordinator_takes_over_costs_no_snapshot(tmp_path, monkeypatch):
+    """The one before was lost between two renames: what it leaves has a name when the disk works again."""
     folder = tmp_path / "snapshots"
     Servers(folder).take(3, 7, 2)
     (folder / "epoch-0002-batch-000007").rename(folder / ".old-1")
@@ -270,7 +273,8 @@ def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
     servers = Servers(tmp_path, keep=1)
     servers.take(1, 5, 0)
 
-    servers.snapshots.owner, _ = owner.take(tmp_path / "run", [owner.process()])
+    first, _ = owner.take(tmp_path / "run", [owner.process()])
+    servers.change_settings(owner=first)
     servers.take(1, 5, 0)
     owner.take(tmp_path / "run", [owner.process()], by_force=True)
     with pytest.raises(LostRun):

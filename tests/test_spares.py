@@ -12,7 +12,6 @@ from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import spares
 from adam_mpi.cluster.spares import CALL, JoinPackage, Spare, Spares, doors
 from adam_mpi.config import load
-from adam_mpi.runtime.coordinator import Coordinator, may_join
 from adam_mpi.worker.worker import Worker
 
 
@@ -48,13 +47,6 @@ def test_each_rank_lets_in_its_own_and_no_more_than_are_missing():
     assert doors([0, 2, 0, 1], 5) == [1, 1, 3]
     assert doors([0, 2, 0, 1], 2) == [1, 1]
     assert doors([2, 1], 0) == doors([2, 1], -1) == []
-
-
-def test_all_that_are_missing_join_at_once_or_when_nobody_is_on_his_way():
-    assert may_join(missing=1, ready=1, coming=0) and may_join(missing=2, ready=3, coming=1)
-    assert not may_join(missing=2, ready=1, coming=1)
-    assert may_join(missing=2, ready=1, coming=0)
-    assert not may_join(missing=0, ready=2, coming=0) and not may_join(missing=1, ready=0, coming=1)
 
 
 def test_only_who_answers_counts_and_a_stopped_or_dead_one_is_given_up(monkeypatch):
@@ -147,59 +139,6 @@ def test_a_spare_that_is_left_alone_ends():
         spares.hear(Link("dead"), lambda: False)
     with pytest.raises(RankFailure, match="the job is over"):
         spares.hear(Link("silent"), lambda: True)
-
-
-@pytest.fixture
-def head():
-    """Of a job of 8 ranks that wants to keep them, and two spares."""
-    head = Coordinator.__new__(Coordinator)
-    head.config = load(None, ["recover.spares=2"])
-    head.full, head.members, head.recoveries, head.standing_by, head.refused = 8, list(range(8)), [], {}, False
-    head.started, head.told_refusal, said = [], False, []
-    head.progress = SimpleNamespace(say=said.append)
-    head.said, head.sent = said, []
-    head.channel = SimpleNamespace(send=lambda message, rank: head.sent.append((rank, message)))
-    head.world = SimpleNamespace(layout=SimpleNamespace(starter=6, places=[SimpleNamespace(rank=r) for r in range(8)]))
-    return head
-
-
-def news(ready, coming, refused=False):
-    return {"kind": "spares", "ready": ready, "coming": coming, "refused": refused, "started": []}
-
-
-def test_spares_are_ordered_once_and_again_when_one_is_taken(head):
-    head._keep_full()
-    head._keep_full()
-    assert head.sent == [(6, {"kind": "spawn", "ranks": 2})]
-    head._hear_of_spares(6, news(2, 0))
-    head._keep_full()
-    assert len(head.sent) == 1
-    head._hear_of_spares(6, news(1, 0))
-    head._keep_full()
-    assert head.sent[1:] == [(6, {"kind": "spawn", "ranks": 1})]
-
-
-def test_whoever_is_missing_is_let_in_when_somebody_is_ready(head):
-    head.members = list(range(7))
-    head._keep_full()
-    assert head.sent == [(6, {"kind": "spawn", "ranks": 3})]
-    head._hear_of_spares(6, news(1, 2))
-    head._keep_full()
-    assert {message["kind"] for _, message in head.sent[1:]} == {"grow"} and head.sent[-1][1]["full"] == 8
-
-
-def test_nobody_is_started_before_the_others_have_gone_on(head):
-    head.recoveries = [{"seconds": None, "seconds_all": None, "detected": 1.0}]
-    head.statistics = SimpleNamespace(of=lambda role: [])
-    head._keep_full()
-    assert head.sent == []
-
-
-def test_a_refusal_is_told_once_and_ends_the_orders(head):
-    for _ in range(2):
-        head._hear_of_spares(6, news(0, 0, refused=True))
-        head._keep_full()
-    assert head.sent == [] and len(head.said) == 1 and "no slot" in head.said[0]
 
 
 def worker(arrived, fresh=True, training=True, settings=()):

@@ -25,9 +25,11 @@ from adam_mpi import ParameterServer
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import BUFFERS
 from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.cluster.messages import SnapshotHeld, SnapshotWritten
 from adam_mpi.cluster.world import Idle
-from adam_mpi.runtime.checkpoint_manager import SnapshotCoordinator
 from adam_mpi.runtime.generation import SWITCH_SECONDS
+from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
+from adam_mpi.runtime.snapshot_seal import SnapshotSettings
 from adam_mpi.sharding.shards import Shard
 
 SHARD, SHARDS, ROUNDS = 262_144, 128, 5
@@ -91,22 +93,21 @@ def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
     world = server.world
     world.layout = Layout((Place(0, world.hosts[0], ("data", "worker", "server"), 0, 0),), 1)
     told = {"epochs": 0, "config": "", "inputs": "{}", "best": 0.0, "best_epoch": 0}
-    conductor = SnapshotCoordinator(
-        server.channel, [0], folder / "snapshots", 1, False, server.memory_layout.tensors, lambda: told
-    )
+    settings = SnapshotSettings(folder / "snapshots", servers=[0], tensors=server.memory_layout.tensors)
+    snapshots = SnapshotCoordinator(server.channel, settings, lambda: told)
     seconds, plain = [], []
     for _ in range(3):
         start, idle = time.perf_counter(), Idle("sleep")
-        conductor.order()
-        while conductor.busy:
+        snapshots.order()
+        while snapshots.busy:
             server.step()
             idle.back_off(False)
             for source, message in server.channel.receive():
-                if message["kind"] == "store":
-                    server.server.hear(message)
+                if isinstance(message, SnapshotHeld | SnapshotWritten):
+                    snapshots.handle(source, message)
                 else:
-                    conductor.hear(source, message)
-        assert not conductor.error, conductor.error
+                    server.server.handle(message)
+        assert not snapshots.error, snapshots.error
         middle = time.perf_counter()
         with (folder / "plain").open("wb") as file:
             for shard in 2 * list(server.server.published.weights.values()):
