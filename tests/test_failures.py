@@ -11,7 +11,7 @@ from launch import available, given, spread
 # Would train for hours.
 ENDLESS = given("data.images=1000", "train.epochs=1000000", "observe.interval=0.2")
 SECONDS = 5.0
-# Where the MPI could go on without a dead rank, it is not asked to.
+# Jobs run without survival, also where the MPI has it.
 MORTAL = {"ADAM_MPI_SURVIVE": "no"}
 PLACES = {
     0: r"rank 0, data on \S+",
@@ -22,13 +22,13 @@ POINTS = {0: "batch", 1: "apply", 3: "compute"}
 
 
 def struck(job):
-    """When the injected fault struck, by the log of its rank."""
+    """Return when the injected fault happened, by the log of its rank."""
     [line] = re.findall(r"^(\S+ \S+) .* injected (?:kill|raise) at", "\n".join(job.logs().values()), re.M)
     return datetime.strptime(line, "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
 def check_end(job, since, said, status="failed"):
-    """The job has ended in time; one line says why, and the summary says the same."""
+    """Check that the job has ended in time, and that one line and the summary say why."""
     assert job.returncode != 0
     assert time.time() - since < SECONDS, job.said()
     assert job.left_over() == []
@@ -53,8 +53,8 @@ def test_a_killed_rank_is_named(rank, launch):
     assert "Traceback" not in job.stderr
 
 
-def test_a_surprise_at_the_start_ends_the_job(launch, tmp_path):
-    # Nobody has thought of that; the others are waiting for rank 0 inside MPI by then.
+def test_an_unexpected_error_at_the_start_ends_the_job(launch, tmp_path):
+    # No check expects this error; the other ranks wait for rank 0 inside MPI by then.
     (tmp_path / "run" / "STOP").mkdir(parents=True)
     job = launch(3, "train", "--run", tmp_path / "run", *ENDLESS, timeout=60)
     assert "IsADirectoryError" in job.stderr and job.left_over() == []

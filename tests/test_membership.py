@@ -64,7 +64,7 @@ def be_silent(monitor, clock, seconds):
 
 
 def test_a_rank_that_is_silent_for_too_long_is_named(monitor, clock):
-    with pytest.raises(RankFailure, match="rank 1, server on a has not been heard of for 60 s"):
+    with pytest.raises(RankFailure, match="rank 1, server on a has sent nothing for 60 s"):
         be_silent(monitor, clock, 100)
     assert 160 < clock.seconds < 162
 
@@ -77,12 +77,12 @@ def test_the_sentinel_of_a_silent_rank_ends_it_where_the_others_can_continue(mon
     while not (orders.exists() and orders.read_text()):
         assert time.time() < limit, "no order in 20 s"
         time.sleep(0.002)
-    assert json.loads(orders.read_text()) == ["a", 71, "was not heard of for 60 s"]
+    assert json.loads(orders.read_text()) == ["a", 71, "has sent nothing for 60 s"]
 
 
 def test_a_silent_rank_that_cannot_be_ended_ends_the_job(monitor, world, clock):
     world.survivable = True
-    with pytest.raises(Stall, match="rank 1, server on a has not been heard of for 60 s, and could not be ended in"):
+    with pytest.raises(Stall, match="rank 1, server on a has sent nothing for 60 s, and could not be ended in"):
         be_silent(monitor, clock, 80)
     assert 170 < clock.seconds < 172
 

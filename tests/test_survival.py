@@ -1,4 +1,4 @@
-"""Any rank may die and training goes on: real jobs, real kills, with an MPI that can go on without the dead."""
+"""Training continues when any rank dies: real jobs, real kills, with an MPI that survives lost ranks."""
 
 import json
 
@@ -30,7 +30,7 @@ SETTINGS = given(
 
 
 def survive(launch, *faults, ranks=8, more=()):
-    """A job that is struck by these faults comes to its end all the same, and nothing acknowledged is lost."""
+    """Run a job with these `faults`; check that it ends well and that no acknowledged push is lost."""
     listed = ", ".join(f'"{fault}"' for fault in faults)
     job = launch(ranks, "train", *SETTINGS, *given(f"inject.faults=[{listed}]", *more))
     assert job.returncode == 0 and (job.run / "DONE").exists(), job.said()
@@ -56,7 +56,7 @@ def survive(launch, *faults, ranks=8, more=()):
         pytest.param("kill rank=0 at=rename", "data", marks=full),
     ],
 )
-def test_a_job_goes_on_without_a_rank(fault, role, launch):
+def test_a_job_continues_without_a_rank(fault, role, launch):
     summary = survive(launch, fault)
     assert summary["stopped_by"] == "target"
     [recovery] = summary["recoveries"]
@@ -78,7 +78,7 @@ def test_a_job_goes_on_without_a_rank(fault, role, launch):
         ),
     ],
 )
-def test_a_job_goes_on_without_two_ranks(faults, launch):
+def test_a_job_continues_without_two_ranks(faults, launch):
     ranks = 8 + len(faults) - 2
     summary = survive(launch, *faults[:2], ranks=ranks, more=faults[2:])
     assert summary["ranks"]["total"] == ranks - 2 and summary["stopped_by"] == "target"
@@ -94,7 +94,7 @@ def test_a_strip_that_is_lost_leaves_a_standby_for_the_next_that_dies(launch):
 
 
 @full
-def test_strips_in_step_come_to_the_same_numbers(launch):
+def test_synchronous_strips_come_to_the_same_numbers(launch):
     clocks = given("consistency.staleness=0", "data.images=1000", "train.epochs=2", "train.target=0")
     clocks += given(SMOOTH, "server.shard=2000", "layout.partitions=2")
     faults = 'inject.faults=["kill rank=6 at=compute step=12", "kill rank=3 at=applied step=60"]'
@@ -155,7 +155,7 @@ DETECTOR = [
 
 
 def reached(job, generation):
-    """Until a generation has begun."""
+    """Wait until `generation` has begun."""
     file = job.run / "log" / f"generation-{generation}.json"
     return job.until(lambda: file.exists() and any(line["done"] for line in job.metrics()), f"generation {generation}")
 
@@ -167,7 +167,7 @@ def stop(job):
 
 
 def stop_spawned(job):
-    """As above, but that mpirun takes it amiss that ranks which were started by others leave without a finalize."""
+    """Stop a job with spares: mpirun fails when processes that ranks have started end without MPI_Finalize."""
     (job.run / "STOP").touch()
     job.wait(60)
     assert job.summary["status"] == "stopped" and job.left_over() == [], job.said()
@@ -181,13 +181,13 @@ def test_all_copies_are_the_same_after_a_loss(start_job):
     job = reached(start_job(9, "train", *SETTINGS, *ENDLESS, *more), 1)
     text, same = compare_copies(job.run, 60)
     assert same and int(text.split()[0]) > 10, text
-    # When all are whole, so many are compared whenever somebody asks.
+    # Once all copies are complete, every comparison is one of all of them.
     job.until(lambda: compare_copies(job.run, 60)[0] == compare_copies(job.run, 60)[0], "the same count twice")
     assert stop(job)["recoveries"][0]["rebuilt"] > 0
 
 
 @full
-def test_a_job_goes_on_without_a_rank_that_is_stopped(start_job):
+def test_a_job_continues_without_a_rank_that_is_stopped(start_job):
     job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=1"))
     job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
     job.rank(7).suspend()
@@ -196,7 +196,7 @@ def test_a_job_goes_on_without_a_rank_that_is_stopped(start_job):
 
 
 def started_with_detector(start_job):
-    """Open MPI's detector, which finds a stopped rank by itself, crashes or hangs at some starts: the next will do."""
+    """Start a job with Open MPI's detector of stopped ranks; it crashes or hangs at some starts, so try again."""
     for _ in range(6):
         job = start_job(8, "train", *SETTINGS, *ENDLESS, *given("cluster.stopped=0"), options=DETECTOR)
         try:
@@ -208,7 +208,7 @@ def started_with_detector(start_job):
 
 @full
 @pytest.mark.timeout(300)
-def test_a_stopped_rank_that_wakes_up_finds_itself_out(start_job):
+def test_a_stopped_rank_that_wakes_up_finds_that_it_is_evicted(start_job):
     job = started_with_detector(start_job)
     stopped = job.rank(2)
     stopped.suspend()
@@ -242,7 +242,7 @@ def test_a_lost_strip_is_replaced(start_job):
 
 
 def spares_ready(job, count):
-    """Until so many stand by, as the generation that has begun last knows."""
+    """Wait until `count` spares are ready, as the coordinator of the last generation knows."""
 
     def told():
         file, begun = job.run / "status.json", job.run.glob("log/generation-*.json")
@@ -256,7 +256,7 @@ def spares_ready(job, count):
 @full
 @pytest.mark.timeout(300)
 def test_spares_take_the_places_of_lost_ranks_at_once_and_nothing_acknowledged_is_lost(start_job):
-    """A worker, the head and a server die: each time one generation ends, and the next has all its ranks."""
+    """A worker, the coordinator and a server die: each time one generation ends, and the next has all its ranks."""
     more = given("layout.data=1", "recover.spares=1")
     job = start_job(8, "train", *given(*chaos.CONSERVATION), *SETTINGS, *ENDLESS, *more)
     for generation, rank in enumerate((5, 0, 2), 1):
@@ -272,7 +272,7 @@ def test_spares_take_the_places_of_lost_ranks_at_once_and_nothing_acknowledged_i
 
 
 def conserved(run, dead):
-    """Every parameter of every copy is the number of acknowledged pushes; those of the dead may be in it or not."""
+    """Check that every parameter of every copy is the number of acknowledged pushes; those of `dead` may be in it."""
     told = counted(run)
     least = sum(acknowledged for _, acknowledged in told.values())
     most = least + sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
@@ -285,7 +285,7 @@ def conserved(run, dead):
 
 @full
 @pytest.mark.timeout(300)
-def test_spares_end_with_the_job_that_did_not_need_them_and_mpirun_is_content(start_job):
+def test_spares_end_with_a_job_that_did_not_need_them_and_mpirun_succeeds(start_job):
     job = start_job(4, "train", *given("data.images=2000", "observe.interval=0.2", "recover.spares=2"), *ENDLESS)
     spares_ready(job, 2)
     idle = [process for process in job.ranks() if "join" in process.cmdline()]

@@ -125,14 +125,14 @@ def test_mnist_in_two_epochs(case, launch):
 
 @both([3])
 def test_slow_servers_get_no_larger_pushes_than_twice_the_usual(case, launch):
-    """More than that, summed up while others are under way, is a step that may diverge."""
+    """A larger push, summed up while others are not acknowledged, is a step that may diverge."""
     slow = given('inject.faults=["delay role=server at=apply seconds=0.1"]', "train.epochs=1")
     summary = finished(launch(case, "train", *QUICK, *slow)).summary
     assert summary["pushes"]["sent"] >= summary["images"] / 64
 
 
 @both([4])
-def test_one_rank_and_four_in_step_give_the_same_loss_curve_and_bits(case, launch):
+def test_one_rank_and_four_synchronous_ones_give_the_same_loss_curve_and_bits(case, launch):
     settings = [*QUICK, *given("consistency.staleness=0", SMOOTH)]
     alone, four, again = (finished(launch(ranks, "train", *settings)) for ranks in (1, case, case))
     assert len(curve(alone)) == 4 and curve(alone)[2] < 0.9 * curve(alone)[0]

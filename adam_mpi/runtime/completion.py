@@ -29,7 +29,7 @@ class Completion:
         self.checkpoints = checkpoints
         self.resources = resources
         self.servers_finishing = False
-        """Whether the servers have been told to finish."""
+        """Whether the servers have been ordered to finish."""
         self.finished = False
 
     def step(self) -> bool:

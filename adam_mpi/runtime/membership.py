@@ -104,15 +104,16 @@ class LivenessMonitor:
         now = time.monotonic()
         limit = self.world.config.cluster.seconds
         for rank in [rank for rank, at in self.last_message.items() if now - at > limit]:
-            silent = f"{self.world.layout.places[rank]} has not been heard of for {limit:g} s"
+            silent = f"{self.world.layout.places[rank]} has sent nothing for {limit:g} s"
             if not self.world.survivable:
-                raise RankFailure(silent)
+                raise RankFailure(f"{silent}; the job ends; restart it with --resume")
             if rank not in self.evicted:
                 self.evicted[rank] = now
                 log.warning("%s; its sentinel is ordered to end it", silent)
-                self._order_end(rank, f"was not heard of for {limit:g} s")
+                self._order_end(rank, f"has sent nothing for {limit:g} s")
             elif now - self.evicted[rank] > EVICTION_SECONDS:
-                raise Stall(f"{silent}, and could not be ended in {EVICTION_SECONDS:g} s; the job ends")
+                late = f"could not be ended in {EVICTION_SECONDS:g} s"
+                raise Stall(f"{silent}, and {late}; the job ends; restart it with --resume")
 
     def _order_end(self, rank: int, reason: str) -> None:
         """Order the sentinel of `rank` to end it, by a file in the run directory.
