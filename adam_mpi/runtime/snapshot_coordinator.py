@@ -1,4 +1,13 @@
-"""The coordinator's part of snapshots: all members hold, write the state of the same clocks, and it gets its name."""
+"""The coordinator's part of snapshots, in which all members write the state of the same clocks.
+
+coordinator                        servers, and pushers whose codec has a residual
+HoldSnapshot                  ->   begin no further clock
+                              <-   SnapshotHeld: the clocks that they have begun
+TakeSnapshot: one clock per   ->   apply all that is before these clocks, copy the state, continue,
+pusher, the same for all           and write the copy on a thread
+                              <-   SnapshotWritten
+write the manifest, rename the folder: the snapshot counts
+"""
 
 import logging
 import time
