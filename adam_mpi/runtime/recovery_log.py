@@ -34,7 +34,7 @@ class Recovery:
     duplicates: int = 0
     """Pushes that were sent again and had been applied already."""
 
-    def resumed_at(self, any_pusher: float | None, all_pushers: float | None) -> "Recovery":
+    def ended_at(self, any_pusher: float | None, all_pushers: float | None) -> "Recovery":
         """Return the recovery with the durations that end at these times, where they were not known yet."""
         seconds = self.seconds
         if seconds is None and any_pusher:
@@ -58,7 +58,7 @@ class RecoveryLog:
 
         A generation that ended before its first push is part of the next recovery.
         """
-        self.recoveries = [Recovery(**values).resumed_at(*went_on) for values in recoveries]
+        self.recoveries = [Recovery(**values).ended_at(*went_on) for values in recoveries]
 
     def add(self, plan: RecoveryPlan, gone: Sequence[Place]) -> None:
         """Add the recovery with which this generation begins: the ranks of `gone` are lost."""
@@ -82,7 +82,7 @@ class RecoveryLog:
         if not self.recoveries or not reports:
             return self.recoveries
         times = earliest(report["went_on"] for report in reports)
-        *earlier, last = (recovery.resumed_at(*times) for recovery in self.recoveries)
+        *earlier, last = (recovery.ended_at(*times) for recovery in self.recoveries)
         rebuilt = sum(report["rebuilt"] for report in reports)
         duplicates = sum(report["dropped"] for report in reports)
         return [*earlier, replace(last, rebuilt=rebuilt, duplicates=duplicates)]
