@@ -132,7 +132,7 @@ def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, s
     return value
 
 
-def _has_type(value: Any, plain: type, arguments: tuple[Any, ...]) -> bool:
+def _has_type(value: Any, plain: Any, arguments: tuple[Any, ...]) -> bool:
     if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
         return False
     return plain is not list or arguments[0] is not str or all(isinstance(item, str) for item in value)

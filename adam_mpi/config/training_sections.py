@@ -37,8 +37,8 @@ class Optimizer:
     kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad"))
     """Update rule of the servers; momentum with `optimizer.momentum = 0` is plain gradient descent."""
     where: str = limited("server", choices=("server", "worker"))
-    """Where steps are computed: on the servers from pushed gradients, or by plain gradient descent on the workers, which
-    then push the changes of their weights as in the paper."""
+    """Where steps are computed: on the servers from pushed gradients, or by plain gradient descent on the workers,
+    which then push the changes of their weights as in the paper."""
     learning_rate: float = limited(0.03, low=0.0)
     """Initial learning rate, for gradients averaged over `train.batch` images."""
     schedule: str = limited("cosine", choices=("constant", "step", "cosine"))
