@@ -11,7 +11,7 @@ class ThreadPool:
     """Run numbered jobs on `threads` threads, of which the calling thread is one."""
 
     def __init__(self, threads: int, cores: Sequence[Collection[int]] = ()) -> None:
-        """Start the threads; `cores` has those that each is bound to, first those of the caller, which is left as it is."""
+        """Start the threads, each bound to its `cores` if given; the first are the caller's, which is not bound."""
         self.tasks: list[SimpleQueue[list[Callable[[], None]] | None]] = [SimpleQueue() for _ in range(threads - 1)]
         self.done: SimpleQueue[BaseException | None] = SimpleQueue()
         for number, tasks in enumerate(self.tasks, 1):
