@@ -77,5 +77,5 @@ def test_a_loss_is_survived_though_the_run_directory_fails(tmp_path, failing, mo
     world.recover = lambda full: "the next generation"
     monkeypatch.setattr(run, "_serve", serve)
     monkeypatch.setattr(run.generation, "crew", lambda world, job, kept: SimpleNamespace(compute_on=lambda: None))
-    connection = SimpleNamespace(say=lambda message: None, bye=lambda: None)
-    assert run._work(world, job, connection)[0] == "the next generation" and len(served) == 2
+    wire = SimpleNamespace(say=lambda word: None, bye=lambda: None)
+    assert run._work(world, job, wire)[0] == "the next generation" and len(served) == 2

@@ -83,8 +83,10 @@ def test_all_others_hardly_run_while_a_worker_stands_still(start_job):
                 break
     finally:
         worker.resume()
-    told = ", ".join(f"{name} {share:.1%}" for name, share in zip(("data", "server", "worker"), measured, strict=True))
-    assert max(measured) < SHARE, f"{told} of a core"
+    figures = ", ".join(
+        f"{name} {share:.1%}" for name, share in zip(("data", "server", "worker"), measured, strict=True)
+    )
+    assert max(measured) < SHARE, f"{figures} of a core"
     # Awake again, the worker trains on.
     lines = len(job.metrics())
     job.until(lambda: len(job.metrics()) > lines + 2, "more metrics")

@@ -10,11 +10,9 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import spares
-from adam_mpi.cluster.messages import Grow, SparesReport, Spawn
+from adam_mpi.cluster.messages import SparesReport
 from adam_mpi.cluster.spares import PING, Invitation, JoinPackage, Spare, Spares, admitting_ranks
 from adam_mpi.config import load
-from adam_mpi.runtime.coordinator import Coordinator, may_join
-from adam_mpi.worker.worker import Worker
 
 
 class Link:
@@ -52,13 +50,6 @@ def test_each_rank_admits_its_own_spares_and_no_more_than_are_missing():
     assert admitting_ranks([0, 2, 0, 1], 5) == [1, 1, 3]
     assert admitting_ranks([0, 2, 0, 1], 2) == [1, 1]
     assert admitting_ranks([2, 1], 0) == admitting_ranks([2, 1], -1) == []
-
-
-def test_all_missing_ranks_join_at_once_or_when_no_more_are_starting():
-    assert may_join(missing=1, ready=1, coming=0) and may_join(missing=2, ready=3, coming=1)
-    assert not may_join(missing=2, ready=1, coming=1)
-    assert may_join(missing=2, ready=1, coming=0)
-    assert not may_join(missing=0, ready=2, coming=0) and not may_join(missing=1, ready=0, coming=1)
 
 
 def test_only_spares_that_respond_count_and_the_others_are_dropped(monkeypatch):
@@ -167,100 +158,3 @@ def test_a_spare_ends_with_its_starter_and_with_the_job():
         spares.receive(Link("dead"), lambda: False)
     with pytest.raises(RankFailure, match="the job is over"):
         spares.receive(Link("silent"), lambda: True)
-
-
-@pytest.fixture
-def coordinator():
-    """Return the coordinator of a job that keeps 8 ranks and two spares."""
-    coordinator = Coordinator.__new__(Coordinator)
-    coordinator.config = load(None, ["recover.spares=2"])
-    coordinator.full = 8
-    coordinator.members = list(range(8))
-    coordinator.recoveries = []
-    coordinator.standing_by = {}
-    coordinator.started = []
-    coordinator.refused = False
-    coordinator.told_refusal = False
-    coordinator.said = []
-    coordinator.progress = SimpleNamespace(say=coordinator.said.append)
-    coordinator.sent = []
-    coordinator.channel = SimpleNamespace(send=lambda message, rank: coordinator.sent.append((rank, message)))
-    coordinator.world = SimpleNamespace(
-        layout=SimpleNamespace(starter=6, places=[SimpleNamespace(rank=r) for r in range(8)])
-    )
-    return coordinator
-
-
-def report(ready, coming, refused=False):
-    return SparesReport(ready, coming, refused, [])
-
-
-def test_spares_are_ordered_once_and_again_when_one_has_joined(coordinator):
-    coordinator._keep_full()
-    coordinator._keep_full()
-    assert coordinator.sent == [(6, Spawn(2))]
-    coordinator._hear_of_spares(6, report(2, 0))
-    coordinator._keep_full()
-    assert len(coordinator.sent) == 1
-    coordinator._hear_of_spares(6, report(1, 0))
-    coordinator._keep_full()
-    assert coordinator.sent[1:] == [(6, Spawn(1))]
-
-
-def test_missing_ranks_are_replaced_when_a_spare_is_ready(coordinator):
-    coordinator.members = list(range(7))
-    coordinator._keep_full()
-    assert coordinator.sent == [(6, Spawn(3))]
-    coordinator._hear_of_spares(6, report(1, 2))
-    coordinator._keep_full()
-    assert {message for _, message in coordinator.sent[1:]} == {Grow(full=8)}
-
-
-def test_no_spare_is_started_before_the_recovery_is_complete(coordinator):
-    coordinator.recoveries = [{"seconds": None, "seconds_all": None, "detected": 1.0}]
-    coordinator.statistics = SimpleNamespace(of=lambda role: [])
-    coordinator._keep_full()
-    assert coordinator.sent == []
-
-
-def test_a_refusal_is_reported_once_and_ends_the_orders(coordinator):
-    for _ in range(2):
-        coordinator._hear_of_spares(6, report(0, 0, refused=True))
-        coordinator._keep_full()
-    assert coordinator.sent == [] and len(coordinator.said) == 1 and "no slot" in coordinator.said[0]
-
-
-def worker(arrived, fresh=True, training=True, settings=()):
-    """Return a worker with two threads, of which one has a batch to compute."""
-    worker = Worker.__new__(Worker)
-    worker.config, worker.fresh, worker.held = load(None, settings), fresh, set()
-    worker.factor = 0.0
-    batches = [("slot", SimpleNamespace(epoch=1, number=number)) for number in range(arrived)]
-    worker.data = SimpleNamespace(
-        phase=SimpleNamespace(training=training), arrived=batches, take=lambda: batches.pop(0) if batches else None
-    )
-    worker.trainers = [Thread(0), Thread(1)]
-    return worker
-
-
-class Thread:
-    def __init__(self, waiting):
-        self.waiting = waiting
-
-    def give(self, task):
-        self.waiting += 1
-
-
-def test_threads_get_all_batches_that_have_arrived_before_a_recovery():
-    busy = worker(arrived=6)
-    busy.compute_on()
-    assert [thread.waiting for thread in busy.trainers] == [4, 3] and len(busy.held) == 6
-
-
-@pytest.mark.parametrize(
-    "not_now", [{"fresh": False}, {"training": False}, {"settings": ["consistency.staleness=0"]}], ids=str
-)
-def test_threads_get_no_batches_whose_results_would_be_dropped(not_now):
-    idle = worker(arrived=6, **not_now)
-    idle.compute_on()
-    assert [thread.waiting for thread in idle.trainers] == [0, 1] and not idle.held

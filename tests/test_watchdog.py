@@ -145,8 +145,10 @@ def test_a_rank_that_does_not_answer_is_logged_with_its_stack(rank, start_job):
     what = {1: server, 0: "a batch|the next phase"}[rank]
     other = {1: "rank 1, server on", 0: "rank 0, data on"}[rank]
     job.rank(rank).suspend()
-    told = re.compile(rf"rank [23], worker .* waited for ({what}) from {other} \S+ since .* s; stacks here:\nthread ")
-    job.until(lambda: any(told.search(text) for text in job.logs().values()), "the message of the watchdog")
+    expected = re.compile(
+        rf"rank [23], worker .* waited for ({what}) from {other} \S+ since .* s; stacks here:\nthread "
+    )
+    job.until(lambda: any(expected.search(text) for text in job.logs().values()), "the message of the watchdog")
     job.rank(rank).resume()
     stack = re.compile(r"^  File .*run\.py\", line \d+ in _serve$", re.M)
     job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "the stack of the other rank's main thread")
@@ -185,6 +187,6 @@ def test_a_strip_that_only_receives_batches_logs_the_strip_that_asks_for_them(st
     job.rank(2).suspend()
     exchange = r"what \w+ (needs|gives back) on the left, part \d+ of the batches,"
     what = rf"an ask for a batch|{exchange}|its (share of sum \d+|end of what was sent before \w+ \d+) of .*"
-    told = rf"rank 3, worker .* waited for ({what}) from rank 2, worker .*; stacks here"
-    job.until(lambda: re.search(told, job.logs()["rank-00003"]), "the message of the watchdog")
+    expected = rf"rank 3, worker .* waited for ({what}) from rank 2, worker .*; stacks here"
+    job.until(lambda: re.search(expected, job.logs()["rank-00003"]), "the message of the watchdog")
     job.rank(2).resume()
