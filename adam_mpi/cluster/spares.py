@@ -237,7 +237,10 @@ def _kill_self() -> None:
 
 
 def return_errors(comm: Any) -> Any:
-    """Have errors of `comm` raised as exceptions, and return it."""
+    """Have errors of `comm` raised as exceptions, and return it.
+
+    It is untyped because mpi4py declares what splits and merges a communicator as `Comm` only.
+    """
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     return comm
 
