@@ -1,4 +1,4 @@
-"""The configuration: defaults, the file, --set; every mistake is one line that names its key."""
+"""The configuration: defaults, the file, --set; the error for a mistake is one line that names its key."""
 
 import dataclasses
 import math
@@ -8,6 +8,7 @@ import pytest
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
+from adam_mpi.config import reading
 
 
 def complaint(path=None, *overrides):
@@ -68,7 +69,7 @@ def test_set_takes_toml_values_and_bare_words():
         (
             "optimizer.decay=40",
             "optimizer.decay = 40: with optimizer.learning_rate = 0.03 a step leaves nothing of a weight; "
-            "rate * decay must be below 1",
+            "learning_rate * decay must be below 1",
         ),
         ("layout.place.cook=['h']", "layout.place.cook: unknown role; allowed: data, worker, server"),
         ("layout.place.server=h", "layout.place.server = 'h': expected a list of host patterns"),
@@ -89,6 +90,39 @@ def test_what_workers_that_step_would_ignore_is_refused(given, allowed):
     assert said.startswith(f"optimizer.{given.replace('=', ' = ')}: workers take plain steps")
     assert said.endswith(f'it must be {allowed}, or set optimizer.where = "server"')
     assert config.load(None, ["optimizer.where=worker", "optimizer.ema=0.1"]).optimizer.ema == 0.1
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "said"),
+    [
+        ("optimiser", "rate", "optimiser is now optimizer, optimizer.rate is now optimizer.learning_rate"),
+        ("optimiser", "momentum", "optimiser is now optimizer"),
+        ("optimizer", "rate", "optimizer.rate is now optimizer.learning_rate"),
+        ("optimizer", "warm_up", "optimizer.warm_up is now optimizer.warmup"),
+        ("optimizer", "average", "optimizer.average is now optimizer.ema"),
+        ("data.transform", "normalise", "data.transform.normalise is now data.transform.normalize"),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "set", "dict", "toml"])
+def test_a_former_key_is_refused_with_its_present_name(section, key, said, source, tmp_path):
+    text = f"[{section}]\n{key} = 0\n"
+    file = tmp_path / "former.toml"
+    file.write_text(text)
+    given = {
+        "file": lambda: config.load(file),
+        "set": lambda: config.load(None, [f"{section}.{key}=0"]),
+        "dict": lambda: config.load(tomllib.loads(text)),
+        "toml": lambda: config.from_toml(text, "weights.h5"),
+    }
+    name = {"file": str(file), "set": "--set", "dict": "config", "toml": "weights.h5"}
+    with pytest.raises(UserError) as error:
+        given[source]()
+    assert str(error.value) == f"{name[source]}: {said}; use the new name"
+
+
+def test_every_present_name_is_a_key():
+    sections = {field.name for field in dataclasses.fields(config.Config)}
+    assert set(reading.RENAMED.values()) <= sections | set(_keys("", config.Config()))
 
 
 def test_a_section_given_as_a_value_is_named(tmp_path):
@@ -116,10 +150,11 @@ def _keys(prefix, section):
             yield prefix + field.name
 
 
-def test_every_field_has_a_sentence():
-    documented = {key: sentence for key, _, sentence in config.documentation()}
+def test_every_field_is_documented_in_sentences():
+    documented = {key: text for key, _, text in config.documentation()}
     assert list(documented) == list(_keys("", config.Config()))
-    assert all(sentence.endswith(".") and "\n" not in sentence for sentence in documented.values())
+    for key, text in documented.items():
+        assert text[0].isupper() and text.endswith(".") and not set("\n|") & set(text), key
 
 
 def test_what_is_written_reads_back_the_same(tmp_path):

@@ -1,4 +1,4 @@
-"""A generation is begun once, and who is not in it finds out."""
+"""A generation is claimed once, and a rank that is not in it is evicted."""
 
 import errno
 import threading
@@ -16,26 +16,26 @@ from adam_mpi.runtime import run
 def test_a_generation_is_claimed_by_one_side_only(tmp_path):
     fence.claim(tmp_path, 1, [0, 1, 2])
     fence.claim(tmp_path, 1, [0, 1, 2])
-    with pytest.raises(fence.Evicted, match="generation 1 has begun with others"):
+    with pytest.raises(fence.Evicted, match="generation 1 has begun with other members"):
         fence.claim(tmp_path, 1, [3])
 
 
-def test_who_is_not_in_the_newest_generation_is_out(tmp_path):
+def test_a_rank_that_is_not_in_the_newest_generation_is_evicted(tmp_path):
     fence.check(tmp_path, 0, 3)
     fence.claim(tmp_path, 1, [0, 3])
     fence.check(tmp_path, 0, 3)
     fence.claim(tmp_path, 4, [0, 2])
     fence.check(tmp_path, 4, 3)
-    with pytest.raises(fence.Evicted, match="taken for dead; generation 4"):
+    with pytest.raises(fence.Evicted, match="declared dead; generation 4"):
         fence.check(tmp_path, 0, 3)
     fence.clear(tmp_path)
     fence.check(tmp_path, 0, 3)
 
 
 @pytest.mark.parametrize("why", ["late", "out"])
-def test_a_watch_ends_who_is_late_or_out(tmp_path, why):
+def test_a_watch_ends_a_rank_that_is_late_or_evicted(tmp_path, why):
     ended = threading.Event()
-    watch = fence.Watch(tmp_path, 0.2 if why == "late" else 60.0, ended.set, lambda error: ended.set())
+    watch = fence.MembershipWatch(tmp_path, 0.2 if why == "late" else 60.0, ended.set, lambda error: ended.set())
     assert not watch.end()
     watch.begin(0, 3)
     if why == "out":
@@ -46,7 +46,7 @@ def test_a_watch_ends_who_is_late_or_out(tmp_path, why):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """A run directory whose disk answers nothing but errors."""
+    """Make every access to the run directory fail."""
 
     def fail(*arguments):
         raise OSError(errno.EIO, "Input/output error")
@@ -55,9 +55,9 @@ def failing(monkeypatch):
         monkeypatch.setattr(Path, name, fail)
 
 
-def test_a_watch_over_a_disk_that_fails_ends_who_is_late(tmp_path, failing):
+def test_a_watch_over_a_failing_disk_ends_a_rank_that_is_late(tmp_path, failing):
     ended = threading.Event()
-    watch = fence.Watch(tmp_path, 0.1, ended.set, lambda error: None)
+    watch = fence.MembershipWatch(tmp_path, 0.1, ended.set, lambda error: None)
     watch.begin(0, 3)
     assert ended.wait(20)
     assert watch.end()

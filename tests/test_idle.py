@@ -1,12 +1,57 @@
 """Ranks with nothing to do leave the cores to others."""
 
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import psutil
 from launch import given
 
+from adam_mpi.cluster import idle as idle_file
+from adam_mpi.cluster.idle import Idle
+
 SHARE = 0.05
 SECONDS, TRIES = 3.0, 4
+
+
+def test_an_idle_loop_rests_longer_and_longer_until_there_is_work(monkeypatch):
+    now = [100.0]
+    rests = []
+
+    def rest(seconds):
+        rests.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(idle_file, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None))
+    idle = Idle("sleep", rest)
+    for _ in range(1000):
+        idle.back_off(False)
+    assert rests == sorted(rests) and rests[0] == Idle.SHORTEST and rests[-1] == Idle.LONGER
+    # Work is delayed by at most an eighth of the wait, once that is longer than a few of the shortest rests.
+    waited = np.cumsum([0, *rests])[:-1]
+    assert all(seconds <= 1.001 * max(Idle.SHORTEST, before / 8) for seconds, before in zip(rests, waited, strict=True))
+    resting = len(rests)
+    idle.back_off(True)
+    for _ in range(Idle.SPINS):
+        idle.back_off(False)
+    assert rests[resting:] == [Idle.SHORTEST]
+    spinning = Idle("spin", rest)
+    for _ in range(100):
+        spinning.back_off(False)
+    assert len(rests) == resting + 1
+
+
+def test_a_patient_loop_rests_at_once(monkeypatch):
+    now = [100.0]
+    rests = []
+    monkeypatch.setattr(idle_file, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None))
+    idle = Idle("sleep", rests.append, patient=True)
+    for worked in (True, False, False, True, False):
+        idle.back_off(worked)
+    assert rests == 3 * [Idle.PATIENT]
+    now[0] += 10
+    idle.back_off(False)
+    assert rests[-1] == Idle.LONGER
 
 
 def used(process):
@@ -38,8 +83,10 @@ def test_all_others_hardly_run_while_a_worker_stands_still(start_job):
                 break
     finally:
         worker.resume()
-    told = ", ".join(f"{name} {share:.1%}" for name, share in zip(("data", "server", "worker"), measured, strict=True))
-    assert max(measured) < SHARE, f"{told} of a core"
+    figures = ", ".join(
+        f"{name} {share:.1%}" for name, share in zip(("data", "server", "worker"), measured, strict=True)
+    )
+    assert max(measured) < SHARE, f"{figures} of a core"
     # Awake again, the worker trains on.
     lines = len(job.metrics())
     job.until(lambda: len(job.metrics()) > lines + 2, "more metrics")

@@ -1,4 +1,4 @@
-"""A process that is a whole MPI job, though its launcher has started several."""
+"""A process that is a whole MPI job of its own, though its launcher has started several, is refused."""
 
 import pytest
 
@@ -9,7 +9,7 @@ LIBRARY = "Open MPI v5.0.8, package: Debian\x00"
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "said"),
     [
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "4 processes were started by Open MPI's mpirun"),
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "2 processes were started by an mpirun of MPICH's kin"),
@@ -18,10 +18,10 @@ LIBRARY = "Open MPI v5.0.8, package: Debian\x00"
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}, "4 processes were started by srun"),
     ],
 )
-def test_several_jobs_instead_of_one_are_refused_with_the_cause_and_the_cure(environment, told):
+def test_several_jobs_instead_of_one_are_refused_with_the_cause_and_the_cure(environment, said):
     with pytest.raises(UserError) as refused:
         launcher.check_alone(environment, LIBRARY)
-    assert told in str(refused.value) and "(Open MPI v5.0.8) each is a job of its own" in str(refused.value)
+    assert said in str(refused.value) and "(Open MPI v5.0.8) each is a job of its own" in str(refused.value)
     assert "srun --mpi=list" in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -43,7 +43,7 @@ def test_a_job_of_one_rank_is_not_refused(environment):
     launcher.check_alone(environment, LIBRARY)
 
 
-def test_the_launcher_says_which_of_them_tells():
+def test_the_rank_is_that_of_the_closest_launcher():
     assert launcher.rank({}) is None
     assert launcher.rank({"SLURM_PROCID": "2"}) == 2
     assert launcher.rank({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "2"}) == 0

@@ -113,6 +113,21 @@ def test_parse_names_what_is_wrong(entry, said):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"kind": "conv", "maps": 3, "kernel": 5}, "model.layers[1].maps is now model.layers[1].channels; use the"),
+        ({"kind": "pool", "size": 2}, "model.layers[1].kind 'pool' is now 'max_pool'; use the new name"),
+        ({"kind": "average", "size": 2}, "model.layers[1].kind 'average' is now 'avg_pool'; use the new name"),
+        ({"kind": "dense", "maps": 3}, "model.layers[1].maps is not known; a dense layer has units"),
+    ],
+)
+def test_a_former_name_is_refused_with_the_present_one(entry, said):
+    with pytest.raises(UserError) as error:
+        parse(["relu", entry])
+    assert str(error.value).startswith(said)
+
+
 def test_parse_wants_a_list():
     with pytest.raises(UserError, match=r"model\.layers is 'relu'; give a list"):
         parse("relu")

@@ -22,7 +22,7 @@ def test_small_numbers_share_roles():
 
 def test_a_single_strip_wide_replica_may_take_every_rank():
     layout = arrange(["h"] * 2, Layout(partitions=2))
-    assert layout.workers == (0, 1) and layout.replicas == 1 and layout.head == 0
+    assert layout.workers == (0, 1) and layout.replicas == 1 and layout.coordinator == 0
 
 
 @given(st.integers(1, 300), st.integers(1, 6), st.integers(1, 8))

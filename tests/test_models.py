@@ -1,4 +1,4 @@
-"""The ready configurations: each is a plan that works, and the noise that stands in for their data sets."""
+"""The ready configurations can be planned, with random images where a data set is not installed."""
 
 import numpy as np
 import pytest

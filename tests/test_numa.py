@@ -1,4 +1,4 @@
-"""NUMA nodes, from trees that look like the system's, and threads that keep to one."""
+"""NUMA nodes, read from folders like the system's, and threads that are bound to their cores."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ def test_nodes_are_read_in_the_order_of_their_numbers(tmp_path):
     assert found == [{0, 1, 2, 3, 8}, {4, 5}, *({core} for core in range(20, 29))]
 
 
-def test_a_system_that_does_not_tell_has_no_nodes(tmp_path):
+def test_a_system_without_the_folder_has_no_nodes(tmp_path):
     assert numa.nodes(tmp_path) == numa.nodes(tmp_path / "missing") == []
 
 
@@ -37,18 +37,20 @@ def test_a_system_that_does_not_tell_has_no_nodes(tmp_path):
         ([0, 1], 2, [set(), set()]),
     ],
 )
-def test_threads_keep_to_the_allowed_cores_of_one_node(allowed, threads, wanted):
-    assert numa.share([range(4), range(4, 8)], allowed, threads) == wanted
+def test_a_thread_gets_the_allowed_cores_of_one_node(allowed, threads, wanted):
+    assert numa.assign([range(4), range(4, 8)], allowed, threads) == wanted
 
 
-def test_one_node_binds_nobody():
-    assert numa.share([range(8)], range(8), 2) == [frozenset()] * 2
+def test_with_one_node_no_thread_is_bound():
+    assert numa.assign([range(8)], range(8), 2) == [frozenset()] * 2
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
-def test_apply_threads_run_on_their_cores_and_the_caller_where_it_did():
-    before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
-    appliers, seen = ThreadPool(2, [frozenset(), frozenset([core])]), {}
-    appliers.run([(n, lambda: seen.update({threading.get_ident(): os.sched_getaffinity(0)})) for n in (0, 1)])
+def test_threads_run_on_their_cores_and_the_caller_is_not_bound():
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    pool = ThreadPool(2, [frozenset(), frozenset([core])])
+    seen = {}
+    pool.run([(n, lambda: seen.update({threading.get_ident(): os.sched_getaffinity(0)})) for n in (0, 1)])
     caller = seen.pop(threading.get_ident())
     assert caller == before and list(seen.values()) == [{core}]

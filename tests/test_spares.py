@@ -1,4 +1,4 @@
-"""Those who stand by: who lets them in, when they join, and what becomes of one that does not answer."""
+"""Spare processes: which ranks admit them, when they join, and what happens to one that does not answer."""
 
 import signal
 import threading
@@ -10,85 +10,104 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import spares
-from adam_mpi.cluster.spares import CALL, JoinPackage, Spare, Spares, doors
+from adam_mpi.cluster.messages import SparesReport
+from adam_mpi.cluster.spares import PING, Invitation, JoinPackage, Spare, Spares, admitting_ranks
 from adam_mpi.config import load
-from adam_mpi.worker.worker import Worker
 
 
 class Link:
-    """To a spare that answers, is silent, or is dead; it has words of its own to say."""
+    """A link to a spare that answers, is silent, or is dead; `messages` are what it sends."""
 
-    def __init__(self, kind="answers", words=()):
-        self.kind, self.words, self.heard = kind, list(words), []
+    def __init__(self, kind="answers", messages=()):
+        self.kind = kind
+        self.messages = list(messages)
+        self.received = []
 
     def Iprobe(self, source):
         if self.kind == "dead":
             raise MPI.Exception(MPI.ERR_OTHER)
-        return bool(self.words)
+        return bool(self.messages)
 
     def recv(self, source):
-        return self.words.pop(0)
+        return self.messages.pop(0)
 
-    def send(self, word, to):
+    def send(self, message, to):
         if self.kind == "dead":
             raise MPI.Exception(MPI.ERR_OTHER)
-        self.heard.append(word)
-        if self.kind == "answers" and word == CALL:
-            self.words.append(word)
+        self.received.append(message)
+        if self.kind == "answers" and message == PING:
+            self.messages.append(message)
 
 
-def holding(*spares_held):
+def started(*spares_held):
+    """Return the spares of a rank that has started these, each as (link, ready)."""
     held = Spares()
     held.held = [Spare(link, None, 0.0, ready, host="h", pid=0) for link, ready in spares_held]
     return held
 
 
-def test_each_rank_lets_in_its_own_and_no_more_than_are_missing():
-    assert doors([0, 2, 0, 1], 5) == [1, 1, 3]
-    assert doors([0, 2, 0, 1], 2) == [1, 1]
-    assert doors([2, 1], 0) == doors([2, 1], -1) == []
+def test_each_rank_admits_its_own_spares_and_no_more_than_are_missing():
+    assert admitting_ranks([0, 2, 0, 1], 5) == [1, 1, 3]
+    assert admitting_ranks([0, 2, 0, 1], 2) == [1, 1]
+    assert admitting_ranks([2, 1], 0) == admitting_ranks([2, 1], -1) == []
 
 
-def test_only_who_answers_counts_and_a_stopped_or_dead_one_is_given_up(monkeypatch):
-    monkeypatch.setattr(spares, "CALL_SECONDS", 0.01)
-    here, stopped, dead, coming = Link(), Link("silent"), Link("dead"), Link("silent")
-    held = holding((here, True), (stopped, True), (dead, True), (coming, False))
-    assert held.call() == 1
-    assert [spare.link for spare in held.held] == [here, coming]
-    assert held.call() == 1, "the next call is a call of its own"
+def test_only_spares_that_respond_count_and_the_others_are_dropped(monkeypatch):
+    monkeypatch.setattr(spares, "PING_SECONDS", 0.01)
+    responding = Link()
+    starting = Link("silent")
+    held = started((responding, True), (Link("silent"), True), (Link("dead"), True), (starting, False))
+    assert held.count_responding() == 1
+    assert [spare.link for spare in held.held] == [responding, starting]
+    assert held.count_responding() == 1, "an earlier answer does not count"
 
 
-def test_one_that_is_stopped_is_ended_for_the_launcher_would_wait_for_it(monkeypatch):
-    ended = []
-    monkeypatch.setattr(spares, "CALL_SECONDS", 0.01)
-    monkeypatch.setattr(spares.os, "kill", lambda pid, number: ended.append((pid, number)))
-    held = holding((Link("silent"), True), (Link("silent"), True))
-    held.held[0].host, held.held[0].pid, held.held[1].pid = MPI.Get_processor_name(), 12, 13
+def test_a_stopped_spare_is_killed_because_the_launcher_would_wait_for_it(monkeypatch):
+    killed = []
+    monkeypatch.setattr(spares, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(spares.os, "kill", lambda pid, number: killed.append((pid, number)))
+    held = started((Link("silent"), True), (Link("silent"), True))
+    held.held[0].host = MPI.Get_processor_name()
+    held.held[0].pid = 12
+    held.held[1].pid = 13
     held.dismiss()
-    assert ended == [(12, signal.SIGKILL)] and not held.held, "one on another host cannot be reached"
+    assert killed == [(12, signal.SIGKILL)] and not held.held, "a process of another host cannot be killed"
 
 
-def test_the_head_is_told_when_one_is_ready_and_when_one_is_gone():
-    link = Link("silent", words=[("h", 7), 0.8])
-    held = holding((link, False))
+def test_a_report_is_due_when_a_spare_is_ready_and_when_one_is_gone():
+    link = Link("silent", messages=[("h", 7), 0.8])
+    held = started((link, False))
     held.held[0].host = ""
-    assert held.look() and held.told()["coming"] == 1
-    assert held.look() and held.told() | {"started": []} == {"ready": 1, "coming": 0, "refused": False, "started": []}
-    assert not held.look()
+    assert held.poll() and held.report() == SparesReport(ready=0, coming=1, refused=False, started=[])
+    assert held.poll()
+    report = held.report()
+    assert (report.ready, report.coming, report.refused) == (1, 0, False)
+    assert [taken["cpu"] for taken in report.started] == [0.8]
+    assert not held.poll()
     link.kind = "dead"
-    assert held.look() and held.told()["ready"] == 0
+    assert held.poll() and held.report() == SparesReport(ready=0, coming=0, refused=False, started=[])
 
 
-def test_a_new_generation_is_told_who_stands_by_and_old_orders_are_void():
-    held = holding((Link("silent"), True))
-    held.look()
-    held.told()
+def test_an_invitation_goes_to_a_spare_that_is_ready():
+    starting = Link()
+    ready = Link()
+    held = started((starting, False), (ready, True))
+    invitation = Invitation("port", 8, 8, [], ())
+    held.invite(invitation)
+    assert ready.received == [invitation] and not starting.received
+    assert [spare.link for spare in held.held] == [starting]
+
+
+def test_a_new_generation_gets_a_report_and_drops_former_orders():
+    held = started((Link("silent"), True))
+    held.poll()
+    held.report()
     held.order(3)
-    held.enter(None)
-    assert held.ordered == 0 and held.look()
+    held.begin_generation(None)
+    assert held.ordered == 0 and held.poll()
 
 
-def luggage(seconds=30.0):
+def join_package(seconds=30.0):
     job = SimpleNamespace(config=load(None, [f"recover.seconds={seconds}"]), directory=Path("run"))
     return JoinPackage(job, ())
 
@@ -102,76 +121,40 @@ def spawning(monkeypatch, spawn):
     )
 
 
-def test_a_launcher_without_a_slot_is_asked_no_further(monkeypatch):
+def test_after_a_refusal_of_the_launcher_no_more_spares_are_started(monkeypatch):
     def spawn(*words):
         raise MPI.Exception(MPI.ERR_SPAWN)
 
     spawning(monkeypatch, spawn)
     held = Spares()
-    held.enter(luggage())
+    held.begin_generation(join_package())
     held.order(3)
-    assert held.look() and held.told()["refused"] and held.ordered == 0
+    assert held.poll() and held.report().refused and held.ordered == 0
 
 
-def test_a_rank_that_hangs_while_it_starts_another_is_ended(monkeypatch):
+def test_a_rank_that_hangs_while_it_starts_a_spare_is_killed(monkeypatch):
     killed = threading.Event()
     monkeypatch.setattr(spares.os, "kill", lambda pid, number: number == signal.SIGKILL and killed.set())
     monkeypatch.setattr(spares.logging, "shutdown", lambda: None)
-    spawning(monkeypatch, lambda *words: killed.wait(30) or pytest.fail("nobody ended it"))
+    spawning(monkeypatch, lambda *words: killed.wait(30) or pytest.fail("the rank was not killed"))
     held = Spares()
-    held.enter(luggage(seconds=1.0))
-    held.luggage.job.config.recover.seconds = 0.01
+    held.begin_generation(join_package(seconds=1.0))
+    held.join_package.job.config.recover.seconds = 0.01
     held.order(1)
     with pytest.raises(AttributeError):
-        # What a `Spawn` that hung returned is no communicator.
-        held.look()
+        # The `Spawn` that hung returns no communicator.
+        held.poll()
     assert killed.is_set()
 
 
-def test_a_spare_answers_calls_and_hears_its_invitation():
-    link = Link("silent", words=[CALL, "invitation"])
-    assert spares.hear(link, lambda: False) == "invitation"
-    assert link.heard == [CALL]
+def test_a_spare_answers_pings_and_receives_its_invitation():
+    link = Link("silent", messages=[PING, "invitation"])
+    assert spares.receive(link, lambda: False) == "invitation"
+    assert link.received == [PING]
 
 
-def test_a_spare_that_is_left_alone_ends():
+def test_a_spare_ends_with_its_starter_and_with_the_job():
     with pytest.raises(RankFailure, match="is gone"):
-        spares.hear(Link("dead"), lambda: False)
+        spares.receive(Link("dead"), lambda: False)
     with pytest.raises(RankFailure, match="the job is over"):
-        spares.hear(Link("silent"), lambda: True)
-
-
-def worker(arrived, fresh=True, training=True, settings=()):
-    """With two threads, one of which has something in hand."""
-    worker = Worker.__new__(Worker)
-    worker.config, worker.fresh, worker.held = load(None, settings), fresh, set()
-    worker.factor = 0.0
-    batches = [("slot", SimpleNamespace(epoch=1, number=number)) for number in range(arrived)]
-    worker.data = SimpleNamespace(
-        phase=SimpleNamespace(training=training), arrived=batches, take=lambda: batches.pop(0) if batches else None
-    )
-    worker.trainers = [Thread(0), Thread(1)]
-    return worker
-
-
-class Thread:
-    def __init__(self, waiting):
-        self.waiting = waiting
-
-    def give(self, task):
-        self.waiting += 1
-
-
-def test_threads_get_all_that_has_arrived_before_a_rank_finds_together_with_others():
-    busy = worker(arrived=6)
-    busy.compute_on()
-    assert [thread.waiting for thread in busy.trainers] == [4, 3] and len(busy.held) == 6
-
-
-@pytest.mark.parametrize(
-    "not_now", [{"fresh": False}, {"training": False}, {"settings": ["consistency.staleness=0"]}], ids=str
-)
-def test_threads_get_nothing_that_would_be_thrown_away(not_now):
-    idle = worker(arrived=6, **not_now)
-    idle.compute_on()
-    assert [thread.waiting for thread in idle.trainers] == [0, 1] and not idle.held
+        spares.receive(Link("silent"), lambda: True)

@@ -1,5 +1,6 @@
-"""The stall watchdog: what is awaited for too long is told once, with whom and since when, and stacks of both sides."""
+"""The stall watchdog logs a long wait once, with its rank, its beginning and the stacks of both ranks."""
 
+import dataclasses
 import re
 import types
 
@@ -9,6 +10,7 @@ from launch import given, spread
 from adam_mpi.base.errors import Stall
 from adam_mpi.cluster import watchdog
 from adam_mpi.cluster.layout import Place
+from adam_mpi.cluster.messages import DumpStacks, SignOfLife
 from adam_mpi.cluster.watchdog import Wait, Watchdog
 from adam_mpi.config import load
 
@@ -17,21 +19,22 @@ ENDLESS = given("data.images=1000", "train.epochs=1000000", "observe.interval=0.
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time as the test wants it."""
+    """Replace the monotonic clock by `seconds` that the test sets."""
     now = types.SimpleNamespace(seconds=100.0)
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now.seconds)
     return now
 
 
-class ControlChannel:
+class Channel:
+    """A control channel that keeps the signs of life and the requests for stacks that are sent."""
+
     def __init__(self):
-        self.sent, self.signs = [], []
+        self.signs = []
+        self.dumps = []
 
     def send(self, message, to):
-        if message["kind"] == "sign":
-            self.signs.append((to, message))
-        else:
-            self.sent.append((to, message["asked"]))
+        kept = {SignOfLife: self.signs, DumpStacks: self.dumps}
+        kept[type(message)].append((to, message))
 
 
 @pytest.fixture
@@ -42,90 +45,91 @@ def dog(clock):
     world = types.SimpleNamespace(config=load(None), hosts=["a", "b"], place=places[0], rank=0, layout=layout)
     world.survivable = False
     world.config.watchdog.seconds = 10.0
-    return Watchdog(world, ControlChannel())
+    return Watchdog(world, Channel())
 
 
-def test_a_wait_is_told_once_and_again_only_when_it_began_anew(dog, clock, caplog):
+def test_a_wait_is_logged_once_and_again_only_in_another_turn(dog, clock, caplog):
     for turn in (0, 0, 1, 1):
         for _ in range(12):
             clock.seconds += 1
-            dog.look(lambda turn=turn: [Wait("clock 7", 1, turn, patient=True)])
+            dog.check(lambda turn=turn: [Wait("clock 7", 1, turn, patient=True)])
             answer_signs(dog)
-    assert len(dog.channel.sent) == 2
-    to, asked = dog.channel.sent[0]
+    assert len(dog.channel.dumps) == 2
+    to, message = dog.channel.dumps[0]
     assert to == 1
     pattern = r"rank 0, worker .* on a waited for clock 7 from rank 1, server on b since \d\d:\d\d:\d\d, 1\d\.\d s"
-    assert re.fullmatch(pattern, asked)
+    assert re.fullmatch(pattern, message.reason)
 
 
-def test_what_moves_on_is_never_told(dog, clock):
+def test_waits_that_end_are_never_logged(dog, clock):
     for turn in range(100):
         clock.seconds += 3
-        dog.look(lambda turn=turn: [Wait("a batch", 1, turn)])
-    assert dog.channel.sent == []
+        dog.check(lambda turn=turn: [Wait("a batch", 1, turn)])
+    assert dog.channel.dumps == []
 
 
-def test_what_is_owed_for_too_long_ends_the_job(dog, clock):
+def test_a_request_unanswered_for_too_long_ends_the_job(dog, clock):
     dog.limit = 30.0
     with pytest.raises(Stall, match=r"rank 0, worker .* has waited for a batch from rank 1, server on b since .*ends"):
         for _ in range(40):
             clock.seconds += 1
-            dog.look(lambda: [Wait("a batch", 1, 0), Wait("clock 7", 1, 0, patient=True)])
+            dog.check(lambda: [Wait("a batch", 1, 0), Wait("clock 7", 1, 0, patient=True)])
             answer_signs(dog)
     assert 130 < clock.seconds < 134
 
 
 def answer_signs(dog):
-    """As the other side does, whose main thread goes on."""
+    """Answer as the other rank does while its main thread runs."""
     for to, message in dog.channel.signs:
-        dog.hear(to, {**message, "asks": False})
+        dog.handle(to, dataclasses.replace(message, asks=False))
     dog.channel.signs = []
 
 
-def test_a_patient_wait_lasts_while_the_other_side_gives_signs_of_life(dog, clock):
+def test_a_patient_wait_lasts_while_the_other_rank_gives_signs_of_life(dog, clock):
     for _ in range(1000):
         clock.seconds += 1
-        dog.look(lambda: [Wait("clock 7", 1, 0, patient=True)])
+        dog.check(lambda: [Wait("clock 7", 1, 0, patient=True)])
         answer_signs(dog)
 
 
-def test_a_patient_wait_ends_when_the_other_side_gives_no_sign_of_life(dog, clock):
+def test_a_patient_wait_ends_when_the_other_rank_gives_no_sign_of_life(dog, clock):
     dog.limit = 30.0
     with pytest.raises(Stall, match=r"rank 0, worker .* has waited for a sign of life from rank 1, server on b .*ends"):
         for _ in range(100):
             clock.seconds += 1
-            dog.look(lambda: [Wait("clock 7", 1, 0, patient=True)])
+            dog.check(lambda: [Wait("clock 7", 1, 0, patient=True)])
     assert 130 < clock.seconds < 135
     assert len(dog.channel.signs) == 1
 
 
-def test_nobody_is_asked_for_signs_of_life_while_waits_are_short(dog, clock):
+def test_no_rank_is_asked_for_signs_of_life_while_waits_are_short(dog, clock):
     for turn in range(100):
         clock.seconds += 1
-        dog.look(lambda turn=turn: [Wait("clock", 1, turn, patient=True)])
+        dog.check(lambda turn=turn: [Wait("clock", 1, turn, patient=True)])
     assert dog.channel.signs == []
 
 
-def test_who_is_asked_for_a_sign_of_life_gives_it(dog):
-    dog.hear(1, {"kind": "sign", "asks": True, "number": 7})
-    assert dog.channel.signs == [(1, {"kind": "sign", "asks": False, "number": 7})]
+def test_a_rank_that_is_asked_for_a_sign_of_life_gives_it(dog):
+    dog.handle(1, SignOfLife(asks=True, number=7))
+    assert dog.channel.signs == [(1, SignOfLife(asks=False, number=7))]
 
 
-def test_where_others_can_go_on_the_head_acts_before_those_who_wait(dog, clock):
-    dog.limit, dog.world.survivable = 30.0, True
+def test_in_a_survivable_job_the_coordinator_acts_before_waiting_ranks(dog, clock):
+    dog.limit = 30.0
+    dog.world.survivable = True
     with pytest.raises(Stall):
         for _ in range(400):
             clock.seconds += 0.1
-            dog.look(lambda: [Wait("a batch", 1, 0)])
+            dog.check(lambda: [Wait("a batch", 1, 0)])
     assert 132 < clock.seconds < 134
 
 
-def test_the_time_in_which_this_rank_stood_still_counts_for_nobody(dog, clock):
+def test_the_time_in_which_this_rank_was_stopped_does_not_count(dog, clock):
     dog.limit = 30.0
     for seconds in (1, 5, 60, 2, 1, 90, 1):
         clock.seconds += seconds
-        dog.look(lambda: [Wait("a batch", 1, 0)])
-    assert dog.channel.sent == []
+        dog.check(lambda: [Wait("a batch", 1, 0)])
+    assert dog.channel.dumps == []
 
 
 def test_stacks_name_the_threads_and_where_they_are():
@@ -133,7 +137,7 @@ def test_stacks_name_the_threads_and_where_they_are():
 
 
 @pytest.mark.parametrize(("rank", "mpi"), spread([1, 0]), indirect=["mpi"])
-def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job):
+def test_a_rank_that_does_not_answer_is_logged_with_its_stack(rank, start_job):
     keys = given("watchdog.seconds=1", "cluster.stopped=0", "snapshot.minutes=0")
     job = start_job(4, "train", *ENDLESS, *keys)
     job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
@@ -141,11 +145,13 @@ def test_a_rank_that_does_not_answer_is_told_of_with_its_stacks(rank, start_job)
     what = {1: server, 0: "a batch|the next phase"}[rank]
     other = {1: "rank 1, server on", 0: "rank 0, data on"}[rank]
     job.rank(rank).suspend()
-    told = re.compile(rf"rank [23], worker .* waited for ({what}) from {other} \S+ since .* s; stacks here:\nthread ")
-    job.until(lambda: any(told.search(text) for text in job.logs().values()), "the watchdog's word")
+    expected = re.compile(
+        rf"rank [23], worker .* waited for ({what}) from {other} \S+ since .* s; stacks here:\nthread "
+    )
+    job.until(lambda: any(expected.search(text) for text in job.logs().values()), "the message of the watchdog")
     job.rank(rank).resume()
     stack = re.compile(r"^  File .*run\.py\", line \d+ in _serve$", re.M)
-    job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "the stack of the other side's main thread")
+    job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "the stack of the other rank's main thread")
 
 
 STRIPS = given(
@@ -159,8 +165,8 @@ STRIPS = given(
 
 
 @pytest.mark.parametrize(("transport", "mpi"), spread(["shared", "send"]), indirect=["mpi"])
-def test_strips_tell_of_what_does_not_come_from_others_and_end_the_job(transport, start_job):
-    """Columns that stay under way for ever, as those of a network that loses them."""
+def test_strips_log_what_other_strips_do_not_send_and_end_the_job(transport, start_job):
+    """Columns are delayed forever, as in a network that loses them."""
     keys = given("watchdog.seconds=1", "cluster.seconds=5", "snapshot.minutes=0", f"cluster.transport={transport}")
     fault = given('inject.faults=["delay rank=3 at=exchange seconds=1000"]')
     job = start_job(4, "train", *ENDLESS, *STRIPS, *keys, *fault)
@@ -173,14 +179,14 @@ def test_strips_tell_of_what_does_not_come_from_others_and_end_the_job(transport
     assert re.search(end, job.stderr), job.said()
 
 
-def test_a_strip_that_only_receives_batches_tells_who_asks_for_them(start_job):
-    """Wherever in a batch that strip is stopped; the end of an epoch, where all wait for the head, is far away."""
+def test_a_strip_that_only_receives_batches_logs_the_strip_that_asks_for_them(start_job):
+    """The strip may be stopped anywhere in a batch, but far from the end of an epoch, where all ranks wait."""
     keys = given("watchdog.seconds=1", "cluster.stopped=0", "snapshot.minutes=0", "data.images=50000")
     job = start_job(4, "train", *ENDLESS, *STRIPS, *keys)
     job.until(lambda: any(line["images"] for line in job.metrics()), "its first images")
     job.rank(2).suspend()
     exchange = r"what \w+ (needs|gives back) on the left, part \d+ of the batches,"
     what = rf"an ask for a batch|{exchange}|its (share of sum \d+|end of what was sent before \w+ \d+) of .*"
-    told = rf"rank 3, worker .* waited for ({what}) from rank 2, worker .*; stacks here"
-    job.until(lambda: re.search(told, job.logs()["rank-00003"]), "the watchdog's word")
+    expected = rf"rank 3, worker .* waited for ({what}) from rank 2, worker .*; stacks here"
+    job.until(lambda: re.search(expected, job.logs()["rank-00003"]), "the message of the watchdog")
     job.rank(2).resume()

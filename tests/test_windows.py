@@ -1,4 +1,4 @@
-"""Transfers that are only ever polled, of every kind, on every rank of a real MPI job of any size."""
+"""Transfers of every kind of window, only polled, on every rank of a real MPI job of any size."""
 
 import numpy as np
 import psutil
@@ -7,7 +7,8 @@ from mpi4py import MPI
 
 from adam_mpi import config
 from adam_mpi.base.errors import RankFailure, UserError
-from adam_mpi.cluster.windows import WINDOWS, SendWindow, SharedWindow, SurvivingWindow, Window, choose_kind, mapped
+from adam_mpi.cluster.shared_memory import map_file
+from adam_mpi.cluster.windows import WINDOWS, SendWindow, SharedWindow, SurvivingWindow, Window, choose_kind
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi
@@ -20,25 +21,29 @@ def pattern(rank):
 
 
 class Party:
-    """A rank with its world and neighbors, that makes windows of one kind and serves them while it waits."""
+    """A rank with its neighbors, which makes windows of one kind and serves them while it waits."""
 
     def __init__(self, kind):
-        self.world, self.kind, self.window = World(MPI.COMM_WORLD, config.load()), kind, None
-        self.rank, self.size = self.world.rank, self.world.comm.size
-        self.left, self.right = (self.rank - 1) % self.size, (self.rank + 1) % self.size
+        self.world = World(MPI.COMM_WORLD, config.load())
+        self.kind = kind
+        self.window = None
+        self.rank = self.world.rank
+        self.size = self.world.comm.size
+        self.left = (self.rank - 1) % self.size
+        self.right = (self.rank + 1) % self.size
 
     def offer(self, values):
-        """A window that others read these values from."""
+        """Make a window from which others read `values`."""
         self.window = self.kind.to_read(self.world.comm, self.world.node, values.nbytes)
         self.window.memory[: values.nbytes] = values.view(np.uint8)
         self.meet()
         return self.window
 
     def take(self, size):
-        """A window that others write into."""
+        """Make a window of `size` bytes into which others write."""
         self.window = self.kind.to_write(self.world.comm, self.world.node, size)
         assert self.window.memory.nbytes >= size and not self.window.memory.any()
-        self.meet()  # nobody writes into memory that another has not cleared yet
+        self.meet()  # no rank writes into memory that another has not cleared yet
         return self.window
 
     def wait(self, done, what):
@@ -62,7 +67,8 @@ def party(request):
 
 
 def test_get_reads_the_memory_of_another_rank(party):
-    window, into = party.offer(pattern(party.rank)), np.zeros(1000, np.float32)
+    window = party.offer(pattern(party.rank))
+    into = np.zeros(1000, np.float32)
     party.wait(window.get(into, party.left, 4 * 5000).Test, f"the memory of rank {party.left}")
     assert np.array_equal(into, pattern(party.left)[5000:6000])
     party.part()
@@ -78,12 +84,13 @@ def test_what_is_written_locally_is_seen_by_later_gets(party):
         party.wait(window.get(into, party.left, 8 * 3).Test, f"a read from rank {party.left}")
         return into[0] == 41 + party.left
 
-    party.wait(seen, f"the word of rank {party.left}")
+    party.wait(seen, f"the value of rank {party.left}")
     party.part()
 
 
-def test_many_gets_at_once_find_their_places(party):
-    window, pieces = party.offer(pattern(party.rank)), 50
+def test_many_concurrent_gets_return_the_right_pieces(party):
+    window = party.offer(pattern(party.rank))
+    pieces = 50
     into = np.zeros((party.size, pieces, 100), np.float32)
     requests = [
         window.get(into[rank, piece], rank, 400 * piece) for piece in range(pieces) for rank in range(party.size)
@@ -105,7 +112,7 @@ def test_a_put_that_is_only_tested_arrives_whole(party):
     party.part()
 
 
-def test_ranks_of_one_node_reach_into_each_other_where_memory_is_shared(party):
+def test_ranks_of_one_node_access_each_other_directly_where_memory_is_shared(party):
     window = party.offer(pattern(party.rank))
     near = window.direct(party.left, 0, SIZE)
     assert (near is not None) == issubclass(party.kind, SharedWindow)
@@ -113,7 +120,7 @@ def test_ranks_of_one_node_reach_into_each_other_where_memory_is_shared(party):
     party.part()
 
 
-def test_a_rank_may_offer_nothing(party):
+def test_a_window_may_be_empty_on_a_rank(party):
     window = party.take(1024 if party.rank == 0 else 0)
     data = np.full(1, party.rank + 1, np.uint8)
     request = window.put(data, 0, 64 * party.rank)
@@ -130,8 +137,9 @@ def test_the_default_kind_is_one_sided_unless_a_rank_may_be_lost():
     assert choose_kind("rma", survivable=True) is Window and choose_kind("send", survivable=False) is SendWindow
 
 
-def test_a_window_that_cannot_be_freed_gives_its_memory_back(party):
-    size, process = 64 << 20, psutil.Process()
+def test_a_window_that_cannot_be_freed_releases_its_memory(party):
+    size = 64 << 20
+    process = psutil.Process()
     window = party.take(size)
     window.memory[:] = 1
     party.meet()
@@ -144,33 +152,34 @@ def test_a_window_that_cannot_be_freed_gives_its_memory_back(party):
 
 def test_a_window_that_survives_leaves_neither_mappings_nor_descriptors():
     """MPI's own windows keep both, and a file in /dev/shm, until the end of a job that has lost a rank."""
-    party, process = Party(SurvivingWindow), psutil.Process()
+    party = Party(SurvivingWindow)
+    process = psutil.Process()
 
-    def taken():
+    def used():
         named = [mapping for mapping in process.memory_maps(grouped=False) if "adam_mpi" in mapping.path]
         return len(named), process.num_fds()
 
     first = None
     for _ in range(4):
         window = party.take(SIZE)
-        assert taken()[0] == party.size
+        assert used()[0] == party.size
         kept = window.memory[100:200]
         window.forget()
-        # What still shows a part of it keeps that part, and no other.
-        assert taken()[0] == 1 and not kept.any()
+        # A view keeps the memory it shows, and no other.
+        assert used()[0] == 1 and not kept.any()
         del kept
-        assert taken()[0] == 0
-        first = first or taken()
-        assert taken() == first
+        assert used()[0] == 0
+        first = first or used()
+        assert used() == first
 
 
-def test_memory_that_cannot_be_reached_is_named(monkeypatch):
+def test_memory_that_cannot_be_mapped_is_reported(monkeypatch):
     with pytest.raises(RankFailure, match="process 99999999 is gone"):
-        mapped(99999999, 3, 8)
+        map_file(99999999, 3, 8)
 
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("adam_mpi.cluster.windows.os.open", refuse)
+    monkeypatch.setattr("adam_mpi.cluster.shared_memory.os.open", refuse)
     with pytest.raises(UserError, match=r'process 12 .*: Operation not permitted; set cluster.transport = "send"'):
-        mapped(12, 3, 8)
+        map_file(12, 3, 8)

@@ -3,14 +3,12 @@
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
 from adam_mpi.base.errors import RankFailure, UserError
-from adam_mpi.cluster import world as world_file
-from adam_mpi.cluster.world import Idle, Interrupted, World
+from adam_mpi.cluster.world import Interrupted, World
 from adam_mpi.runtime.rank_runtime import RankRuntime
 
 pytestmark = pytest.mark.mpi
@@ -46,8 +44,9 @@ def test_ranks_of_a_node_are_together(world):
     assert world.node.allgather(world.rank) == here
 
 
-def test_purposes_have_queues_of_their_own(world):
-    to, source = (world.rank + 1) % world.comm.size, (world.rank - 1) % world.comm.size
+def test_each_purpose_has_a_queue_of_its_own(world):
+    to = (world.rank + 1) % world.comm.size
+    source = (world.rank - 1) % world.comm.size
     sent = [comm.isend(name, to, 7) for name, comm in (("control", world.control), ("traffic", world.traffic))]
     assert world.traffic.recv(source=source, tag=7) == "traffic"
     assert world.control.recv(source=source, tag=7) == "control"
@@ -66,56 +65,18 @@ def test_a_noted_signal_ends_the_next_check(world):
         world.check()
 
 
-def test_a_wait_in_vain_says_who_waited_for_what(world):
-    with pytest.raises(RankFailure, match=rf"^rank {world.rank}, .* waited 0.05 s for the moon$"):
-        world.wait(lambda: False, "the moon", 0.05)
-
-
-def test_an_idle_loop_rests_longer_and_longer_and_wakes_at_work(monkeypatch):
-    now, rests = [100.0], []
-
-    def rest(seconds):
-        rests.append(seconds)
-        now[0] += seconds
-
-    monkeypatch.setattr(world_file, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None))
-    idle = Idle("sleep", rest)
-    for _ in range(1000):
-        idle.back_off(False)
-    assert rests == sorted(rests) and rests[0] == Idle.SHORTEST and rests[-1] == Idle.LONGER
-    # Nobody is noticed later than by an eighth of the wait, once it is longer than a few of the shortest rests.
-    waited = np.cumsum([0, *rests])[:-1]
-    assert all(seconds <= 1.001 * max(Idle.SHORTEST, before / 8) for seconds, before in zip(rests, waited, strict=True))
-    resting = len(rests)
-    idle.back_off(True)
-    for _ in range(Idle.SPINS):
-        idle.back_off(False)
-    assert rests[resting:] == [Idle.SHORTEST]
-    spinning = Idle("spin", rest)
-    for _ in range(100):
-        spinning.back_off(False)
-    assert len(rests) == resting + 1
-
-
-def test_a_patient_loop_rests_at_once(monkeypatch):
-    now, rests = [100.0], []
-    monkeypatch.setattr(world_file, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None))
-    idle = Idle("sleep", rests.append, patient=True)
-    for worked in (True, False, False, True, False):
-        idle.back_off(worked)
-    assert rests == 3 * [Idle.PATIENT]
-    now[0] += 10
-    idle.back_off(False)
-    assert rests[-1] == Idle.LONGER
+def test_a_wait_in_vain_names_the_rank_and_what_it_waited_for(world):
+    with pytest.raises(RankFailure, match=rf"^rank {world.rank}, .* waited 0.05 s for a message that is never sent$"):
+        world.wait(lambda: False, "a message that is never sent", 0.05)
 
 
 def test_a_rank_rests_until_a_thread_of_its_worker_is_done():
     slept = []
     worker = SimpleNamespace(rest=lambda seconds: slept.append(("thread", seconds)) or busy)
-    crew = RankRuntime(None, {"data": None, "worker": worker}, None, [])
+    runtime = RankRuntime(None, {"data": None, "worker": worker}, None, [])
     busy = True
-    crew.rest(0.001)
+    runtime.rest(0.001)
     busy = False
     began = time.monotonic()
-    crew.rest(0.01)
+    runtime.rest(0.01)
     assert slept == [("thread", 0.001), ("thread", 0.01)] and time.monotonic() - began >= 0.01

@@ -1,4 +1,4 @@
-"""Random numbers without a state: number `n` of a key is always the same, whoever asks and in whatever order."""
+"""Random numbers without state: number `n` of a key is the same in whatever order numbers are drawn."""
 
 import numba
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 
 @numba.njit(nogil=True, cache=True)
 def mix(word: np.uint64) -> np.uint64:
-    """Scatter the bits of a word (a bijection): neighboring words give unrelated ones."""
+    """Return `word` with its bits scrambled by a bijection, so that neighboring words give unrelated ones."""
     word = (word ^ (word >> np.uint64(31))) * np.uint64(0xD6A3_5C7B_91E8_4F2D)
     word = (word ^ (word >> np.uint64(29))) * np.uint64(0xA8F1_627D_3B95_C4E3)
     return word ^ (word >> np.uint64(32))
@@ -14,12 +14,15 @@ def mix(word: np.uint64) -> np.uint64:
 
 @numba.njit(nogil=True, cache=True)
 def key_of(seed: np.uint64, number: int) -> np.uint64:
-    """A key of its own for each number."""
+    """Return the key that `seed` gives to `number`."""
     return mix(mix(seed) + np.uint64(number))
 
 
 @numba.njit(nogil=True, cache=True)
-def roll(key: np.uint64, number: int, low: float, high: float) -> float:
-    """Random number `number` of a key, uniform in [low, high)."""
+def uniform(key: np.uint64, number: int, low: float, high: float) -> float:
+    """Return random number `number` of `key`, uniform in [low, high)."""
     bits = mix(key + np.uint64(number) * np.uint64(0x9E37_79B9_7F4A_7C15))
     return low + (high - low) * (float(bits >> np.uint64(11)) / 2.0**53)
+
+
+roll = uniform  # former name

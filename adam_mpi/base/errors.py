@@ -1,33 +1,33 @@
-"""The errors that people meet: a wrong input, a lost rank or run directory, a job that cannot go on."""
+"""The exceptions of a job: wrong input, a lost rank or run directory, a job that cannot continue."""
 
 
 class UserError(Exception):
-    """What was given cannot work; the message is one line for a person, shown without a traceback (exit code 2)."""
+    """The input is wrong; the message is one line that is printed without a traceback (exit code 2)."""
 
 
 class RankFailure(Exception):
-    """A member of this generation is dead, or somebody has declared the generation over."""
+    """A member of this generation is dead, or another rank has ended the generation."""
 
 
 class Regroup(RankFailure):
-    """Nobody is lost: ranks that stand by join in the next generation, up to `full`."""
+    """No rank is lost, but spares join: a new generation with up to `full` ranks begins."""
 
     def __init__(self, full: int) -> None:
-        super().__init__(f"ranks that stand by join, up to {full}")
+        super().__init__(f"spares join, up to {full} ranks")
         self.full = full
 
 
 class LostRun(Exception):
-    """Another job has the run directory now: this one writes nothing more into it, and ends."""
+    """Another job owns the run directory now: this one writes nothing more into it and ends."""
 
 
 class LostState(Exception):
-    """The ranks that are left do not have all that is needed to go on."""
+    """The surviving ranks lack state without which the job cannot continue."""
 
 
 class Stall(Exception):
-    """Another rank owes an answer for too long, though it lives: somebody may have cut the network."""
+    """A live rank has not answered within the time limit; the network may be partitioned."""
 
 
 class JobEnded(Exception):
-    """Another rank has failed, and has said why: the job ends."""
+    """Another rank has failed and reported why; the job ends."""

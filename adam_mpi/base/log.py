@@ -1,4 +1,4 @@
-"""A log file per rank; nothing of it goes to the terminal."""
+"""The log file of each rank, and messages for the terminal."""
 
 import logging
 import sys
@@ -11,36 +11,41 @@ log = logging.getLogger(__name__)
 
 
 class Handler(logging.FileHandler):
-    """Writes on a thread of its own, and is waited for, but not for long: a disk that hangs stops nobody who logs.
+    """Write records on a thread of its own and wait for it, but not for long: a disk that hangs must not stop a rank.
 
-    What cannot be written is passed over: a full disk is no reason to fill the terminal with tracebacks.
+    Records that cannot be written are dropped: a full disk must not fill the terminal with tracebacks.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.records: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
-        self.unwritten, self.counting, self.idle = 0, threading.Lock(), threading.Event()
+        self.unwritten = 0
+        self.counting = threading.Lock()
+        self.idle = threading.Event()
         self.thread = threading.Thread(target=self._run, name="log", daemon=True)
         self.thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Have the thread write `record`, and wait for it unless earlier records are not written yet."""
         with self.counting:
-            hangs, self.unwritten = self.unwritten > 0, self.unwritten + 1
+            hangs = self.unwritten > 0
+            self.unwritten += 1
             self.idle.clear()
         self.records.put(record)
-        # In time for whoever is killed in the next moment.
+        # The rank may be killed in the next moment, and its last record matters most.
         if not hangs:
             self.idle.wait(WRITE_SECONDS)
 
     def handleError(self, record: logging.LogRecord) -> None:
+        """Drop `record` if the disk has failed; handle other errors as usual."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def flush(self) -> None:
-        """Nothing to do: each record is flushed by the thread."""
+        """Do nothing: the thread flushes each record."""
 
     def close(self) -> None:
-        """Write what is left, if the disk takes it, and end the thread."""
+        """Write the remaining records, if the disk is not hanging, and end the thread."""
         self.records.put(None)
         self.thread.join(WRITE_SECONDS)
         if not self.thread.is_alive():
@@ -61,7 +66,7 @@ class Handler(logging.FileHandler):
 
 
 def start(directory: Path, rank: int, name: str) -> Path:
-    """Log this rank to `log/rank-N.log` of the run directory."""
+    """Log this rank, as `name`, to `log/rank-N.log` of the run `directory`; return the path of the log."""
     path = directory / "log" / f"rank-{rank:05d}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = Handler(path)
@@ -73,8 +78,11 @@ def start(directory: Path, rank: int, name: str) -> Path:
     return path
 
 
-def say(text: str) -> None:
-    """Say something where people see it, and in the log."""
+def print_and_log(text: str) -> None:
+    """Print `text` on stderr and log it as a warning."""
     sys.stderr.write(f"adam_mpi: {text}\n")
     sys.stderr.flush()
     log.warning(text)
+
+
+say = print_and_log  # former name

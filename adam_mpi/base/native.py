@@ -1,4 +1,4 @@
-"""Instructions and library calls that numba and numpy do not offer: fences, prefetches, raw addresses, a BLAS update."""
+"""Instructions and library calls that numba and numpy lack: fences, prefetches, raw addresses, a BLAS update."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,7 +12,10 @@ from numba.extending import get_cython_function_address, intrinsic
 
 
 def define(build: Callable, result: types.Type, *arguments: types.Type | None) -> Callable:
-    """An intrinsic of `build(builder, values...)`; None stands for an array, which it gets as a pointer to its data."""
+    """Return an intrinsic with the given types whose code `build(builder, values...)` emits.
+
+    None as a type stands for an array; `build` then gets the pointer to its data.
+    """
 
     def typed(context: Any, *given: types.Type) -> tuple:
         kinds = [kind or value for kind, value in zip(arguments, given, strict=True)]
@@ -26,7 +29,7 @@ def define(build: Callable, result: types.Type, *arguments: types.Type | None) -
         made = build(builder, *ready)
         return context.get_dummy_value() if result is types.void else made
 
-    # numba wants to know how many arguments there are.
+    # numba finds the number of arguments in the signature.
     names = ["context", *(f"argument{number}" for number in range(len(arguments)))]
     typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])  # type: ignore
     return intrinsic(typed)
@@ -39,7 +42,9 @@ def _acquire(builder: Any) -> None:
 acquire = define(_acquire, types.void)
 
 
-FOR_WRITING, INTO_ALL_CACHES, DATA = (ir.Constant(ir.IntType(32), number) for number in (1, 3, 1))
+FOR_WRITING = ir.Constant(ir.IntType(32), 1)
+INTO_ALL_CACHES = ir.Constant(ir.IntType(32), 3)
+DATA = ir.Constant(ir.IntType(32), 1)
 
 
 def _prefetch(builder: Any, data: Any, index: Any) -> None:
@@ -53,7 +58,7 @@ prefetch = define(_prefetch, types.void, None, types.int64)
 
 
 def address(values: np.ndarray) -> int:
-    """Whoever keeps it keeps the array too."""
+    """Return the address of the data of `values`, which is valid as long as the array lives."""
     return values.__array_interface__["data"][0]
 
 
@@ -67,28 +72,30 @@ def _pointer(typing: Any, number: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def floats(number, size):  # type: ignore[no-untyped-def]
-    """The float32 that begin at an address."""
+    """Return an array of the `size` float32 at address `number`."""
     return carray(_pointer(number), size)
 
 
 _sgemm = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)(
     get_cython_function_address("scipy.linalg.cython_blas", "sgemm")
 )
-_PLAIN, _TURNED = (ctypes.create_string_buffer(letter) for letter in (b"N", b"T"))
+_PLAIN = ctypes.create_string_buffer(b"N")
+_TRANSPOSED = ctypes.create_string_buffer(b"T")
 
 
 def add_product(left: np.ndarray, right: np.ndarray, scale: float, out: np.ndarray) -> None:
-    """out += scale * left.T @ right, all float32 with rows in one piece; other threads run meanwhile."""
+    """Add `scale * left.T @ right` to `out`, all float32 with contiguous rows; other threads run meanwhile."""
     assert all(array.dtype == np.float32 and array.strides[1] == 4 for array in (left, right, out)), "float32 rows"
     assert left.shape[0] == right.shape[0] and out.shape == (left.shape[1], right.shape[1]), "shapes that match"
-    # BLAS counts by columns: what it sees is the transposed product, right.T times left.
+    # BLAS stores by columns: what it computes is the transposed product, right.T times left.
     sizes = np.array([*right.shape[::-1], left.shape[1], *(a.strides[0] // 4 for a in (right, left, out))], np.intc)
     scales = np.array([scale, 1], np.float32)
     columns, terms, rows, right_step, left_step, out_step = (sizes.ctypes.data + 4 * place for place in range(6))
-    alpha, beta = scales.ctypes.data, scales.ctypes.data + 4
+    alpha = scales.ctypes.data
+    beta = scales.ctypes.data + 4
     _sgemm(
         ctypes.addressof(_PLAIN),
-        ctypes.addressof(_TURNED),
+        ctypes.addressof(_TRANSPOSED),
         columns,
         rows,
         terms,

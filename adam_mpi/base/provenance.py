@@ -1,4 +1,4 @@
-"""Where a result comes from: machine, versions, commit and command."""
+"""The provenance of a result: machine, versions, commit and command."""
 
 import os
 import platform
@@ -12,6 +12,7 @@ PACKAGES = ("adam-mpi", "mpi4py", "numpy", "numba", "scipy", "h5py")
 
 
 def provenance(hosts: list[str], seed: int) -> dict[str, Any]:
+    """Return the provenance of a job on `hosts` with `seed`."""
     from mpi4py import MPI
 
     mpi = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\x00 ")
@@ -20,7 +21,7 @@ def provenance(hosts: list[str], seed: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What can be said without MPI."""
+    """Return the part of the provenance that needs no MPI."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

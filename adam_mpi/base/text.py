@@ -1,10 +1,10 @@
-"""Numbers as text for people: byte counts, durations, ranges of numbers."""
+"""Numbers as text: byte counts, durations, ranges of numbers."""
 
 from collections.abc import Sequence
 
 
-def amount(size: float) -> str:
-    """Bytes for people."""
+def format_bytes(size: float) -> str:
+    """Return `size` bytes in the unit that suits it, as in `1.5 MB`."""
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -12,13 +12,14 @@ def amount(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """Return `seconds` as `minutes:seconds` or `hours:minutes:seconds`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
-def number_ranges(numbers: Sequence[int], most: int = 8) -> str:
-    """Ascending numbers for people, as in `0-3, 7, 9-12`; at most so many runs of them."""
+def format_ranges(numbers: Sequence[int], most: int = 8) -> str:
+    """Return ascending `numbers` as ranges, as in `0-3, 7, 9-12`; the ranges after the first `most` are left out."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -27,3 +28,8 @@ def number_ranges(numbers: Sequence[int], most: int = 8) -> str:
             found.append([number, number])
     texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:most]]
     return ", ".join(texts + ["..."] * (len(found) > most))
+
+
+amount = format_bytes  # former name
+duration = format_duration  # former name
+number_ranges = format_ranges  # former name

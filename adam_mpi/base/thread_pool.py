@@ -1,4 +1,4 @@
-"""Apply threads: each owns shards of its own, so none waits for another while a batch is applied."""
+"""A pool of threads that divide jobs by number: each thread owns its numbers, so none waits for another."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -8,10 +8,10 @@ from adam_mpi.base import numa, trace
 
 
 class ThreadPool:
-    """Runs jobs on shards; the caller's thread takes part, so one thread means none beside it."""
+    """Run numbered jobs on `threads` threads, of which the calling thread is one."""
 
     def __init__(self, threads: int, cores: Sequence[Collection[int]] = ()) -> None:
-        """`cores`: those that each thread keeps to, if any; the first is the caller's, who may have other work too."""
+        """Start the threads, each bound to its `cores` if given; the first are the caller's, which is not bound."""
         self.tasks: list[SimpleQueue[list[Callable[[], None]] | None]] = [SimpleQueue() for _ in range(threads - 1)]
         self.done: SimpleQueue[BaseException | None] = SimpleQueue()
         for number, tasks in enumerate(self.tasks, 1):
@@ -19,7 +19,10 @@ class ThreadPool:
             threading.Thread(target=self._run, args=(tasks, bound), name="applier", daemon=True).start()
 
     def run(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> None:
-        """Do all jobs, those with the same number always on the same thread; return when the last is done."""
+        """Run all `jobs`, those of one number always on the same thread; return when the last is done.
+
+        Raises the first exception of a job.
+        """
         shares: list[list[Callable[[], None]]] = [[] for _ in range(len(self.tasks) + 1)]
         for number, job in jobs:
             shares[number % len(shares)].append(job)
@@ -36,7 +39,7 @@ class ThreadPool:
                 raise error
 
     def close(self) -> None:
-        """End the threads; nothing is run any more."""
+        """End the threads; nothing can be run after that."""
         for tasks in self.tasks:
             tasks.put(None)
 
@@ -48,5 +51,5 @@ class ThreadPool:
                     for job in jobs:
                         job()
                 self.done.put(None)
-            except BaseException as error:  # raised again in the thread that asked
+            except BaseException as error:  # raised again by `run`
                 self.done.put(error)

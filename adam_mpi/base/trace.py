@@ -1,7 +1,7 @@
-"""What each thread did and when, kept in memory until the job ends; nothing unless `observe.trace` is set.
+"""The timeline of each thread, kept in memory until the job ends; nothing is recorded unless `observe.trace` is set.
 
 with trace.span("apply"):
-    trace.receives((pusher, sequence, server))    # the point of an arrow; `sends` is its tail
+    trace.receives((pusher, sequence, server))    # the end of an arrow, which `sends` begins
 """
 
 import threading
@@ -12,28 +12,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Event = tuple[str, int, int, tuple[int, ...]]
-"""(name, began, ended, numbers of an arrow), in nanoseconds of `now`; an end of an arrow takes no time."""
+"""(name, began, ended, numbers of an arrow), in nanoseconds of `now`; the two ends of an arrow take no time."""
 
-TAIL, POINT = "sends", "receives"
+TAIL = "sends"
+POINT = "receives"
 now = time.perf_counter_ns
 
 
 @dataclass
 class Recorder:
+    """The events of all threads of this process."""
+
     room: int
-    """Events that each row keeps, the newest ones."""
+    """Number of latest events that each row keeps."""
     rows: list[tuple[str, deque[Event]]] = field(default_factory=list)
-    """A row for each thread, and for each kind of work that goes on beside them."""
+    """A row for each thread, and for each kind of work beside them."""
     local: threading.local = field(default_factory=threading.local)
     apart: dict[str, deque[Event]] = field(default_factory=dict)
 
     def own(self) -> deque[Event]:
-        """The row of the calling thread."""
+        """Return the row of the calling thread."""
         if not hasattr(self.local, "row"):
             self.local.row = self._add(threading.current_thread().name)
         return self.local.row
 
     def named(self, name: str) -> deque[Event]:
+        """Return the row of the work `name`, which is no thread's."""
         if name not in self.apart:
             self.apart[name] = self._add(name)
         return self.apart[name]
@@ -45,10 +49,13 @@ class Recorder:
 
 
 class Span:
+    """A context manager that records how long its block took."""
+
     __slots__ = ("began", "name", "recorder")
 
     def __init__(self, recorder: Recorder, name: str) -> None:
-        self.recorder, self.name = recorder, name
+        self.recorder = recorder
+        self.name = name
 
     def __enter__(self) -> None:
         self.began = now()
@@ -62,35 +69,36 @@ _recorder: Recorder | None = None
 
 
 def start(room: int) -> Recorder:
-    """Record from now on."""
+    """Start to record, with `room` events for each row; return the recorder."""
     global _recorder
     _recorder = Recorder(room)
     return _recorder
 
 
 def stop() -> None:
+    """Stop to record."""
     global _recorder
     _recorder = None
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """Work of the calling thread, as long as the `with` takes."""
+    """Return a context manager that records its block as work `name` of the calling thread."""
     return NOTHING if _recorder is None else Span(_recorder, name)
 
 
 def record(name: str, began: int, row: str = "") -> None:
-    """What began at `began` and has just ended; in a row of its own if it went on beside the thread's work."""
+    """Record work `name` that began at `began` and has just ended, in the row named `row` or in the thread's own."""
     if _recorder is not None:
         (_recorder.named(row) if row else _recorder.own()).append((name, began, now(), ()))
 
 
 def sends(arrow: tuple[int, ...]) -> None:
-    """The tail of an arrow, inside a span."""
+    """Record the beginning of `arrow`, inside a span."""
     if _recorder is not None:
         _recorder.own().append((TAIL, now(), 0, arrow))
 
 
 def receives(arrow: tuple[int, ...]) -> None:
-    """Its point, inside a span."""
+    """Record the end of `arrow`, inside a span."""
     if _recorder is not None:
         _recorder.own().append((POINT, now(), 0, arrow))

@@ -1,1 +1,1 @@
-"""Who is where: the layout of roles, the world of one generation, and the ways bytes travel between ranks."""
+"""Everything about ranks as processes: their roles, communicators, windows, control messages, and their loss."""

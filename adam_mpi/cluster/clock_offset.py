@@ -1,4 +1,4 @@
-"""The clocks of the ranks, compared: how far rank 0's is ahead of ours, by asking it for the time and back."""
+"""The offset between the clock of this rank and that of rank 0, measured by asking rank 0 for the time."""
 
 from collections.abc import Callable
 
@@ -9,13 +9,15 @@ from adam_mpi.cluster.world import World
 
 ROUNDS = 16
 SECONDS = 30.0
+"""Seconds after which a rank that does not answer counts as lost."""
 TAG = 77
 
 
 def offset(world: World, now: Callable[[], int] = trace.now) -> tuple[int, int]:
-    """Collective: (nanoseconds to add to our clock to get rank 0's, how wrong that may be).
+    """Return the nanoseconds to add to this rank's clock `now` to get rank 0's, and their maximum error (collective).
 
-    Rank 0 serves one rank after the other; of its answers the quickest counts, half-way between question and answer.
+    Rank 0 serves one rank after the other. The quickest of its answers counts: it is taken to have been made half-way
+    between question and answer.
     """
     if world.rank:
         return _ask(world, now)
@@ -27,14 +29,18 @@ def offset(world: World, now: Callable[[], int] = trace.now) -> tuple[int, int]:
 
 
 def _ask(world: World, now: Callable[[], int]) -> tuple[int, int]:
-    best = 0, 1 << 62
+    """Return the offset to rank 0's clock and its maximum error from the quickest of several questions."""
+    offset = 0
+    shortest = 1 << 62
     for _ in range(ROUNDS):
         asked = now()
         _send(world, 0, 0)
-        there, heard = _receive(world, 0), now()
-        if heard - asked < best[1]:
-            best = there - (asked + heard) // 2, heard - asked
-    return best[0], best[1] // 2
+        there = _receive(world, 0)
+        answered = now()
+        if answered - asked < shortest:
+            offset = there - (asked + answered) // 2
+            shortest = answered - asked
+    return offset, shortest // 2
 
 
 def _send(world: World, rank: int, value: int) -> None:

@@ -1,6 +1,6 @@
-"""Faults on purpose, at named points of the program: for studies of stragglers and failures, and for tests.
+"""Faults injected at named points of the program, for studies of stragglers and failures, and for tests.
 
-A fault is a line `KIND key=value ...`; `rank=N` or `role=NAME` says whose. See docs/FAILURES.md.
+A fault is a line `KIND key=value ...` with `rank=N` or `role=NAME` for the ranks that have it. See docs/FAILURES.md.
 """
 
 import logging
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fault:
+    """A fault of the ranks with `rank` or `role`, at the visits `first` to `last` of the point `at`."""
+
     kind: str
     rank: int | None
     role: str | None
@@ -56,7 +59,8 @@ class Fault:
     factor: float = 1.0
     seconds: float = 0.0
 
-    def hits(self, place: Place) -> bool:
+    def applies_to(self, place: Place) -> bool:
+        """Return whether the rank at `place` has this fault."""
         return place.rank == self.rank or self.role in place.roles
 
 
@@ -65,19 +69,20 @@ class InjectedFault(Exception):
 
 
 def parse(lines: Sequence[str]) -> list[Fault]:
+    """Return the faults of `inject.faults`; raise UserError for a line that is none."""
     return [_parse_line(f"inject.faults[{index}]", line) for index, line in enumerate(lines)]
 
 
 def check(faults: Sequence[Fault], places: Sequence[Place]) -> None:
-    """Raise a UserError for a fault that strikes nobody of a job."""
+    """Raise UserError for a fault that applies to no rank of `places`."""
     for index, fault in enumerate(faults):
-        if any(fault.hits(place) for place in places):
+        if any(fault.applies_to(place) for place in places):
             continue
         if fault.rank is not None:
-            told = f"inject.faults[{index}]: there is no rank {fault.rank}"
-            raise UserError(f"{told}; give one of 0 to {len(places) - 1}")
+            what = f"inject.faults[{index}]: there is no rank {fault.rank}"
+            raise UserError(f"{what}; give one of 0 to {len(places) - 1}")
         roles = sorted({role for place in places for role in place.roles})
-        raise UserError(f"inject.faults[{index}]: nobody has the role {fault.role}; give one of {', '.join(roles)}")
+        raise UserError(f"inject.faults[{index}]: no rank has the role {fault.role}; give one of {', '.join(roles)}")
 
 
 def _parse_line(name: str, line: str) -> Fault:
@@ -85,7 +90,7 @@ def _parse_line(name: str, line: str) -> Fault:
     if kind not in KEYS:
         raise UserError(f"{name} = {line!r}: unknown fault; allowed: {', '.join(KEYS)}")
     allowed: dict[str, type] = {"rank": int, "role": str, **KEYS[kind]}
-    given: dict[str, object] = {"rank": None, "role": None}
+    given: dict[str, Any] = {"rank": None, "role": None}
     for word in words:
         key, _, text = word.partition("=")
         try:
@@ -93,14 +98,15 @@ def _parse_line(name: str, line: str) -> Fault:
         except (KeyError, ValueError):
             raise UserError(f"{name} = {line!r}: {word!r}: allowed for {kind}: {'=…, '.join(allowed)}=…") from None
     if (given["rank"] is None) == (given["role"] is None):
-        raise UserError(f"{name} = {line!r}: say whose: either rank=N or role=data|worker|server")
+        raise UserError(f"{name} = {line!r}: give either rank=N or role=data|worker|server")
     if given.get("at", "compute") not in POINTS:
         raise UserError(f"{name} = {line!r}: unknown point; at= is one of {', '.join(POINTS)}")
-    given["first"], given["last"] = _steps(name, line, str(given.pop("step", "1")))
-    return Fault(kind, **given)  # type: ignore[arg-type]
+    first, last = _steps(name, line, given.pop("step", "1"))
+    return Fault(kind, first=first, last=last, **given)
 
 
 def _steps(name: str, line: str, text: str) -> tuple[int, int]:
+    """Return the first and the last visit of `step=` `text`, a number or a range."""
     first, _, last = text.partition("..")
     if not first.isdigit() or not (last or "0").isdigit():
         raise UserError(f"{name} = {line!r}: step= is a number or a range like 10..50, drawn by run.seed")
@@ -108,13 +114,14 @@ def _steps(name: str, line: str, text: str) -> tuple[int, int]:
 
 
 class Injector:
-    """The faults of one rank. `at(point)` counts the visits of a point; trainer threads call it too."""
+    """The faults of one rank, triggered at the points that the program visits, on trainer threads too."""
 
     def __init__(self, faults: Sequence[Fault], place: Place, seed: int) -> None:
+        """Draw the steps of `faults` by `seed`, and keep those of the rank at `place`."""
         draw = np.random.Generator(np.random.Philox(key=seed))
-        # Every rank draws for every fault, so that the moment does not depend on whose it is.
+        # Every rank draws for every fault, so that the step does not depend on the rank.
         drawn = [(fault, int(draw.integers(fault.first, fault.last + 1))) for fault in faults]
-        self.faults = [(fault, step) for fault, step in drawn if fault.hits(place)]
+        self.faults = [(fault, step) for fault, step in drawn if fault.applies_to(place)]
         self.place = place
         self.visits: Counter[str] = Counter()
         self.lock = threading.Lock()
@@ -122,9 +129,10 @@ class Injector:
     def announce(self) -> None:
         """Log the faults of this rank, once its log is open."""
         for fault, step in self.faults:
-            log.warning("injected here: %s (step %d)", fault, step)
+            log.warning("this rank has an injected fault: %s (step %d)", fault, step)
 
     def at(self, point: str) -> None:
+        """Count a visit of `point`, and trigger the faults of this visit."""
         if not self.faults:
             return
         with self.lock:
@@ -134,19 +142,19 @@ class Injector:
             if fault.at == point and fault.kind == "delay":
                 time.sleep(fault.seconds)
             elif fault.at == point and fault.kind != "slow" and visit == step:
-                self._strike(fault.kind, point, visit)
+                self._trigger(fault.kind, point, visit)
 
     def latency(self, point: str) -> float:
-        """Seconds that delays at a point add to what travels there, without stopping anybody."""
+        """Return the seconds that delays at `point` add to a transfer there, without blocking a thread."""
         return sum(fault.seconds for fault, _ in self.faults if fault.kind == "delay" and fault.at == point)
 
     def slow(self, seconds: float) -> None:
-        """Make work that took so many seconds take `factor` times as long."""
+        """Make work that took `seconds` take `factor` times as long."""
         for fault, _ in self.faults:
             if fault.kind == "slow":
                 time.sleep(seconds * (fault.factor - 1))
 
-    def _strike(self, kind: str, point: str, visit: int) -> None:
+    def _trigger(self, kind: str, point: str, visit: int) -> None:
         log.warning("injected %s at %s, step %d", kind, point, visit)
         if kind == "raise":
             raise InjectedFault(f"injected at {point}, step {visit}, on {self.place}")

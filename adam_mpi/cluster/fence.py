@@ -1,7 +1,7 @@
-"""The fence: the members of each generation, written where all can read them. Who is not in the newest is out.
+"""The fence: a file with the members of each generation; a rank that is not in the newest one is evicted.
 
-A rank that was stopped for so long that the others took it for dead may wake up and believe that it is they who are
-gone. Whoever begins a generation claims it first, and only one can; who finds it claimed without him ends.
+A rank that was stopped for so long that the others declared it dead may wake up and take the others for dead. The ranks
+that begin a generation claim it first, and only one claim succeeds; a rank that finds it claimed without itself ends.
 """
 
 import json
@@ -14,32 +14,33 @@ from pathlib import Path
 
 
 class Evicted(Exception):
-    """The others have gone on without this rank."""
+    """The other ranks have continued without this rank."""
 
 
 def claim(folder: Path, generation: int, members: Collection[int]) -> None:
-    """Begin a generation, unless others have."""
-    path, part = _path(folder, generation), folder / f".generation-{os.getpid()}"
+    """Write `members` as those of `generation` into `folder`; raise Evicted if other members have claimed it."""
+    path = _path(folder, generation)
+    part = folder / f".generation-{os.getpid()}"
     part.write_text(json.dumps(sorted(members)))
     try:
-        # A link is made whole or not at all.
+        # A link is atomic, on NFS too.
         os.link(part, path)
     except FileExistsError:
         if set(json.loads(path.read_text())) != set(members):
-            raise Evicted(f"generation {generation} has begun with others") from None
+            raise Evicted(f"generation {generation} has begun with other members") from None
     finally:
         part.unlink()
 
 
 def check(folder: Path, generation: int, member: int) -> None:
-    """Raises where a later generation than this has begun without this member."""
+    """Raise Evicted if a later generation than `generation` has begun without `member`."""
     newest = max((int(path.stem.partition("-")[2]) for path in folder.glob("generation-*.json")), default=0)
     if newest > generation and member not in json.loads(_path(folder, newest).read_text()):
-        raise Evicted(f"was taken for dead; generation {newest} goes on without it, and it ends")
+        raise Evicted(f"was declared dead; generation {newest} continued without it; this rank ends")
 
 
 def clear(folder: Path) -> None:
-    """Generations of an earlier job."""
+    """Remove the generations of an earlier job from `folder`."""
     for path in folder.glob("generation-*.json"):
         path.unlink(missing_ok=True)
 
@@ -48,27 +49,32 @@ def _path(folder: Path, generation: int) -> Path:
     return folder / f"generation-{generation}.json"
 
 
-class Watch:
-    """While the ranks that are left find together: ends this one when that takes too long, or goes on without it.
+class MembershipWatch:
+    """End this rank when the surviving ranks take too long to agree on a membership, or agree on one without it.
 
-    On a thread of its own: the main thread may be inside MPI, and hear nothing.
+    The watch has a thread of its own, since the main thread may hang inside MPI.
     """
 
     PERIOD = 0.05
 
     def __init__(self, folder: Path, seconds: float, late: Callable[[], None], out: Callable[[Evicted], None]) -> None:
-        self.folder, self.seconds, self.late, self.out = folder, seconds, late, out
+        """Watch `folder`; call `late` after `seconds`, and `out` when this rank is evicted."""
+        self.folder = folder
+        self.seconds = seconds
+        self.late = late
+        self.out = out
         self.over: threading.Event | None = None
 
     def begin(self, generation: int, member: int) -> None:
-        # Who has just woken up may be out already, and MPI may end him before the thread has looked.
-        self._look(generation, member)
+        """Start to watch, as `member` of the `generation` that is over; a running watch continues."""
+        # A rank that has just woken up may be evicted already, and MPI may end it before the thread has checked.
+        self._check(generation, member)
         if self.over is None:
             self.over = threading.Event()
             threading.Thread(target=self._run, args=(self.over, generation, member), name="watch", daemon=True).start()
 
     def end(self) -> bool:
-        """Everybody is together again; whether they had to."""
+        """Stop to watch, since there is a new membership; return whether the watch was running."""
         if self.over is None:
             return False
         self.over.set()
@@ -78,14 +84,17 @@ class Watch:
     def _run(self, over: threading.Event, generation: int, member: int) -> None:
         limit = time.monotonic() + self.seconds
         while not over.wait(self.PERIOD):
-            self._look(generation, member)
+            self._check(generation, member)
             if time.monotonic() > limit:
                 self.late()
 
-    def _look(self, generation: int, member: int) -> None:
+    def _check(self, generation: int, member: int) -> None:
         try:
-            # A disk that fails proves nothing; the end of our time counts all the same.
+            # A disk that fails proves nothing; the time limit holds all the same.
             with suppress(OSError):
                 check(self.folder, generation, member)
         except Evicted as error:
             self.out(error)
+
+
+Watch = MembershipWatch  # former name

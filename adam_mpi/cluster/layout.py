@@ -1,4 +1,4 @@
-"""Which rank has which role: a pure function of the ranks' hosts and the wanted numbers."""
+"""The roles of the ranks: a pure function of their hosts and of the configured numbers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from adam_mpi.base.errors import UserError
 
 @dataclass(frozen=True)
 class Place:
-    """What one rank does. A rank without a role is a standby: a worker that fills no replica."""
+    """The roles of one rank. A rank without a role is a standby: a worker that no replica needs."""
 
     rank: int
     host: str
@@ -19,10 +19,11 @@ class Place:
     replica: int | None = None
     strip: int | None = None
     born: int | None = None
-    """Its number for life, where that is not its rank: ranks are counted anew when others are lost."""
+    """Its member number, where that is not its rank: ranks are renumbered when others are lost, members are not."""
 
     @property
     def member(self) -> int:
+        """Return the number that identifies this rank in all generations."""
         return self.rank if self.born is None else self.born
 
     def __str__(self) -> str:
@@ -32,60 +33,74 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
+    """The places of all ranks of a generation."""
+
     places: tuple[Place, ...]
     partitions: int
 
-    def having(self, role: str) -> tuple[int, ...]:
+    def ranks_with(self, role: str) -> tuple[int, ...]:
+        """Return the ranks that have `role`."""
         return tuple(place.rank for place in self.places if role in place.roles)
 
     @property
     def data(self) -> tuple[int, ...]:
-        return self.having("data")
+        return self.ranks_with("data")
 
     @property
     def servers(self) -> tuple[int, ...]:
-        return self.having("server")
+        return self.ranks_with("server")
 
     @property
     def workers(self) -> tuple[int, ...]:
-        return self.having("worker")
+        return self.ranks_with("worker")
 
     @property
-    def head(self) -> int:
-        """The data rank that moves the job from epoch to epoch and reports."""
+    def coordinator(self) -> int:
+        """Return the data rank that moves the job from epoch to epoch and reports."""
         return self.data[0]
+
+    head = coordinator  # former name
 
     @property
     def starter(self) -> int:
-        """The rank that starts new ones: it stands still for a moment, which the head and servers should not."""
-        return min(self.places, key=lambda p: ("data" in p.roles, "server" in p.roles, len(p.roles), -p.rank)).rank
+        """Return the rank that starts spares, which blocks it for a moment: no data rank or server where possible."""
+
+        def cost(place: Place) -> tuple[bool, bool, int, int]:
+            return "data" in place.roles, "server" in place.roles, len(place.roles), -place.rank
+
+        return min(self.places, key=cost).rank
 
     @property
     def replicas(self) -> int:
+        """Return the number of replicas of the model."""
         return len(self.workers) // self.partitions
 
     def strips(self, rank: int) -> tuple[int, ...]:
-        """The ranks of this worker's replica, strip by strip."""
+        """Return the ranks of the replica of worker `rank`, in the order of their strips."""
         replica = self.places[rank].replica
         members = [place for place in self.places if place.replica == replica] if replica is not None else []
         return tuple(place.rank for place in sorted(members, key=lambda place: place.strip or 0)) or (rank,)
 
     @property
     def pushers(self) -> tuple[int, ...]:
-        """The workers in the order of replicas and strips."""
+        """Return the workers in the order of replicas and strips."""
         workers = [self.places[rank] for rank in self.workers]
         return tuple(place.rank for place in sorted(workers, key=lambda place: (place.replica or 0, place.strip or 0)))
 
     def survives(self, copies: int) -> int:
-        """How many servers may be lost at once without a stop, with so many copies of each shard wanted."""
+        """Return how many servers may be lost at once without stopping the job, with `copies` copies of each shard."""
         return min(copies, len(self.servers)) - 1
 
-    def on_host(self, host: str, role: str) -> int:
+    def count_on_host(self, host: str, role: str) -> int:
+        """Return the number of ranks on `host` that have `role`."""
         return sum(place.host == host and role in place.roles for place in self.places)
+
+    having = ranks_with  # former name
+    on_host = count_on_host  # former name
 
 
 def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:
-    """Roles for the ranks whose hosts are given in rank order."""
+    """Return the layout of the ranks on `hosts`, in rank order, with the numbers and hosts that `wanted` gives."""
     data, servers, folded = _numbers(len(hosts), wanted)
     free = list(range(len(hosts)))
     data_ranks = _spread(free, data, hosts, "data", wanted)
@@ -105,12 +120,14 @@ def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:
 
 
 def _numbers(size: int, wanted: config.Layout) -> tuple[int, int, bool]:
-    """(data ranks, server ranks, whether one rank takes both roles): few ranks share, many have one role each."""
-    data, servers = wanted.data or max(1, size // 8), wanted.servers or max(1, size // 4)
+    """Return the numbers of data and server ranks, and whether one rank has both roles, as with few ranks."""
+    data = wanted.data or max(1, size // 8)
+    servers = wanted.servers or max(1, size // 4)
     if data + servers + wanted.partitions <= size:
         return data, servers, False
-    # Numbers that nobody asked for shrink first; then one rank serves both data and parameters.
-    data, servers = wanted.data or 1, wanted.servers or 1
+    # Numbers that are not configured shrink first; then one rank serves both data and parameters.
+    data = wanted.data or 1
+    servers = wanted.servers or 1
     if data + servers + wanted.partitions <= size:
         return data, servers, False
     if data == servers == 1 and wanted.partitions <= size:
@@ -124,7 +141,7 @@ def _numbers(size: int, wanted: config.Layout) -> tuple[int, int, bool]:
 
 
 def _spread(free: list[int], count: int, hosts: Sequence[str], role: str, wanted: config.Layout) -> list[int]:
-    """Take ranks for a role, from the allowed hosts in turn, first those where least has been taken."""
+    """Return `count` of the `free` ranks for `role`, spread over its allowed hosts, least used hosts first."""
     candidates = _allowed(free, hosts, role, wanted)
     if len(candidates) < count:
         raise UserError(
@@ -141,8 +158,9 @@ def _spread(free: list[int], count: int, hosts: Sequence[str], role: str, wanted
 
 
 def _strips(free: list[int], hosts: Sequence[str], wanted: config.Layout) -> dict[int, tuple[int, int]]:
-    """rank -> (replica, strip); replicas inside one host first, then over what is left of several."""
-    candidates, size = _allowed(free, hosts, "worker", wanted), wanted.partitions
+    """Return rank -> (replica, strip); replicas within one host come first, then those over several hosts."""
+    candidates = _allowed(free, hosts, "worker", wanted)
+    size = wanted.partitions
     if len(candidates) < size:
         raise UserError(
             f"layout.place.worker = {wanted.place.get('worker')}: matches {len(candidates)} free ranks, "
@@ -153,7 +171,8 @@ def _strips(free: list[int], hosts: Sequence[str], wanted: config.Layout) -> dic
     for host in dict.fromkeys(hosts[rank] for rank in candidates):
         here = [rank for rank in candidates if hosts[rank] == host]
         cut = len(here) - len(here) % size
-        whole, rest = whole + here[:cut], rest + here[cut:]
+        whole += here[:cut]
+        rest += here[cut:]
     ordered = whole + rest[: len(rest) - len(rest) % size]
     return {rank: divmod(position, size) for position, rank in enumerate(ordered)}
 

@@ -43,7 +43,7 @@ class Statistics(Message):
 
 @dataclass(frozen=True)
 class BeginPhase(Message):
-    """The coordinator begins a phase (its number, part and epoch), or with None ends the handing out of batches."""
+    """The coordinator begins a phase (its number, part and epoch); None ends the distribution of batches."""
 
     kind = "begin_phase"
     phase: list[Any] | None
@@ -136,7 +136,7 @@ class FinishServer(Message):
 
 @dataclass(frozen=True)
 class SparesReport(Message):
-    """How many spare processes of the sender are ready or starting, and what started ones have taken."""
+    """How many spare processes of the sender are ready or starting, and how long those now ready took."""
 
     kind = "spares_report"
     ready: int

@@ -1,4 +1,4 @@
-"""Roles in the next generation: who is left keeps what he did; what nobody is left for others take on. Pure."""
+"""Roles in the next generation: surviving ranks keep their roles; vacant roles are reassigned. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,17 +7,22 @@ from adam_mpi import config
 from adam_mpi.base.errors import LostState
 from adam_mpi.cluster.layout import Layout, Place
 
+ORDER = ("data", "worker", "server")
 NEW = -1
-"""The rank, so far, of one that has just been started."""
+"""The rank in the previous generation of a process that joins."""
 
 
-def go_on(hosts: Sequence[str], kept: Sequence[Place], wanted: config.Layout) -> Layout:
-    """`kept`: what each rank did before, or for a new one its number for life only. Replicas keep their size."""
+def reassign_roles(hosts: Sequence[str], kept: Sequence[Place], wanted: config.Layout) -> Layout:
+    """Return the layout of the next generation, whose ranks are on `hosts`.
+
+    `kept` has the previous place of each rank, or for a rank that joins only its member number. Replicas keep their
+    size. Raises LostState if too few ranks are left for a replica.
+    """
     roles = [[role for role in place.roles if role != "worker"] for place in kept]
     idle = [rank for rank, place in enumerate(kept) if not place.roles]
     _fill("data", 1, roles, idle)
     fresh = [rank for rank in idle if kept[rank].rank == NEW]
-    # New ranks do what is short: copies of shards first.
+    # Ranks that join take the roles with too few ranks: servers first, for the copies of shards.
     short = ("server", wanted.servers or max(1, len(hosts) // 4)), ("data", wanted.data or len(hosts) // 8)
     for role, count in short:
         for rank in fresh[: max(0, count - sum(role in own for own in roles))]:
@@ -28,30 +33,23 @@ def go_on(hosts: Sequence[str], kept: Sequence[Place], wanted: config.Layout) ->
     strips = {rank: (number, strip) for number, ranks in enumerate(replicas) for strip, rank in enumerate(ranks)}
     for rank in strips:
         roles[rank].append("worker")
-    places = [
-        Place(rank, host, tuple(sorted(roles[rank], key=_order)), *_strip(strips.get(rank)), kept[rank].member)
-        for rank, host in enumerate(hosts)
-    ]
+    places = []
+    for rank, host in enumerate(hosts):
+        own = tuple(sorted(roles[rank], key=ORDER.index))
+        replica, strip = strips.get(rank, (None, None))
+        places.append(Place(rank, host, own, replica, strip, born=kept[rank].member))
     return Layout(tuple(places), wanted.partitions)
 
 
-def _strip(strip: tuple[int, int] | None) -> tuple[int | None, int | None]:
-    return strip or (None, None)
-
-
-def _order(role: str) -> int:
-    return ("data", "worker", "server").index(role)
-
-
 def _fill(role: str, count: int, roles: list[list[str]], idle: list[int]) -> None:
-    """Have a role taken on: by one who does nothing, else by whoever does least."""
+    """Give `role` to ranks until `count` have it: to idle ranks first, then to those with the fewest roles."""
     while sum(role in own for own in roles) < count:
         rank = idle.pop(0) if idle else min(range(len(roles)), key=lambda rank: (len(roles[rank]), rank))
         roles[rank].append(role)
 
 
 def _replicas(kept: Sequence[Place], idle: list[int], size: int) -> list[list[int]]:
-    """Whole replicas as they are; broken ones are filled up, from those who do nothing and from one another."""
+    """Return the ranks of each replica: complete ones as they are, others completed from idle ranks and each other."""
     strips: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, place in enumerate(kept):
         if place.replica is not None and place.strip is not None:
@@ -75,7 +73,7 @@ def _replicas(kept: Sequence[Place], idle: list[int], size: int) -> list[list[in
 
 
 def _any_ranks(roles: list[list[str]], size: int) -> list[int]:
-    """No replica is left: ranks with other roles train too, those that do least first."""
+    """Return ranks for one replica where none is left: those with the fewest other roles."""
     if len(roles) < size:
         raise LostState(f"{len(roles)} ranks are left, a replica needs {size}; the job ends")
     return sorted(sorted(range(len(roles)), key=lambda rank: (len(roles[rank]), rank))[:size])

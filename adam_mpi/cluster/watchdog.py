@@ -1,11 +1,11 @@
-"""The stall watchdog: a rank that waits for too long says for what, for whom and since when, with stacks of both sides.
+"""The stall watchdog: a rank that waits too long logs for what, for which rank and since when, with both stacks.
 
-What should have been answered at once and was not for `cluster.seconds` ends the job: a network that is cut between
-two hosts shows in nothing else. What may take as long as some third rank needs has no such end, but the rank that it
-is awaited from is asked for a sign of life meanwhile, and owes that at once.
+A request that should be answered at once and is not for `cluster.seconds` ends the job: a network partition between two
+hosts shows in nothing else. A wait that may take as long as a third rank's work has no such limit, but the rank it
+depends on is asked for a sign of life meanwhile, which it must answer at once.
 
-The other side may hang with its main thread inside MPI, where it hears no message: on the same host it is asked by a
-signal, which the interpreter answers from anywhere; on another host by a message, as long as it hears them.
+The other rank may hang with its main thread inside MPI, where it receives no message: on the same host it is asked for
+its stack by a signal, which the interpreter answers from anywhere; on another host by a message.
 """
 
 import ctypes
@@ -26,27 +26,28 @@ from adam_mpi.cluster.messages import DumpStacks, SignOfLife
 from adam_mpi.cluster.world import World
 
 ASK = signal.SIGUSR2
-LOOKS = 20
-"""How often waits are looked at in the time after which one is told or ends the job."""
+CHECKS = 20
+"""Number of checks of the waits in the time after which one is logged or ends the job."""
 EVICTION_SECONDS = 2.0
-"""How much sooner than those who wait for it the head has a rank ended that is not heard of, if others can go on."""
+"""Where the job can continue without a silent rank, seconds that ranks which wait for it leave the coordinator to have
+it killed."""
 log = logging.getLogger(__name__)
 
 
 class Wait(NamedTuple):
-    """Something awaited from a rank. One that is fulfilled and begins anew has another `turn`."""
+    """Something awaited from a rank. A wait that was fulfilled and starts again has another `turn`."""
 
     what: str
     rank: int
     turn: int
     patient: bool = False
-    """Whether it may take as long as some third rank takes for its work."""
+    """Whether it may take as long as a third rank's work."""
 
 
-def answer_signals() -> None:
-    """Whoever asks by a signal finds the stack of the main thread in this rank's log.
+def dump_stack_on_signal() -> None:
+    """Have the signal `ASK` write the stack of the main thread to this rank's log.
 
-    Not of all threads: their frames may change under the one that looks, which then crashes the rank.
+    The stacks of other threads may change while they are read in a signal handler, which then crashes the rank.
     """
     for handler in logging.getLogger("adam_mpi").handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream:
@@ -54,7 +55,7 @@ def answer_signals() -> None:
 
 
 def stacks() -> str:
-    """Where every thread of this rank is."""
+    """Return the stack of every thread of this rank."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
@@ -64,73 +65,85 @@ def stacks() -> str:
 
 
 class Watchdog:
+    """The waits of one rank, since when they last, and which of them were logged."""
+
     def __init__(self, world: World, channel: ControlChannel) -> None:
-        self.world, self.channel, self.seconds = world, channel, world.config.watchdog.seconds
+        self.world = world
+        self.channel = channel
+        self.seconds = world.config.watchdog.seconds
         self.limit = world.config.cluster.seconds
         self.since: dict[Wait, float] = {}
-        self.told: set[Wait] = set()
+        self.reported: set[Wait] = set()
         self.asked: dict[int, int] = {}
-        """Rank -> the signs of life that it was asked for, the last of which it may owe."""
-        self.heard: dict[int, int] = {}
-        self.looked = time.monotonic()
+        """Rank -> number of the last sign of life that it was asked for."""
+        self.answered: dict[int, int] = {}
+        """Rank -> number of the last sign of life that it gave."""
+        self.checked = time.monotonic()
 
-    def look(self, waits: Callable[[], Iterable[Wait]]) -> None:
-        """Take note of what is awaited now, a few times in `watchdog.seconds`; tell of each wait once."""
-        now, period = time.monotonic(), min(self.seconds or self.limit, self.limit) / LOOKS
-        passed = now - self.looked
+    def check(self, waits: Callable[[], Iterable[Wait]]) -> None:
+        """Note what `waits` returns, a few times in `watchdog.seconds`; log a long wait once.
+
+        Raises Stall for a wait that has exceeded `cluster.seconds`.
+        """
+        now = time.monotonic()
+        period = min(self.seconds or self.limit, self.limit) / CHECKS
+        passed = now - self.checked
         if passed < period:
             return
-        self.looked = now
-        # What arrived while this rank itself stood still could not be taken: that time counts for nobody's.
-        still = passed if passed > LOOKS / 2 * period else 0.0
+        self.checked = now
+        # What arrived while this rank itself was stopped could not be received: that time does not count as waiting.
+        still = passed if passed > CHECKS / 2 * period else 0.0
         found = list(waits())
         self.since = {wait: min(now, self.since.get(wait, now) + still) for wait in [*found, *self._signs(found)]}
-        self.told &= self.since.keys()
+        self.reported &= self.since.keys()
         for wait, since in self.since.items():
-            if self.seconds and now - since > self.seconds and wait not in self.told:
-                self.told.add(wait)
-                self._tell(wait, now - since)
+            if self.seconds and now - since > self.seconds and wait not in self.reported:
+                self.reported.add(wait)
+                self._report(wait, now - since)
             if now - since > self.limit + self._grace and not wait.patient:
                 raise Stall(f"{self.world.place} has {self._describe(wait, now - since)}; the job ends")
 
+    look = check  # former name
+
     def handle(self, source: int, message: SignOfLife) -> None:
-        """Give a sign of life to a rank that asks for one, or take note of one that was asked for."""
+        """Give a sign of life to the rank `source` if it asks for one, or note the one it gives."""
         if message.asks:
             self.channel.send(SignOfLife(asks=False, number=message.number), source)
         else:
-            self.heard[source] = message.number
+            self.answered[source] = message.number
 
     @property
     def _grace(self) -> float:
-        """Seconds beyond the limit in which the head may have a silent rank ended, so that the job can go on."""
+        """Return the seconds beyond the limit in which the coordinator may have a silent rank killed."""
         return EVICTION_SECONDS if self.world.survivable else 0.0
 
     def _signs(self, waits: Iterable[Wait]) -> list[Wait]:
-        """Ask every rank that something is awaited from patiently for a sign of life; returns those that are owed."""
+        """Ask every rank of a patient wait for a sign of life; return the waits for those not given yet."""
         ranks = {wait.rank for wait in waits if wait.patient and wait in self.since} - {self.world.rank}
         for rank in ranks:
-            if self.asked.get(rank, 0) == self.heard.get(rank, 0):
+            if self.asked.get(rank, 0) == self.answered.get(rank, 0):
                 self.asked[rank] = self.asked.get(rank, 0) + 1
                 self.channel.send(SignOfLife(asks=True, number=self.asked[rank]), rank)
-        owed = [rank for rank, number in self.asked.items() if number != self.heard.get(rank, 0)]
+        owed = [rank for rank, number in self.asked.items() if number != self.answered.get(rank, 0)]
         return [Wait("a sign of life", rank, self.asked[rank]) for rank in owed]
 
     def _describe(self, wait: Wait, seconds: float) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         return f"waited for {wait.what} from {self.world.layout.places[wait.rank]} since {since}, {seconds:.1f} s"
 
-    def _tell(self, wait: Wait, seconds: float) -> None:
+    def _report(self, wait: Wait, seconds: float) -> None:
+        """Log a wait that has lasted for `seconds`, with the stacks here, and have the other rank log its stack."""
         text = self._describe(wait, seconds)
         log.warning("%s; stacks here:\n%s", text, stacks())
         if wait.rank != self.world.rank and self.world.hosts[wait.rank] == self.world.place.host:
-            log.warning("stacks of the other side are in its log")
-            _ask(self.world.pids[wait.rank])
+            log.warning("the stack of the other rank is in its log")
+            _signal(self.world.pids[wait.rank])
         elif wait.rank != self.world.rank:
             self.channel.send(DumpStacks(f"{self.world.place} {text}"), wait.rank)
 
 
-def _ask(pid: int) -> None:
-    """By a signal to the main thread, where the C library can send one: a stopped process gives it to any thread."""
+def _signal(pid: int) -> None:
+    """Send `ASK` to the main thread of `pid`: a signal to the process may be handled by any of its threads."""
     to_thread = getattr(ctypes.CDLL(None), "tgkill", None)
     if to_thread is None:
         os.kill(pid, ASK)
@@ -138,6 +151,10 @@ def _ask(pid: int) -> None:
         to_thread(pid, pid, ASK)
 
 
-def answer(asked: str) -> None:
-    """Another rank waits for this one and asks where it is."""
-    log.warning("%s; stacks here:\n%s", asked, stacks())
+def log_stacks(reason: str) -> None:
+    """Log the stacks of this rank for another rank that waits for it; `reason` says which and for what."""
+    log.warning("%s; stacks here:\n%s", reason, stacks())
+
+
+answer_signals = dump_stack_on_signal  # former name
+answer = log_stacks  # former name

@@ -1,37 +1,27 @@
 """Transfers between ranks behind one interface: `put` and `get` return requests, and nothing here waits.
 
-A window is memory of a rank that the others of its generation read or write. `Flush` and `Wait` may hang for ever on
-a dead target, so callers poll their requests with `Test` and check the world for failures in between.
+A window is memory of a rank that the others of its generation read or write. `Flush` and `Wait` may hang forever on a
+dead target, so callers poll their requests with `Test` and check the world for failures in between.
 """
 
-import ctypes
-import mmap
-import os
-import weakref
 from collections import deque
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numba import njit, types
 
-from adam_mpi.base.errors import RankFailure, UserError
-from adam_mpi.base.native import define
-from adam_mpi.cluster.world import gather
+from adam_mpi.cluster.shared_memory import map_node_memory, memory_fence, release_pages
 
 Request = MPI.Request
-REMOVE = getattr(mmap, "MADV_REMOVE", 9)
-LIBRARY = ctypes.CDLL(None, use_errno=True)
-LIBRARY.mmap.restype = ctypes.c_void_p
 kept: list["Window"] = []
 """Windows that could not be freed: MPI still has the addresses of their memory."""
 
 
 class Window:
-    """One-sided: the target takes no part, but must keep calling into MPI."""
+    """One-sided transfers: the target takes no part, but must keep calling into MPI."""
 
     late = True
-    """Whether something may still arrive through MPI when the generation is over, so that the memory has to stay."""
+    """Whether transfers may still arrive through MPI when the generation is over, so that the memory has to stay."""
 
     def __init__(self, win: MPI.Win, memory: np.ndarray) -> None:
         win.Set_errhandler(MPI.ERRORS_RETURN)
@@ -41,7 +31,10 @@ class Window:
 
     @classmethod
     def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "Window":
-        """Memory of the window's own, for what others write: a late write then lands nowhere that matters."""
+        """Make a window of `size` bytes for others to write (collective).
+
+        MPI allocates the memory, so that a late write does no harm.
+        """
         win = MPI.Win.Allocate(max(size, 8), 1, comm=comm)
         memory = np.asarray(win.tomemory(), np.uint8)[:size]
         memory[:] = 0
@@ -49,48 +42,39 @@ class Window:
 
     @classmethod
     def to_read(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "Window":
-        """A window over memory of ours, for what others read: it outlives the window."""
+        """Make a window of `size` bytes for others to read (collective); its memory outlives it."""
         memory = np.zeros(max(size, 8), np.uint8)
         return cls(MPI.Win.Create(memory, 1, comm=comm), memory)
 
     def put(self, data: np.ndarray, target: int, offset: int) -> Request:
+        """Start to write `data` to byte `offset` of rank `target`'s memory; `data` must not change until it is done."""
         return self.win.Rput(data, target, target=(offset, data.nbytes, MPI.BYTE))
 
     def get(self, into: np.ndarray, target: int, offset: int) -> Request:
+        """Start to fill `into` from byte `offset` of rank `target`'s memory."""
         return self.win.Rget(into, target, target=(offset, into.nbytes, MPI.BYTE))
 
     def direct(self, target: int, offset: int, size: int) -> np.ndarray | None:
-        """The target's memory itself, where this rank can reach it; then nothing needs to be put or got."""
+        """Return `size` bytes of rank `target`'s memory from `offset` on, or None where they are not shared."""
         return None
 
     def sync(self) -> None:
-        """Make what was written locally visible to readers, and what arrived visible to us."""
+        """Make local writes visible to readers, and what has arrived visible to this rank."""
         self.win.Sync()
 
     def free(self) -> None:
+        """Free the window (collective)."""
         self.win.Unlock_all()
         self.win.Free()
 
     def forget(self) -> None:
-        """Give the memory back, of a window that cannot be freed; whatever still came would find empty pages there."""
-        give_back(self.memory)
+        """Release the memory of a window that cannot be freed; a late transfer finds empty pages there."""
+        release_pages(self.memory)
         kept.append(self)
 
 
-def give_back(memory: np.ndarray) -> None:
-    """The whole pages of it, shared or not, to the system; their addresses stay."""
-    first = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (memory.ctypes.data + memory.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if size > 0:
-        advise = LIBRARY.madvise
-        address, length = ctypes.c_void_p(first), ctypes.c_size_t(size)
-        # Of memory that is shared the first is right, of other memory the second.
-        if advise(address, length, REMOVE):
-            advise(address, length, mmap.MADV_DONTNEED)
-
-
 class SharedWindow(Window):
-    """Ranks of one node reach into each other's memory; one-sided transfers go to the other nodes."""
+    """Shared memory between the ranks of a node, one-sided transfers to other nodes."""
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> None:
         shared = MPI.Win.Allocate_shared(max(size, 8), 1, comm=node)
@@ -139,12 +123,16 @@ class SharedWindow(Window):
 
 
 class SendWindow(Window):
-    """The same with two-sided messages, for MPIs whose one-sided path is poor: the target serves in `sync`."""
+    """Two-sided messages, for MPIs whose one-sided transfers are slow: the target serves requests in `sync`."""
 
-    ORDER, PUT, GET = 1, 1, 2
+    ORDER = 1
+    """The tag of orders; transfers have tags of their own."""
+    PUT = 1
+    GET = 2
 
     def __init__(self, comm: MPI.Intracomm, memory: np.ndarray) -> None:
-        self.comm, self.memory = comm.Dup(), memory
+        self.comm = comm.Dup()
+        self.memory = memory
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.tags = 0
         # Requests with the memory they work on, which must stay until they are complete.
@@ -169,7 +157,7 @@ class SendWindow(Window):
         return request
 
     def sync(self) -> None:
-        """Carry out what others have ordered."""
+        """Start the transfers that other ranks have ordered."""
         while self.under_way and self.under_way[0][0].Test():
             self.under_way.popleft()
         status = MPI.Status()
@@ -186,7 +174,7 @@ class SendWindow(Window):
 
     def forget(self) -> None:
         self.under_way.clear()
-        give_back(self.memory)
+        release_pages(self.memory)
 
     def _next_tag(self) -> int:
         self.tags = self.tags % 30_000 + 1
@@ -198,18 +186,18 @@ class SendWindow(Window):
 
 
 class SurvivingWindow(SharedWindow):
-    """Shared inside a node, messages between nodes, and no window of MPI.
+    """Shared memory within a node and messages between nodes, without a window of MPI.
 
-    A one-sided transfer to a rank on another node that dies meanwhile may never come back out of Open MPI (`Rget` was
-    seen to wait in there for ever). A message to it fails as it should. And MPI's own shared memory cannot be freed
-    without the dead: a job that loses many ranks would fill its address space and /dev/shm.
+    A one-sided transfer to a rank on another node that dies meanwhile may never return from Open MPI (`Rget` was seen
+    to hang), while a message to it fails. And MPI's own shared memory cannot be freed without the dead ranks: a job
+    that loses many ranks would fill its address space and /dev/shm.
     """
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> None:
-        self.near = share(comm, node, size)
+        self.near = map_node_memory(comm, node, size)
         self.memory = self.near[comm.rank]
         self.far = None if node.size == comm.size else SendWindow(comm, self.memory)
-        # What others of the node still write goes into pages that nobody looks at any more.
+        # What other ranks of the node still write goes into pages that are no longer read.
         self.late = self.far is not None
 
     @classmethod
@@ -219,7 +207,7 @@ class SurvivingWindow(SharedWindow):
     to_read = to_write
 
     def sync(self) -> None:
-        fence()
+        memory_fence()
         if self.far is not None:
             self.far.sync()
 
@@ -230,71 +218,18 @@ class SurvivingWindow(SharedWindow):
         self.forget()
 
     def forget(self) -> None:
-        """Let go of the memory, ours and that of others; it is gone with the last array that shows a part of it."""
+        """Drop the memory of this rank and of the others; it is unmapped with the last array that views it."""
         if self.far is not None:
             self.far.forget()
-        self.near, self.memory, self.far = {}, np.empty(0, np.uint8), None
+        self.near = {}
+        self.memory = np.empty(0, np.uint8)
+        self.far = None
 
 
-def share(comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> dict[int, np.ndarray]:
-    """Collective over `comm`: return `size` zeros of ours and the memory of the others on our node, by rank of `comm`.
-
-    It is in files without a name: nothing is left of them when the last process that has them is gone, however it went.
-    Raises RankFailure when a rank is lost meanwhile.
-    """
-    file = os.memfd_create("adam_mpi", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(file, size)
-        told = gather(comm, (os.getpid(), file, size))
-        members = MPI.Group.Translate_ranks(node.Get_group(), None, comm.Get_group())
-        near = {rank: mapped(*told[rank]) for rank in members}
-        # Everybody has opened what is open here.
-        comm.Barrier()
-    finally:
-        os.close(file)
-    return near
-
-
-def mapped(pid: int, file: int, size: int) -> np.ndarray:
-    """Return the memory in a file that a process of this host has open; it is unmapped with the last view of it.
-
-    Python's own mmap would keep a descriptor open for each. Raises RankFailure if the process is gone, and UserError if
-    it may not be looked at.
-    """
-    if not size:
-        return np.empty(0, np.uint8)
-    try:
-        descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise RankFailure(f"process {pid} is gone, and its memory with it") from None
-    except PermissionError as error:
-        # Ranks in containers of their own may not look at each other.
-        why = f"the memory of process {pid} on this host cannot be shared: {error.strerror}"
-        raise UserError(f'{why}; set cluster.transport = "send"') from None
-    try:
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        address = LIBRARY.mmap(None, ctypes.c_size_t(size), access, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
-        if address == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), f"{size} bytes of shared memory: {os.strerror(ctypes.get_errno())}")
-    finally:
-        os.close(descriptor)
-    memory = (ctypes.c_uint8 * size).from_address(address)
-    weakref.finalize(memory, LIBRARY.munmap, ctypes.c_void_p(address), ctypes.c_size_t(size)).atexit = False
-    return np.ctypeslib.as_array(memory)
-
-
-_fence = define(lambda builder: builder.fence("seq_cst"), types.void)
-
-
-@njit(nogil=True, cache=True)
-def fence() -> None:
-    """Keep the reads and writes before it before those after it."""
-    _fence()
-
-
+fence = memory_fence  # former name
 WINDOWS: dict[str, type[Window]] = {"shared": SharedWindow, "rma": Window, "send": SendWindow}
 
 
 def choose_kind(transport: str, survivable: bool) -> type[Window]:
-    """What `cluster.transport` stands for; `survivable`: ranks go on when another one is lost."""
+    """Return the class of windows for `cluster.transport` = `transport` in a job that is `survivable` or not."""
     return SurvivingWindow if survivable and transport == "shared" else WINDOWS[transport]

@@ -8,37 +8,69 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import layout, spares
 from adam_mpi.cluster.fault_injection import Injector, check, parse
-from adam_mpi.cluster.role_assignment import go_on
-from adam_mpi.cluster.spares import Spares
+from adam_mpi.cluster.idle import Idle
+from adam_mpi.cluster.role_assignment import reassign_roles
+from adam_mpi.cluster.spares import Invitation, Spares, return_errors
 from adam_mpi.config import Config
 
-# MPICH moves a one-sided transfer on by one small piece per call: one call between two rests takes 0.3 s for 1 MB.
+# MPICH advances a one-sided transfer by one small piece per call: one call between two rests takes 0.3 s for 1 MB.
 POLLS = 8
 log = logging.getLogger(__name__)
 
 
-def gather(comm: MPI.Comm, word: Any) -> list[Any]:
-    """Collective: everybody's word. When a rank is lost meanwhile, MPI may hand over what is no word at all."""
+def gather(comm: MPI.Comm, value: Any) -> list[Any]:
+    """Return the `value` of every rank of `comm` (collective).
+
+    Raises RankFailure when a rank is lost meanwhile and MPI returns bytes that are no value.
+    """
     try:
-        return comm.allgather(word)
+        return comm.allgather(value)
     except MPI.Exception:
         raise
     except Exception as error:
-        raise RankFailure(f"a word of another rank did not arrive whole: {error}") from None
+        raise RankFailure(f"a value gathered from another rank arrived incomplete: {error}") from None
 
 
 class Interrupted(Exception):
-    """Somebody asked the job to end (Ctrl-C, or the launcher's TERM)."""
+    """The job was asked to end, by Ctrl-C or by the launcher's TERM."""
+
+
+class Presence(NamedTuple):
+    """What each rank reports of itself when a generation begins."""
+
+    processor: str
+    node: int
+    """The lowest rank of its shared-memory node."""
+    generation: int
+    """The generation that it leaves, -1 if there was none."""
+    pid: int
+    sentinel: str | None
+    place: layout.Place | None
+    """Its place in that generation, or what a rank that joins is known by."""
+
+
+class Standing(NamedTuple):
+    """What each surviving rank reports before spares are admitted."""
+
+    spares: int
+    """Spares of this rank that are ready and respond."""
+    full: int
+    """Number of ranks that the job should have."""
+    next_member: int
+    """The first member number that was never used."""
+    member: int
 
 
 class World:
+    """The ranks of one generation as this rank sees them: communicators, hosts, layout, and its own place."""
+
     def __init__(
         self,
         comm: MPI.Comm,
@@ -47,150 +79,171 @@ class World:
         before: "World | None" = None,
         born: layout.Place | None = None,
     ) -> None:
-        """Collective over `comm`: the one place, with `finish`, where ranks wait for each other in MPI itself.
+        """Make the world of the ranks of `comm` (collective).
 
-        `before` is the world of the generation that has ended, or `born` what a rank that joins is known by.
-        Everything is made out of `comm` alone, so that a rank that finds another one dead in here reaches all the
-        others by revoking it.
+        `before` is the world of the previous generation, or `born` what a rank that joins is known by. Here and in
+        `finish` alone ranks wait for each other inside MPI. All communicators are made from `comm`, so that a rank that
+        finds another one dead reaches all the others by revoking `comm`.
         """
         self.config = config
         known = before.place if before else born
         self.generation: int = before.generation if before else -1
         self.sentinel: str | None = before.sentinel if before else None
-        """Where the sentinel of this host listens, once there is one."""
-        self.comm = self._quiet(comm if known else comm.Dup())
-        self.node = self._quiet(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
-        # One communicator per purpose, so that control, data and parameters never meet in a queue.
-        self.control, self.traffic = self._quiet(self.comm.Dup()), self._quiet(self.comm.Dup())
-        self.hosts, kept = self._meet(known)
-        self.layout = go_on(self.hosts, kept, config.layout) if kept else arrange(self.hosts, config.layout)
+        """The socket of this host's sentinel, once there is one."""
+        self.comm = return_errors(comm if known else comm.Dup())
+        self.node = return_errors(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+        # One communicator per purpose, so that control, data and parameters never share a queue.
+        self.control = return_errors(self.comm.Dup())
+        self.traffic = return_errors(self.comm.Dup())
+        self.hosts, places = self._meet(known)
+        """The host of each rank; every shared-memory node counts as a host."""
+        self.layout = (
+            reassign_roles(self.hosts, places, config.layout) if places else arrange(self.hosts, config.layout)
+        )
         self.place: layout.Place = self.layout.places[self.comm.rank]
-        self.replica = self._members()
+        self.replica = self._replica_communicator()
+        """The communicator of this worker's replica, in the order of its strips; None on other ranks."""
         faults = parse(config.inject.faults)
         if not known:
             check(faults, self.layout.places)
         self.injector: Injector = before.injector if before else Injector(faults, self.place, config.run.seed)
-        self.gone: tuple[layout.Place, ...] = ()
-        """Who was lost since the last generation in which everybody began to work."""
-        self.begun = False
+        self.lost: tuple[layout.Place, ...] = ()
+        """Ranks lost since the last generation in which all ranks started to work."""
+        self.started = False
+        """Whether all ranks have started to work in this generation."""
         self.broken = self.generation > 0
-        """Whether a rank was lost: MPI cannot be ended in order any more."""
+        """Whether a rank was lost: then MPI cannot be finalized in order."""
         self.spares: Spares = before.spares if before else Spares()
-        """Those who stand by, of the ones that this rank has started."""
+        """The spares that this rank has started."""
         self.full: int = self.comm.size
-        """How many ranks the job should have."""
+        """Number of ranks that the job should have."""
         self.evicted: list[int] = []
-        """Processes on this host that were taken for dead."""
+        """Processes on this host that were declared dead."""
         self.highest: int = max([before.highest if before else 0, *(place.member for place in self.layout.places)])
-        """Numbers for life that were given so far."""
+        """The highest member number used so far."""
         self.signal: int | None = before.signal if before else None
-        self.asked: int = before.asked if before else 0
-        """How often somebody has asked for a snapshot."""
+        """The signal by which the job was asked to end."""
+        self.snapshot_requests: int = before.snapshot_requests if before else 0
+
+    begun = property(lambda self: self.started, lambda self, value: setattr(self, "started", value))  # former name
+    gone = property(lambda self: self.lost, lambda self, value: setattr(self, "lost", value))  # former name
+    asked = property(lambda self: self.snapshot_requests)  # former name
 
     @property
     def rank(self) -> int:
+        """Return the rank of this process in this generation."""
         return self.comm.rank
-
-    def _quiet(self, comm: MPI.Comm) -> Any:
-        return spares.quiet(comm)
-
-    def _members(self) -> MPI.Comm | None:
-        """Of our replica, in the order of its strips; a strip may be taken over by any rank."""
-        place = self.place
-        comm = self.comm.Split(MPI.UNDEFINED if place.replica is None else place.replica, place.strip or 0)
-        return None if comm == MPI.COMM_NULL else self._quiet(comm)
-
-    def _meet(self, known: layout.Place | None) -> tuple[list[str], list[layout.Place]]:
-        """The hosts of all ranks, and what they did in the generation before if there was one.
-
-        Hosts have a name each, different for every shared-memory node even where two nodes give the same name.
-        """
-        nodes = MPI.Group.Translate_ranks(self.node.Get_group(), None, self.comm.Get_group())
-        word = MPI.Get_processor_name(), min(nodes), self.generation, os.getpid(), self.sentinel, known
-        told = gather(self.comm, word)
-        self.generation = 1 + max(word[2] for word in told)
-        self.pids = [word[3] for word in told]
-        leaders = {name: sorted({lead for other, lead, *_ in told if other == name}) for name, *_ in told}
-        hosts = [name if len(leaders[name]) == 1 else f"{name}-{leaders[name].index(lead)}" for name, lead, *_ in told]
-        here = [path for _, lead, _, _, path, _ in told if lead == min(nodes) and path]
-        self.sentinel = self.sentinel or next(iter(here), None)
-        return hosts, [place for *_, place in told if place is not None]
-
-    def catch_signals(self) -> None:
-        """Note Ctrl-C and TERM: the next check ends this rank in order. USR1 asks for a snapshot: the head hears it."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self.signal = number
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, note)
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            self.asked += 1
-
-        signal.signal(signal.SIGUSR1, ask)
 
     @property
     def survivable(self) -> bool:
-        """Whether the others can go on without a rank that is lost: Open MPI, started by mpirun --with-ft ulfm."""
+        """Return whether the job can continue without a lost rank: Open MPI, started by mpirun --with-ft ulfm."""
         return self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
-    def recover(self, full: int = 0) -> "World":
-        """Leave this generation with all who are still there; the world of the next one, with who stands by to join.
+    def _meet(self, known: layout.Place | None) -> tuple[list[str], list[layout.Place]]:
+        """Return the host of each rank, and the places of those that had one in the previous generation.
 
-        Those who stand by are taken in up to `full` ranks, as far as that is more than the job has had so far.
-        A loop: whoever is lost while the next world is made is left behind by the one after it.
+        Hosts get different names where two shared-memory nodes have the same processor name.
+        """
+        node = min(MPI.Group.Translate_ranks(self.node.Get_group(), None, self.comm.Get_group()))
+        own = Presence(
+            MPI.Get_processor_name(), node, self.generation, os.getpid(), sentinel=self.sentinel, place=known
+        )
+        ranks: list[Presence] = gather(self.comm, own)
+        self.generation = 1 + max(rank.generation for rank in ranks)
+        self.pids = [rank.pid for rank in ranks]
+        if self.sentinel is None:
+            self.sentinel = next((rank.sentinel for rank in ranks if rank.node == node and rank.sentinel), None)
+        nodes = {name: sorted({rank.node for rank in ranks if rank.processor == name}) for name, *_ in ranks}
+        hosts = [
+            rank.processor
+            if len(nodes[rank.processor]) == 1
+            else f"{rank.processor}-{nodes[rank.processor].index(rank.node)}"
+            for rank in ranks
+        ]
+        return hosts, [rank.place for rank in ranks if rank.place is not None]
+
+    def _replica_communicator(self) -> MPI.Comm | None:
+        color = MPI.UNDEFINED if self.place.replica is None else self.place.replica
+        # The strip is the key: after a recovery any rank may hold any strip.
+        comm = self.comm.Split(color, self.place.strip or 0)
+        return None if comm == MPI.COMM_NULL else return_errors(comm)
+
+    def catch_signals(self) -> None:
+        """Note Ctrl-C and TERM, which end this rank at its next check, and count USR1, which asks for a snapshot."""
+
+        def note_end(number: int, frame: FrameType | None) -> None:
+            self.signal = number
+
+        def count_request(number: int, frame: FrameType | None) -> None:
+            self.snapshot_requests += 1
+
+        signal.signal(signal.SIGINT, note_end)
+        signal.signal(signal.SIGTERM, note_end)
+        signal.signal(signal.SIGUSR1, count_request)
+
+    def recover(self, full: int = 0) -> "World":
+        """Leave this generation with all surviving ranks and return the world of the next (collective).
+
+        Spares join until the job has `full` ranks, or as many as it has had so far if that is more. A rank that is lost
+        while the next world is made is left behind by the world after it.
         """
         comm = self.comm
         while True:
             comm.Revoke()
-            comm = self._quiet(comm.Shrink())
+            comm = return_errors(comm.Shrink())
             self.injector.at("recover")
             try:
-                comm, wanted = self._take_in(comm, full)
+                comm, wanted = self._admit_spares(comm, full)
                 world = World(comm, self.config, before=self)
                 world.agree()
             except (MPI.Exception, RankFailure) as error:
-                log.warning("another rank was lost meanwhile: %s", error)
+                log.warning("another rank was lost during recovery, which starts over: %s", error)
                 continue
             world.full = wanted if self.config.recover.replaces else comm.size
-            lost = self._lost([place.member for place in world.layout.places])
-            world.gone = *(() if self.begun else self.gone), *lost
-            world.evicted = [*self.evicted, *(self.pids[p.rank] for p in lost if p.host == self.place.host)]
+            members = [place.member for place in world.layout.places]
+            world.lost = self._lost_without(members)
+            dead = [place for place in self.layout.places if place.member not in members]
+            world.evicted = [*self.evicted, *(self.pids[place.rank] for place in dead if place.host == self.place.host)]
             world.catch_signals()
             return world
 
-    def _take_in(self, comm: MPI.Intracomm, full: int) -> tuple[MPI.Intracomm, int]:
-        """Collective: with as many ranks more as are missing, of those who stand by; and how many there should be."""
+    def _admit_spares(self, comm: MPI.Intracomm, full: int) -> tuple[MPI.Intracomm, int]:
+        """Return `comm` with the missing ranks added from responding spares, and the full number (collective)."""
         next_member = 1 + max([self.highest, *(place.member for place in self.layout.places)])
-        told = gather(comm, (self.spares.call(), max(full, self.full), next_member, self.place.member))
-        full, born = max(word[1] for word in told), max(word[2] for word in told)
-        doors = spares.doors([word[0] for word in told], full - comm.size)
-        # Whoever joins may be the next head, who tells of the loss.
-        gone = *(() if self.begun else self.gone), *self._lost([word[3] for word in told])
-        for number, holder in enumerate(doors):
+        own = Standing(self.spares.count_responding(), max(full, self.full), next_member, self.place.member)
+        ranks: list[Standing] = gather(comm, own)
+        full = max(rank.full for rank in ranks)
+        first_member = max(rank.next_member for rank in ranks)
+        holders = spares.admitting_ranks([rank.spares for rank in ranks], full - comm.size)
+        # A rank that joins may be the next coordinator, which reports the loss.
+        lost = self._lost_without([rank.member for rank in ranks])
+        for number, holder in enumerate(holders):
             port = ""
             if comm.rank == holder:
-                port = self.spares.invite(born + number, full, doors[number + 1 :], gone)
-            comm = spares.let_in(comm, holder, port)
+                port = MPI.Open_port()
+                self.spares.invite(Invitation(port, first_member + number, full, holders[number + 1 :], lost))
+            comm = spares.admit(comm, holder, port)
         return comm, full
 
-    def _lost(self, members: Sequence[int]) -> list[layout.Place]:
-        """Who of this generation is not among these."""
-        return [place for place in self.layout.places if place.member not in members]
+    def _lost_without(self, members: Sequence[int]) -> tuple[layout.Place, ...]:
+        """Return the ranks lost since all ranks last started to work, if only `members` of this generation survive."""
+        earlier = () if self.started else self.lost
+        return *earlier, *(place for place in self.layout.places if place.member not in members)
 
-    def end_evicted(self) -> None:
-        """Those on this host who were taken for dead, and are only stopped, would keep the launcher waiting."""
+    def kill_evicted(self) -> None:
+        """Kill processes of this host that were declared dead but are only stopped: the launcher waits for them."""
         for pid in self.evicted:
             with suppress(OSError, ValueError):
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
                 if parent == os.getppid():
                     os.kill(pid, signal.SIGKILL)
 
-    def agree(self) -> None:
-        """Collective, where a rank may be lost: everybody is here, or everybody raises.
+    end_evicted = kill_evicted  # former name
 
-        A window with a dead member crashes.
+    def agree(self) -> None:
+        """Return on all ranks, or raise RankFailure on all ranks where one may be lost (collective).
+
+        It comes before a window is made, which crashes if a member is dead.
         """
         if not self.survivable:
             return
@@ -199,10 +252,10 @@ class World:
         except MPI.Exception as error:
             raise RankFailure(self.describe(error)) from None
         if self.comm.Is_revoked():
-            raise RankFailure("somebody has left this generation")
+            raise RankFailure("another rank has left this generation")
 
     def check(self) -> None:
-        """Drive MPI's progress, and raise when a member is dead or the job is asked to end."""
+        """Drive MPI's progress; raise Interrupted if the job is asked to end and RankFailure if a member is dead."""
         if self.signal is not None:
             raise Interrupted(signal.Signals(self.signal).name)
         try:
@@ -212,7 +265,7 @@ class World:
             raise RankFailure(self.describe(error)) from None
 
     def describe(self, error: MPI.Exception) -> str:
-        """Who is dead, as far as MPI can say."""
+        """Return which ranks are dead, or the text of `error` where MPI does not know them."""
         try:
             failed = self.comm.Get_failed()
             dead = MPI.Group.Translate_ranks(failed, list(range(failed.size)), self.comm.Get_group())
@@ -221,8 +274,9 @@ class World:
         return "; ".join(f"{self.layout.places[rank]} is gone" for rank in dead) or error.Get_error_string()
 
     def wait(self, done: Callable[[], bool], what: str, seconds: float) -> None:
-        """Poll until done; says what it waited for when that takes too long."""
-        start, idle = time.monotonic(), Idle(self.config.cluster.poll)
+        """Poll until `done` returns True; raise RankFailure, which names `what`, after `seconds`."""
+        start = time.monotonic()
+        idle = Idle(self.config.cluster.poll)
         while not done():
             self.check()
             idle.back_off(False)
@@ -230,34 +284,5 @@ class World:
                 raise RankFailure(f"{self.place} waited {seconds:g} s for {what}")
 
     def finish(self) -> None:
-        """The last thing of a job that went well: everybody is here."""
+        """Wait until all ranks have reached the end of a successful job (collective)."""
         self.wait(self.comm.Ibarrier().Test, "all ranks to finish", self.config.cluster.seconds)
-
-
-class Idle:
-    """What a loop does between two rounds: nothing after work; else a short spin, then it rests for up to 2 ms.
-
-    A late start is a small part of the wait: an eighth at the most, and after half a second rests are longer. One that
-    is `patient` rests a millisecond at once: nobody stands still meanwhile, and trainer threads may want the core.
-    """
-
-    SPINS, SHARE, SHORTEST, LONGEST = 20, 1 / 8, 50e-6, 2e-3
-    PATIENCE, LONGER, PATIENT = 0.5, 8e-3, 1e-3
-
-    def __init__(self, poll: str, rest: Callable[[float], None] = time.sleep, patient: bool = False) -> None:
-        self.spin, self.rest = poll == "spin", rest
-        self.spins, self.shortest = (1, self.PATIENT) if patient else (self.SPINS, self.SHORTEST)
-        self.rounds, self.since = 0, time.perf_counter()
-
-    def back_off(self, worked: bool) -> None:
-        if worked:
-            self.rounds, self.since = 0, time.perf_counter()
-        if worked or self.spin:
-            return
-        self.rounds += 1
-        if self.rounds < self.spins:
-            time.sleep(0)
-            return
-        waited = time.perf_counter() - self.since
-        longest = self.LONGEST if waited < self.PATIENCE else self.LONGER
-        self.rest(min(longest, max(self.shortest, waited * self.SHARE)))

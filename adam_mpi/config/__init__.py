@@ -1,4 +1,4 @@
-"""The configuration: typed sections (`sections.py`), filled from a TOML file and from `--set` (`reading.py`)."""
+"""The configuration: typed sections (`sections.py`), read from TOML, dicts and `--set` (`reading.py`)."""
 
 from adam_mpi.config.documentation import documentation as documentation
 from adam_mpi.config.reading import Given as Given

@@ -1,4 +1,4 @@
-"""What only shows when several keys are looked at together."""
+"""Checks of the configuration that involve several keys."""
 
 import math
 
@@ -6,26 +6,41 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.config.sections import Config, Optimizer
 
 MOST_BATCHES = 64
-"""Batches in one push at the most: a message has room for the numbers of so many."""
+"""Maximum number of batches in one push: a message has room for this many batch numbers."""
 
 
 def check_together(config: Config) -> None:
+    """Raise UserError for values that are allowed one by one, but not together."""
     staleness = config.consistency.staleness
     if not config.asynchronous and staleness != int(staleness):
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
     _check_rule(config.optimizer)
+    _check_push_size(config)
+    _check_injection(config)
+    _check_places(config.layout.place)
+
+
+def _check_push_size(config: Config) -> None:
     room = MOST_BATCHES * config.train.batch
     if config.asynchronous and config.push.images > room:
         least = -(-config.push.images // MOST_BATCHES)
         what = f"push.images = {config.push.images}: at most {room}, {MOST_BATCHES} batches of train.batch"
         raise UserError(f"{what} = {config.train.batch}; set it to {room} or less, or train.batch to {least} or more")
-    if config.inject.conserve and config.layout.partitions != 1 and config.push.codec not in ("onebit", "topk"):
-        # Of pushes that strips give up some shards have their part; only what such codecs leave on file tells which.
-        raise UserError(f"inject.conserve: needs layout.partitions = 1, not {config.layout.partitions}")
-    if config.inject.noise and (config.layout.partitions != 1 or config.push.protocol != "delta"):
+
+
+def _check_injection(config: Config) -> None:
+    partitions = config.layout.partitions
+    if config.inject.conserve and partitions != 1 and config.push.codec not in ("onebit", "topk"):
+        # When partitions give up a push, some shards may have applied their part of it; only codecs that leave their
+        # residuals in files show which.
+        raise UserError(f"inject.conserve: needs layout.partitions = 1, not {partitions}")
+    if config.inject.noise and (partitions != 1 or config.push.protocol != "delta"):
         raise UserError('inject.noise: needs push.protocol = "delta" and layout.partitions = 1')
-    for role, patterns in config.layout.place.items():
+
+
+def _check_places(place: dict[str, list[str]]) -> None:
+    for role, patterns in place.items():
         if role not in ("data", "worker", "server"):
             raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
         if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
@@ -33,16 +48,17 @@ def check_together(config: Config) -> None:
 
 
 def _check_rule(optimizer: Optimizer) -> None:
-    """Workers that step know one rule; and a step must not take more than all of a weight away."""
-    plain = Optimizer()
+    """Raise UserError for a rule that workers do not have, and for a decay that would flip the sign of weights."""
+    defaults = Optimizer()
     for key in ("kind", "momentum", "decay"):
-        value, allowed = getattr(optimizer, key), getattr(plain, key)
+        value = getattr(optimizer, key)
+        allowed = getattr(defaults, key)
         if optimizer.where == "worker" and value != allowed:
             given = f'optimizer.{key} = {value!r}: workers take plain steps; with optimizer.where = "worker" it must be'
             raise UserError(f'{given} {allowed!r}, or set optimizer.where = "server"')
     if optimizer.kind != "adagrad" and optimizer.learning_rate * optimizer.decay >= 1:
         given = f"optimizer.decay = {optimizer.decay:g}: with optimizer.learning_rate = {optimizer.learning_rate:g}"
-        raise UserError(f"{given} a step leaves nothing of a weight; rate * decay must be below 1")
+        raise UserError(f"{given} a step leaves nothing of a weight; learning_rate * decay must be below 1")
 
 
 def _check_shares(config: Config) -> None:

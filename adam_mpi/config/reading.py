@@ -1,4 +1,4 @@
-"""Fill the sections from a TOML file and from `--set section.key=value`; every value is checked against its field."""
+"""Read a configuration from a TOML file, a dict and `--set section.key=value`; check every value against its field."""
 
 import copy
 import dataclasses
@@ -19,9 +19,22 @@ from adam_mpi.config.sections import Config
 
 Given = str | Path | Mapping[str, Any] | Config | None
 
+RENAMED = {
+    "optimiser": "optimizer",
+    "optimizer.rate": "optimizer.learning_rate",
+    "optimizer.warm_up": "optimizer.warmup",
+    "optimizer.average": "optimizer.ema",
+    "data.transform.normalise": "data.transform.normalize",
+}
+"""Former name of a section or key -> its present name, which the error about the former one gives."""
+
 
 def load(given: Given = None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then what is given (a file, the name of a model, sections as a dict), then each `section.key=value`."""
+    """Return the defaults, overridden by `given` and then by each `section.key=value` of `overrides`.
+
+    `given` is a TOML file, the name of a ready model, a dict of sections, or a whole configuration. Raises UserError
+    for an unknown key and for a value that is not allowed.
+    """
     config = copy.deepcopy(given) if isinstance(given, Config) else Config()
     if isinstance(given, Mapping):
         fill(config, given, "", "config")
@@ -34,7 +47,7 @@ def load(given: Given = None, overrides: Sequence[str] = ()) -> Config:
 
 
 def from_toml(text: str, source: str) -> Config:
-    """A configuration that `to_toml` wrote, e.g. into a file of weights; `source` is named where it is wrong."""
+    """Return the configuration that `to_toml` has written as `text`; errors name `source`."""
     config = Config()
     fill(config, tomllib.loads(text), "", source)
     check_together(config)
@@ -42,7 +55,7 @@ def from_toml(text: str, source: str) -> Config:
 
 
 def read(path: Path, known: Sequence[str] = ()) -> dict[str, Any]:
-    """`known`: names that could have been given instead."""
+    """Return the content of the TOML file `path`; the error for a missing file suggests the names in `known`."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -66,15 +79,17 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def fill(section: Any, given: Mapping[str, Any], prefix: str, source: str) -> None:
-    """Put the given values into a section of the configuration, each checked against its field."""
-    fields = {f.name: f for f in dataclasses.fields(section)}
+    """Set the fields of `section` to the values in `given`, each checked against its field.
+
+    `prefix` is the name of the section with a dot, and `source` says in errors where the values come from.
+    """
+    fields = {known.name: known for known in dataclasses.fields(section)}
     hints = typing.get_type_hints(type(section))
     for key, value in given.items():
         name = prefix + key
         if key not in fields:
-            close = difflib.get_close_matches(key, fields, 1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(fields)}"
-            raise UserError(f"{source}: unknown key {name}; {hint}")
+            what = _renamed(name, value) if name in RENAMED else _unknown(prefix, key, list(fields))
+            raise UserError(f"{source}: {what}")
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
@@ -83,32 +98,52 @@ def fill(section: Any, given: Mapping[str, Any], prefix: str, source: str) -> No
             setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
 
 
+def _renamed(name: str, value: Any) -> str:
+    """Return an error text that gives the new names of the key `name` and of the keys in it."""
+    new = RENAMED[name]
+    inside = [f"{new}.{key}" for key in value] if isinstance(value, Mapping) else []
+    renamed = {name: new} | {key: RENAMED[key] for key in inside if key in RENAMED}
+    return ", ".join(f"{old} is now {present}" for old, present in renamed.items()) + "; use the new name"
+
+
+def _unknown(prefix: str, key: str, allowed: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, allowed, 1)
+    hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(allowed)}"
+    return f"unknown key {prefix}{key}; {hint}"
+
+
 def _checked(name: str, value: Any, kind: Any, limits: types.MappingProxyType, source: str) -> Any:
-    """The value in its field's type, or an error that says what is allowed."""
+    """Return `value` converted to the type `kind` of its field; raise UserError if the field does not allow it."""
     plain = typing.get_origin(kind) or kind
     if isinstance(value, str):
         value = limits.get("words", {}).get(value, value)
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
-        raise UserError(f"{source}: {name} = {value!r}: expected {_kind_name(kind)}")
-    inner = typing.get_args(kind)
-    if plain is list and inner[0] is str and not all(isinstance(item, str) for item in value):
-        raise UserError(f"{source}: {name} = {value!r}: expected {_kind_name(kind)}")
-    low, high, choices = limits.get("low"), limits.get("high"), limits.get("choices")
+    if not _has_type(value, plain, typing.get_args(kind)):
+        raise UserError(f"{source}: {name} = {value!r}: expected {_type_name(plain)}")
+    low = limits.get("low")
+    high = limits.get("high")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
         raise UserError(f"{source}: {name} = {value!r}: must be {allowed}")
+    choices = limits.get("choices")
     if choices and value not in choices:
         raise UserError(f"{source}: {name} = {value!r}: must be one of {', '.join(map(str, choices))}")
     return value
 
 
-def _kind_name(kind: Any) -> str:
+def _has_type(value: Any, plain: Any, arguments: tuple[Any, ...]) -> bool:
+    if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
+        return False
+    return plain is not list or arguments[0] is not str or all(isinstance(item, str) for item in value)
+
+
+def _type_name(plain: type) -> str:
     names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
     names[bool] = "true or false"
-    return names[typing.get_origin(kind) or kind]
+    return names[plain]
 
 
 def to_toml(config: Config) -> str:
+    """Return `config` as TOML text that `from_toml` reads."""
     return tomli_w.dumps(dataclasses.asdict(config))

@@ -137,7 +137,13 @@ def parse(entries: object) -> tuple[Layer, ...]:
     return tuple(_layer(f"model.layers[{index}]", entry) for index, entry in enumerate(entries))
 
 
+RENAMED_KINDS = {"pool": "max_pool", "average": "avg_pool"}
+RENAMED_FIELDS = {"maps": "channels"}
+"""Former names of kinds and fields of layers -> their present names, which errors about the former ones give."""
+
+
 def _layer(key: str, entry: object) -> Layer:
+    """Return the layer that `entry` describes; raise UserError, with `key`, for a kind or field that is not known."""
     if isinstance(entry, str):
         if entry not in FUNCTIONS:
             raise UserError(f"{key} is {entry!r}; allowed are {', '.join(FUNCTIONS)}, or a table with a kind")
@@ -145,6 +151,8 @@ def _layer(key: str, entry: object) -> Layer:
     if not isinstance(entry, dict):
         raise UserError(f"{key} is {entry!r}; give one of {', '.join(FUNCTIONS)}, or a table with a kind")
     kind = entry.get("kind")
+    if isinstance(kind, str) and kind in RENAMED_KINDS:
+        raise UserError(f"{key}.kind {kind!r} is now {RENAMED_KINDS[kind]!r}; use the new name")
     if not isinstance(kind, str) or kind not in KINDS:
         given = repr(kind) if "kind" in entry else "missing"
         raise UserError(f"{key}.kind is {given}; allowed are {', '.join(KINDS)}")
@@ -154,6 +162,8 @@ def _layer(key: str, entry: object) -> Layer:
 def _build(key: str, kind: str, values: dict[str, object]) -> Layer:
     allowed = {known.name: known for known in fields(KINDS[kind])}
     for name in values:
+        if RENAMED_FIELDS.get(name) in allowed:
+            raise UserError(f"{key}.{name} is now {key}.{RENAMED_FIELDS[name]}; use the new name")
         if name not in allowed:
             raise UserError(f"{key}.{name} is not known; a {kind} layer has {', '.join(allowed)}")
     for name, known in allowed.items():

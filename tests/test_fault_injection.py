@@ -1,4 +1,4 @@
-"""Faults are parsed strictly and strike at the step they name."""
+"""Faults are parsed strictly and triggered at the step they name."""
 
 import pytest
 
@@ -11,12 +11,13 @@ PLACE = Place(2, "h", ("worker",), 0, 0)
 
 def test_raises_at_the_named_step_only():
     injector = Injector(parse(["raise rank=2 at=push step=3"]), PLACE, seed=1)
-    injector.at("push"), injector.at("pull"), injector.at("push")
+    for point in ("push", "pull", "push"):
+        injector.at(point)
     with pytest.raises(InjectedFault, match="push, step 3, on rank 2, worker"):
         injector.at("push")
 
 
-def test_other_ranks_are_left_alone():
+def test_other_ranks_do_not_have_the_fault():
     assert not Injector(parse(["kill rank=1 at=push", "kill role=server at=apply"]), PLACE, seed=1).faults
 
 
@@ -32,10 +33,10 @@ def test_a_range_of_steps_is_drawn_by_the_seed():
     [
         ("kill rank=3 at=push", r"inject.faults\[1\]: there is no rank 3; give one of 0 to 2"),
         ("slow rank=-1 factor=2", r"inject.faults\[1\]: there is no rank -1; give one of 0 to 2"),
-        ("kill role=servers at=apply", r"inject.faults\[1\]: nobody has the role servers; give one of data, worker"),
+        ("kill role=servers at=apply", r"inject.faults\[1\]: no rank has the role servers; give one of data, worker"),
     ],
 )
-def test_a_fault_of_nobody_is_refused(line, complaint):
+def test_a_fault_that_applies_to_no_rank_is_refused(line, complaint):
     places = [Place(0, "h", ("data",)), Place(1, "h", ("worker",)), PLACE]
     check(parse(["kill rank=2", "slow role=data"]), places)
     with pytest.raises(UserError, match=complaint):

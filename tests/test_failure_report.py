@@ -1,0 +1,96 @@
+"""The report of why a job ends: made once, on stderr, in the failure file and in the summary."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from adam_mpi.cluster import failure_report
+
+
+@pytest.fixture
+def failure_file(tmp_path):
+    (tmp_path / "log").mkdir()
+    return tmp_path / "log" / "failure.txt"
+
+
+def test_a_report_is_complete_when_the_file_has_content(failure_file):
+    assert not failure_report.wait_for_report(failure_file, 0.0)
+    failure_file.touch()
+    assert not failure_report.wait_for_report(failure_file, 0.02)
+    failure_file.write_text("the cause")
+    assert failure_report.wait_for_report(failure_file, 0.0)
+
+
+def test_a_run_directory_that_hangs_does_not_prevent_the_report(failure_file, capsys, monkeypatch):
+    monkeypatch.setattr(failure_report, "REPORT_SECONDS", 0.1)
+    go = threading.Event()
+
+    def hang(*arguments):
+        go.wait()
+        raise OSError
+
+    monkeypatch.setattr(failure_report.Path, "open", hang)
+    failure_report.report(failure_file, "the cause")
+    assert capsys.readouterr().err == "adam_mpi: the cause\n"
+    monkeypatch.undo()
+    go.set()
+
+
+def test_only_the_first_report_counts(failure_file, capsys):
+    failure_report.report(failure_file, "the cause")
+    failure_report.report(failure_file, "a consequence", "interrupted")
+    assert failure_file.read_text() == "the cause\n"
+    assert capsys.readouterr().err == "adam_mpi: the cause\n"
+
+
+def test_a_second_report_waits_for_the_first(failure_file):
+    """The second process ends the job next: under MPICH a message that was not read by then was lost."""
+    failure_file.touch()
+    second = threading.Thread(target=failure_report.report, args=(failure_file, "a consequence"))
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()
+    failure_file.write_text("the cause\n")
+    second.join(10)
+    assert not second.is_alive() and failure_file.read_text() == "the cause\n"
+
+
+def test_a_second_report_is_made_if_the_first_is_not(failure_file, capsys, monkeypatch):
+    monkeypatch.setattr(failure_report, "PRINT_SECONDS", 0.01)
+    failure_file.touch()
+    failure_report.report(failure_file, "a consequence")
+    assert "a consequence" in capsys.readouterr().err and failure_file.read_text() == "a consequence\n"
+
+
+def test_a_pipe_is_read_when_the_launcher_has_emptied_it():
+    reader, writer = os.pipe()
+    os.write(writer, b"the cause\n")
+    assert not failure_report.wait_until_read(writer, 0.0)
+    os.read(reader, 100)
+    assert failure_report.wait_until_read(writer, 0.0)
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("before", [None, {"status": "running", "epochs": 3}])
+def test_a_report_is_added_to_the_summary(failure_file, before):
+    summary = failure_file.parent.parent / "summary.json"
+    if before:
+        summary.write_text(json.dumps(before))
+    failure_report.report(failure_file, "by hand", "interrupted")
+    noted = {"status": "interrupted", "failure": "by hand", "exit_code": 1}
+    assert json.loads(summary.read_text()) == (before or {}) | noted
+
+
+def test_the_exit_code_is_that_of_the_first_report(failure_file):
+    assert failure_report.reported_exit_code(failure_file) == 1
+    failure_report.report(failure_file, "not a number", exit_code=2)
+    failure_report.report(failure_file, "a consequence", exit_code=1)
+    assert failure_report.reported_exit_code(failure_file) == 2
+
+
+def test_a_missing_run_directory_does_not_prevent_the_report(tmp_path, capsys):
+    failure_report.report(tmp_path / "gone" / "log" / "failure.txt", "the cause")
+    assert capsys.readouterr().err == "adam_mpi: the cause\n"
