@@ -1,7 +1,8 @@
-"""Snapshots on disk: whole or not there, read by anybody, inspected and merged; and the cut that they are made at."""
+"""Snapshots on disk: whole or not there, readable with h5py, inspected and merged; and the barrier they are made at."""
 
 import errno
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -13,12 +14,14 @@ from house import House, additive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_mpi.base.errors import LostRun
+from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import model_file, owner, snapshot
 from adam_mpi.checkpoint import resume as newest
-from adam_mpi.checkpoint.store_file import Piece, Stored
+from adam_mpi.checkpoint.hdf5_file import FORMAT
+from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
 from adam_mpi.checkpoint.stores import Attempt, Seen
 from adam_mpi.cli import main
+from adam_mpi.cluster.messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.config import load
 from adam_mpi.model.parameters import Tensor, views
 from adam_mpi.runtime.checkpoint_manager import SnapshotCoordinator
@@ -33,7 +36,7 @@ TENSORS = (
 )
 SIZE = 528
 FLAT = {"weights": np.arange(SIZE, dtype=np.float32), "state": -np.arange(SIZE, dtype=np.float32)}
-TOLD = {
+ABOUT = {
     "epochs": 2,
     "best": 0.5,
     "best_epoch": 1,
@@ -46,12 +49,12 @@ TOLD = {
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
-def test_boxes_cover_a_range_in_order(shape, data):
+def test_hyperslabs_cover_a_range_in_order(shape, data):
     array = np.arange(np.prod(shape)).reshape(shape)
     first = data.draw(st.integers(0, array.size - 1))
     last = data.draw(st.integers(first + 1, array.size))
-    pieces = list(model_file.boxes(shape, first, last))
-    found = [array[box].ravel() for box, _, _ in pieces]
+    pieces = list(model_file.hyperslabs(shape, first, last))
+    found = [array[slab].ravel() for slab, _, _ in pieces]
     np.testing.assert_array_equal(np.concatenate(found), np.arange(first, last))
     for values, (_, low, high) in zip(found, pieces, strict=True):
         assert values[0] == low and values[-1] == high - 1
@@ -59,53 +62,52 @@ def test_boxes_cover_a_range_in_order(shape, data):
 
 
 class Servers:
-    """Stands in for servers and their post: two that write their shards when they are told to cut."""
+    """Stands in for the control channel and two servers, which write their shards when a snapshot is taken."""
 
     def __init__(self, folder, keep=2):
-        self.sent, self.done = [], 0
+        self.sent = []
+        self.done = 0
         self.snapshots = SnapshotCoordinator(
-            self, (3, 5), folder, keep, False, TENSORS, lambda: TOLD | {"epochs": self.done}
+            self, (3, 5), folder, keep, False, TENSORS, lambda: ABOUT | {"epochs": self.done}
         )
 
     def send(self, message, to):
         self.sent.append((to, message))
 
     def take(self, epoch, batches, done, fail=False):
-        """A snapshot in this epoch after so many of its batches."""
+        """Take a snapshot in `epoch` after `batches` of its batches; `done` epochs are complete."""
         self.done = done
         self.snapshots.order()
-        for to, message in self.orders():
-            assert message["order"] == "hold"
-            self.snapshots.hear(to, {"kind": "held", "role": "server", "clocks": [to, 9 - to]})
+        for to, message in self.received():
+            assert message == HoldSnapshot("server")
+            self.snapshots.handle(to, SnapshotHeld("server", [to, 9 - to]))
         shards = cut(TENSORS, 50)
-        for to, message in self.orders():
-            assert message["order"] == "cut" and message["clocks"] == [5, 6]
+        for to, message in self.received():
+            assert isinstance(message, TakeSnapshot) and message.clocks == [5, 6]
             position = Position(40, epoch, 32 * batches, 5)
             position.batches[:batches] = True
             own = [shard for shard in shards if shard.index % 2 == to // 5]
             state = {part: np.concatenate([v[s.start : s.stop] for s in own]) for part, v in FLAT.items()}
-            path = conductor_path(message, to)
+            path = Path(message.folder) / snapshot.file_name(to)
             snapshot.write(path, own, state, np.arange(len(own)), position.pack())
-            word = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
+            at = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
             answer = {"error": "no room"} if fail and to == 5 else {"file": path.name, "size": path.stat().st_size}
-            self.snapshots.hear(to, {"kind": "stored", "role": "server", **word, **answer})
-        self.settle()
+            self.snapshots.handle(to, SnapshotWritten("server", at | answer))
+        self.wait_until_sealed()
 
-    def settle(self):
-        """Until the snapshot has its name, or cannot have it."""
+    def wait_until_sealed(self):
+        """Return when the snapshot has its name, or cannot have it."""
         limit = time.monotonic() + 20
         while self.snapshots.busy:
             assert time.monotonic() < limit, "the snapshot was not sealed in 20 s"
             self.snapshots.step()
             time.sleep(1e-3)
 
-    def orders(self):
-        orders, self.sent = self.sent, []
-        return orders
-
-
-def conductor_path(message, server):
-    return Path(message["folder"]) / snapshot.file_name(server)
+    def received(self):
+        """The messages since the last call."""
+        received = self.sent
+        self.sent = []
+        return received
 
 
 @pytest.fixture
@@ -136,15 +138,21 @@ def test_merged_is_one_plain_file(taken, tmp_path, capsys):
     assert "dense1/weight" in capsys.readouterr().out
 
 
-def test_inspect_tells_what_is_in_it_and_that_it_is_whole(taken, capsys):
+def test_inspect_says_what_is_in_it_and_that_it_is_whole(taken, capsys):
     assert main(["inspect", str(taken)]) == 0
     said = capsys.readouterr().out
-    for word in ("format 3", "2 epochs and 7 batches, 224 images", "528 parameters", "7x31", "whole: every shard"):
-        assert word in said
+    for text in (
+        f"format {FORMAT}",
+        "2 epochs and 7 batches, 224 images",
+        "528 parameters",
+        "7x31",
+        "whole: every shard",
+    ):
+        assert text in said
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "format", "mixed"])
-def test_what_is_not_whole_is_told_and_not_gone_on_from(taken, damage, capsys):
+def test_what_is_not_whole_is_named_and_not_resumed_from(taken, damage, capsys):
     path = taken / "server-00005.h5"
     if damage == "flip":
         with h5py.File(path, "r+") as file:
@@ -154,8 +162,8 @@ def test_what_is_not_whole_is_told_and_not_gone_on_from(taken, damage, capsys):
     elif damage == "missing":
         path.unlink()
     elif damage == "format":
-        told = json.loads((taken / "snapshot.json").read_text())
-        (taken / "snapshot.json").write_text(json.dumps(told | {"format": 1}))
+        manifest = json.loads((taken / "snapshot.json").read_text())
+        (taken / "snapshot.json").write_text(json.dumps(manifest | {"format": 1}))
     else:
         with h5py.File(path, "r+") as file:
             file["position"][16] += 1
@@ -166,19 +174,47 @@ def test_what_is_not_whole_is_told_and_not_gone_on_from(taken, damage, capsys):
     assert found is None and len(passed_over) == 1
 
 
+OLD = f"format 3; this version reads format {FORMAT}; commit 450b6f2 is the last whose `adam_mpi merge` reads format 3"
+
+
+def test_a_snapshot_of_format_3_is_refused_by_name(taken, tmp_path, capsys):
+    manifest = json.loads((taken / "snapshot.json").read_text())
+    (taken / "snapshot.json").write_text(json.dumps(manifest | {"format": 3}))
+    assert main(["inspect", str(taken)]) == 1
+    assert f"  NOT WHOLE: {taken}: {OLD}\n" in capsys.readouterr().out
+    assert main(["merge", str(taken), "-o", str(tmp_path / "one.h5")]) == 2
+    assert f"{taken}: {OLD}\n" in capsys.readouterr().err
+    # The same by the directory of its run.
+    assert main(["merge", str(taken.parent.parent), "-o", str(tmp_path / "one.h5")]) == 2
+    assert f"no whole snapshot ({taken}: {OLD})" in capsys.readouterr().err and not (tmp_path / "one.h5").exists()
+    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    assert found is None and passed_over == [f"{taken}: {OLD}"]
+
+
+def test_a_file_of_weights_of_format_3_is_refused_by_name(tmp_path, capsys):
+    path = tmp_path / "weights.h5"
+    model_file.write(path, FLAT["weights"], TENSORS, "", "{}")
+    with h5py.File(path, "r+") as file:
+        file.attrs["format"] = 3
+    with pytest.raises(UserError, match=re.escape(f"{path}: {OLD}")):
+        model_file.read(path, TENSORS)
+    assert main(["inspect", str(path)]) == 2
+    assert f"{path}: {OLD}\n" in capsys.readouterr().err
+
+
 def test_the_newest_are_kept_and_names_say_what_is_trained(tmp_path):
     servers = Servers(tmp_path)
     for epoch, batches, done in ((1, 5, 0), (1, 20, 1), (2, 3, 1), (2, 20, 2)):
         servers.take(epoch, batches, done)
         assert not servers.snapshots.busy and not servers.snapshots.error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-0001-batch-000003", "epoch-0002"]
-    # Whoever goes on from an earlier one goes another way: what was later is not to be found again.
+    # A job that resumes from an earlier one takes another course: what was later is removed.
     again = Servers(tmp_path)
     again.take(2, 9, 1)
     assert [path.name for path in tmp_path.iterdir()] != [] and not (tmp_path / "epoch-0002").exists()
 
 
-def test_what_else_lies_beside_snapshots_is_neither_gone_on_from_nor_removed(tmp_path):
+def test_other_files_beside_snapshots_are_neither_resumed_from_nor_removed(tmp_path):
     folder = tmp_path / "snapshots"
     servers = Servers(folder)
     servers.take(1, 5, 0)
@@ -203,13 +239,13 @@ def test_what_else_lies_beside_snapshots_is_neither_gone_on_from_nor_removed(tmp
 
 
 def test_snapshots_are_in_the_order_of_what_is_trained_however_long_their_names_are(tmp_path):
-    told = [(9999, 0, 5), (10000, 0, 6), (10000, 999999, 7), (10000, 1000000, 8), (123456, 0, 9)]
-    for epochs, batches, images in told[::-1]:
+    trained = [(9999, 0, 5), (10000, 0, 6), (10000, 999999, 7), (10000, 1000000, 8), (123456, 0, 9)]
+    for epochs, batches, images in trained[::-1]:
         path = tmp_path / snapshot.name(epochs, batches)
         path.mkdir()
-        manifest = {"format": 3, "name": path.name, "images": images, "epochs": epochs, "batches": batches}
+        manifest = {"format": FORMAT, "name": path.name, "images": images, "epochs": epochs, "batches": batches}
         (path / "snapshot.json").write_text(json.dumps(manifest))
-    assert [path.name for path in snapshot.own(tmp_path)] == [snapshot.name(*done[:2]) for done in told]
+    assert [path.name for path in snapshot.own(tmp_path)] == [snapshot.name(*done[:2]) for done in trained]
 
 
 class Killed(BaseException):
@@ -218,7 +254,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("at", ["before", "between", "whole", "last"])
 def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch):
-    """With only one kept: the head is killed at each step of giving a second one the name of the first."""
+    """With only one kept: the coordinator is killed at each step of giving a second one the name of the first."""
     folder = tmp_path / "snapshots"
     servers = Servers(folder, keep=1)
     servers.take(3, 7, 2)
@@ -244,13 +280,13 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
     assert found.path.name == "epoch-0002-batch-000007" and passed_over == []
     older = json.loads((found.path / "snapshot.json").read_text()) == first
     assert older == (at in ("before", "whole"))
-    # Whoever goes on removes the rest.
+    # The next coordinator removes the rest.
     Servers(folder, keep=1)
     assert [path.name for path in folder.iterdir()] == ["epoch-0002-batch-000007"]
 
 
-def test_a_disk_that_fails_when_a_head_takes_over_costs_no_snapshot(tmp_path, monkeypatch):
-    """The one before lost its place between two renames: what it leaves has a name when the disk is well again."""
+def test_a_disk_that_fails_when_a_coordinator_takes_over_costs_no_snapshot(tmp_path, monkeypatch):
+    """The one before was lost between two renames: what it leaves gets its name when the disk works again."""
     folder = tmp_path / "snapshots"
     Servers(folder).take(3, 7, 2)
     (folder / "epoch-0002-batch-000007").rename(folder / ".old-1")
@@ -279,11 +315,12 @@ def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
 
 
 def store_of(counts, position, **about):
-    """A life whose shards have so many images."""
-    pieces = [Piece(0, 10, 1, 3, images, 10**18, {}) for images in counts]
-    stored = Stored(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
-    told = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
-    return Seen(1, Attempt(Path("somewhere/0001"), told, {"server-00003.h5": stored}), **about)
+    """An attempt whose shards have `counts` images."""
+    times = {"version": 1, "pushes": 3, "nanoseconds": 10**18}
+    pieces = [StoredShard(start=0, size=10, images=images, values={}, **times) for images in counts]
+    stored = StoreContent(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
+    description = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
+    return Seen(1, Attempt(Path("somewhere/0001"), description, {"server-00003.h5": stored}), **about)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +334,10 @@ def test_a_store_is_as_new_as_its_oldest_shard(taken, counts, images, kind):
     assert found.kind == kind
 
 
-def test_what_a_store_has_lost_is_told_with_its_measured_age(tmp_path):
+def test_what_a_store_has_lost_is_reported_with_its_measured_age(tmp_path):
     found, _ = newest.find(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
-    told = "shards of 31 to 52 images; up to 6 acknowledged pushes of 369 images are lost, none older than 15.0 s"
-    assert f"{told} when the job ended" in found.note
+    lost = "shards of 31 to 52 images; up to 6 acknowledged pushes of 369 images are lost, none older than 15.0 s"
+    assert f"{lost} when the job ended" in found.note
 
 
 def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):
@@ -311,7 +348,7 @@ def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-0000-batch-000006"]
 
 
-def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
+def test_a_server_holds_back_what_is_after_the_barrier(tmp_path):
     house = House(additive(), 300)
     house.push(1.0)
     server = house.server
@@ -327,7 +364,7 @@ def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
     house.world.wait(lambda: move(lambda: len(server.staged) == 3), "pushes", 20)
     assert (house.weights == 1).all()
     server.cut.at([3], tmp_path)
-    house.world.wait(lambda: move(lambda: server.cut.limits is None), "the cut", 20)
+    house.world.wait(lambda: move(lambda: server.cut.limits is None), "the barrier", 20)
     house.settle()
     assert (house.weights == 4).all()
     house.world.wait(lambda: (tmp_path / "server-00000.h5").exists(), "the file", 20)
@@ -337,7 +374,7 @@ def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["onebit", "topk"])
-def test_at_the_cut_weights_and_residual_are_all_that_was_pushed(tmp_path, codec):
+def test_at_the_barrier_weights_and_residual_are_all_that_was_pushed(tmp_path, codec):
     """A pusher far ahead of its server: what it has not packed by then belongs to later clocks."""
     house, draw = House(additive(codec=codec), 300), np.random.default_rng(1)
     pushes, server = house.pushes, house.server
@@ -365,14 +402,25 @@ def test_at_the_cut_weights_and_residual_are_all_that_was_pushed(tmp_path, codec
 
 
 @pytest.mark.parametrize("pushers", [1, 2, 3, 5])
-def test_what_pushers_carried_goes_on_with_any_number_of_them(tmp_path, pushers):
+def test_residuals_are_carried_forward_with_any_number_of_pushers(tmp_path, pushers):
     rows = np.random.default_rng(2).standard_normal((3, SIZE)).astype(np.float32)
     names = [snapshot.residual_name(ring) for ring in range(3)]
     shards = cut(TENSORS, 50)
     for name, row in zip(names, rows, strict=True):
         snapshot.write(tmp_path / name, shards, {"residual": row}, np.zeros(len(shards)), Position(0).pack())
     files = tuple((name,) for name in names)
-    resume = newest.Resume("snapshot", tmp_path, 1, Position(8), (0.0, 0), SIZE, 3, {}, "", files)
+    resume = newest.Resume(
+        kind="snapshot",
+        path=tmp_path,
+        epochs=1,
+        position=Position(8),
+        best=(0.0, 0),
+        parameters=SIZE,
+        replicas=3,
+        order={},
+        note="",
+        residuals=files,
+    )
     whole = [(0, SIZE)]
     carried = [newest.residual(resume, replica, pushers, whole)[0:SIZE] for replica in range(pushers)]
     np.testing.assert_allclose(sum(carried), rows.sum(axis=0), atol=1e-5)
