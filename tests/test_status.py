@@ -1,4 +1,4 @@
-"""The state of a job from the reports of its ranks: busy, slow, waiting for which ranks; and the norms of its layers."""
+"""The state of a job from the reports of its ranks: busy, slow, waiting for others; and the norms of its layers."""
 
 from types import SimpleNamespace
 

@@ -25,6 +25,7 @@ from adam_mpi import ParameterServer
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import BUFFERS
 from adam_mpi.cluster.layout import Layout, Place
+from adam_mpi.cluster.messages import HoldSnapshot, TakeSnapshot
 from adam_mpi.cluster.world import Idle
 from adam_mpi.runtime.checkpoint_manager import SnapshotCoordinator
 from adam_mpi.runtime.generation import SWITCH_SECONDS
@@ -52,7 +53,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
 
 
 def _apply(folder: str) -> float:
-    """A pusher and a server as two ranks of a job, with and without the store in turns."""
+    """Return the speed of a job of a pusher and a server with the store relative to without, measured in turns."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert mpirun, "no mpirun beside this Python or on PATH"
     command = ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpirun, "2", sys.executable, PROGRAM, folder]
@@ -62,10 +63,11 @@ def _apply(folder: str) -> float:
 
 
 def _write(folder: Path) -> tuple[float, float]:
-    """(plain, ours) in GB/s: shards of 1 MB with their state, all of them once per round."""
+    """Return (plain, ours) in GB/s: shards of 1 MB with their state, all of them once per round."""
     shards = [Shard(index, "dense1", index * SHARD, SHARD) for index in range(SHARDS)]
     body = np.random.default_rng(0).standard_normal(2 * SHARD, np.float32).view(np.uint8)
-    store, plain = StoreFile(folder / "store.h5", shards, PARTS, 8), os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
+    store = StoreFile(folder / "store.h5", shards, PARTS, 8)
+    plain = os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(plain, 0, len(shards) * body.nbytes)
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
     for version in range(1, ROUNDS + 1):
@@ -85,28 +87,33 @@ def _write(folder: Path) -> tuple[float, float]:
 
 
 def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
-    """Seconds of a server alone, with weights and as much state of the optimizer, and of a plain write of as much."""
+    """Return the seconds of a snapshot of one server, and of a plain write of as many bytes.
+
+    The server has `megabytes` of weights and as much optimizer state.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
     server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimizer="adagrad")
     world = server.world
     world.layout = Layout((Place(0, world.hosts[0], ("data", "worker", "server"), 0, 0),), 1)
-    told = {"epochs": 0, "config": "", "inputs": "{}", "best": 0.0, "best_epoch": 0}
-    conductor = SnapshotCoordinator(
-        server.channel, [0], folder / "snapshots", 1, False, server.memory_layout.tensors, lambda: told
+    about = {"epochs": 0, "config": "", "inputs": "{}", "best": 0.0, "best_epoch": 0}
+    coordinator = SnapshotCoordinator(
+        server.channel, [0], folder / "snapshots", 1, False, server.memory_layout.tensors, lambda: about
     )
-    seconds, plain = [], []
+    seconds = []
+    plain = []
     for _ in range(3):
-        start, idle = time.perf_counter(), Idle("sleep")
-        conductor.order()
-        while conductor.busy:
+        start = time.perf_counter()
+        idle = Idle("sleep")
+        coordinator.order()
+        while coordinator.busy:
             server.step()
             idle.back_off(False)
             for source, message in server.channel.receive():
-                if message["kind"] == "store":
-                    server.server.hear(message)
+                if isinstance(message, HoldSnapshot | TakeSnapshot):
+                    server.server.handle(message)
                 else:
-                    conductor.hear(source, message)
-        assert not conductor.error, conductor.error
+                    coordinator.handle(source, message)
+        assert not coordinator.error, coordinator.error
         middle = time.perf_counter()
         with (folder / "plain").open("wb") as file:
             for shard in 2 * list(server.server.published.weights.values()):
