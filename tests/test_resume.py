@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import identity, stores
-from adam_mpi.checkpoint import resume as newest
+from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.config import load
 from adam_mpi.runtime import run
 from adam_mpi.sharding.position import Position
@@ -157,7 +157,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
 def stored(run, folder=None):
     """What a run would resume from, with its shards."""
     seen = stores.survey(MPI.COMM_SELF, folder or run / "store", identity.of(run), True)
-    found, passed_over = newest.find(load(run / "config.toml"), run, seen)
+    found, passed_over = resume_points.find(load(run / "config.toml"), run, seen)
     assert found.kind == "store" and found.midway and passed_over == []
     return found, [piece for file in seen.attempt.files.values() for piece in file.written]
 
@@ -277,8 +277,8 @@ def test_another_model_is_refused_in_one_line(start_job, settings):
 
 def resume(config, epochs, epoch, replicas=2):
     position = Position(10, epoch)
-    order = newest.order_settings(config)
-    return newest.Resume(
+    order = resume_points.order_settings(config)
+    return resume_points.Resume(
         kind="snapshot",
         path="somewhere",
         epochs=epochs,
@@ -294,19 +294,19 @@ def resume(config, epochs, epoch, replicas=2):
 def test_another_order_of_images_inside_an_epoch_is_refused():
     config = load(None, ["train.batch=16"])
     inside, at_end = resume(config, 1, 2), resume(config, 2, 2)
-    assert newest.check(inside, config, 5, 100) == ""
+    assert resume_points.check(inside, config, 5, 100) == ""
     config.train.batch = 32
     with pytest.raises(UserError, match="train.batch = 32: the run is inside an epoch begun with 16; resume with that"):
-        newest.check(inside, config, 2, 100)
-    assert newest.check(at_end, config, 2, 100) == ""
+        resume_points.check(inside, config, 2, 100)
+    assert resume_points.check(at_end, config, 2, 100) == ""
 
 
 def test_skewed_shares_need_the_replicas_they_were_drawn_for():
     config = load(None, ["data.skew=by_class"])
-    assert newest.check(resume(config, 1, 2), config, 2, 100) == ""
+    assert resume_points.check(resume(config, 1, 2), config, 2, 100) == ""
     with pytest.raises(UserError, match="shares were drawn for 2 replicas, now 3; resume with 2"):
-        newest.check(resume(config, 1, 2), config, 3, 100)
-    assert "drawn again" in newest.check(resume(config, 2, 2), config, 3, 100)
+        resume_points.check(resume(config, 1, 2), config, 3, 100)
+    assert "drawn again" in resume_points.check(resume(config, 2, 2), config, 3, 100)
 
 
 def test_a_second_job_is_refused_and_one_that_takes_over_ends_the_first(start_job, settings):
@@ -345,7 +345,7 @@ def test_the_position_of_a_store_is_what_all_servers_have():
     first.batches[:4] = True
     second.batches[2:5] = True
     ahead.batches[:] = True
-    both_have = newest.merge_positions([first, ahead, second])
+    both_have = resume_points.merge_positions([first, ahead, second])
     assert (both_have.epoch, both_have.images) == (2, 70)
     assert np.flatnonzero(both_have.batches).tolist() == [2, 3]
 
@@ -361,5 +361,5 @@ def test_a_restart_from_a_snapshot_says_what_it_cost(tmp_path, keys, text):
     (tmp_path / "metrics.jsonl").write_text('{"images_trained": 3200}\n{"images_trained": 4000}\n')
     config = load(None, keys)
     found = replace(resume(config, 1, 2), position=Position(0, 2, 3200))
-    assert text in newest.cost(found, tmp_path, config)
-    assert "0 acknowledged" in newest.cost(found, tmp_path / "new", config)
+    assert text in resume_points.cost(found, tmp_path, config)
+    assert "0 acknowledged" in resume_points.cost(found, tmp_path / "new", config)

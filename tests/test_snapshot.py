@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import model_file, owner, snapshot
-from adam_mpi.checkpoint import resume as newest
+from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
 from adam_mpi.checkpoint.stores import Attempt, Seen
@@ -170,7 +170,7 @@ def test_what_is_not_whole_is_named_and_not_resumed_from(taken, damage, capsys):
     assert main(["inspect", str(taken)]) == 1
     assert "NOT WHOLE" in capsys.readouterr().out
 
-    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
     assert found is None and len(passed_over) == 1
 
 
@@ -187,7 +187,7 @@ def test_a_snapshot_of_format_3_is_refused_by_name(taken, tmp_path, capsys):
     # The same by the directory of its run.
     assert main(["merge", str(taken.parent.parent), "-o", str(tmp_path / "one.h5")]) == 2
     assert f"no whole snapshot ({taken}: {OLD})" in capsys.readouterr().err and not (tmp_path / "one.h5").exists()
-    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
     assert found is None and passed_over == [f"{taken}: {OLD}"]
 
 
@@ -225,7 +225,7 @@ def test_other_files_beside_snapshots_are_neither_resumed_from_nor_removed(tmp_p
         shutil.copytree(first, folder / name)
     (folder / "zz-notes.txt").write_text("mine")
     assert snapshot.own(folder) == [last, first]
-    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), tmp_path)
     assert found.path == first and passed_over == []
     again = Servers(folder)
     for batches in (6, 7, 8):
@@ -276,7 +276,7 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
         [part] = folder.glob(".part-*")
         (part / "snapshot.json").unlink()
     snapshot.restore(folder)
-    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), tmp_path)
     assert found.path.name == "epoch-0002-batch-000007" and passed_over == []
     older = json.loads((found.path / "snapshot.json").read_text()) == first
     assert older == (at in ("before", "whole"))
@@ -330,12 +330,12 @@ def store_of(counts, position, **about):
 def test_a_store_is_as_new_as_its_oldest_shard(taken, counts, images, kind):
     """The snapshot has 224 images."""
     seen = store_of(counts, Position(40, 3, images))
-    found, _ = newest.find(load(None), taken.parent.parent, seen)
+    found, _ = resume_points.find(load(None), taken.parent.parent, seen)
     assert found.kind == kind
 
 
 def test_what_a_store_has_lost_is_reported_with_its_measured_age(tmp_path):
-    found, _ = newest.find(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
+    found, _ = resume_points.find(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
     lost = "shards of 31 to 52 images; up to 6 acknowledged pushes of 369 images are lost, none older than 15.0 s"
     assert f"{lost} when the job ended" in found.note
 
@@ -409,7 +409,7 @@ def test_residuals_are_carried_forward_with_any_number_of_pushers(tmp_path, push
     for name, row in zip(names, rows, strict=True):
         snapshot.write(tmp_path / name, shards, {"residual": row}, np.zeros(len(shards)), Position(0).pack())
     files = tuple((name,) for name in names)
-    resume = newest.Resume(
+    resume = resume_points.Resume(
         kind="snapshot",
         path=tmp_path,
         epochs=1,
@@ -422,7 +422,7 @@ def test_residuals_are_carried_forward_with_any_number_of_pushers(tmp_path, push
         residuals=files,
     )
     whole = [(0, SIZE)]
-    carried = [newest.residual(resume, replica, pushers, whole)[0:SIZE] for replica in range(pushers)]
+    carried = [resume_points.residual(resume, replica, pushers, whole)[0:SIZE] for replica in range(pushers)]
     np.testing.assert_allclose(sum(carried), rows.sum(axis=0), atol=1e-5)
     if pushers == 3:
         np.testing.assert_array_equal(carried, rows)
