@@ -204,7 +204,8 @@ def test_stores_on_disks_of_single_nodes_are_read_where_they_lie(start_job, sett
     files = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("disks/*/run-*/0001/server-*.h5"))
     assert len({file.parts[1] for file in files}) == 2, files
     # One of them alone is not whole.
-    alone = stores.survey(MPI.COMM_SELF, (tmp_path / files[0]).parent.parent, identity.of(first.run), True)
+    place = (tmp_path / files[0]).parent.parent
+    alone = stores.survey(MPI.COMM_SELF, place, identity.of(first.run), True)
     assert alone.attempt is None and len(alone.trouble) == 1 and alone.last == 1
     fast = given("inject.faults=[]", "layout.servers=1", "layout.data=2")
     second = done(start_job(4, "train", "--run", first.run, "--resume", *fast, **options))

@@ -245,7 +245,8 @@ def test_snapshots_are_in_the_order_of_what_is_trained_however_long_their_names_
         path.mkdir()
         manifest = {"format": FORMAT, "name": path.name, "images": images, "epochs": epochs, "batches": batches}
         (path / "snapshot.json").write_text(json.dumps(manifest))
-    assert [path.name for path in snapshot.own(tmp_path)] == [snapshot.name(*done[:2]) for done in trained]
+    names = [snapshot.name(epochs, batches) for epochs, batches, _ in trained]
+    assert [path.name for path in snapshot.own(tmp_path)] == names
 
 
 class Killed(BaseException):

@@ -84,6 +84,11 @@ def two(tmp_path):
     return config, runs
 
 
+def claim(run, by_force=False):
+    """The claim of this process on `run`."""
+    return owner.take(run, [owner.process()], by_force)[0]
+
+
 def attempts(config, run):
     return [path.name for path in stores.attempt_folders(stores.folder(config, run, identity.of(run)))]
 
@@ -91,7 +96,8 @@ def attempts(config, run):
 def test_runs_of_one_name_neither_see_nor_remove_each_other(two):
     config, (one, other) = two
     assert attempts(config, one) == attempts(config, other) == ["0001", "0002"]
-    place, held = stores.folder(config, one, identity.of(one)), owner.take(one, [owner.process()])[0]
+    place = stores.folder(config, one, identity.of(one))
+    held = claim(one)
     stores.forget(place / "0002", identity.of(one), held)
     assert attempts(config, one) == ["0002"] and attempts(config, other) == ["0001", "0002"]
 
@@ -99,15 +105,17 @@ def test_runs_of_one_name_neither_see_nor_remove_each_other(two):
 def test_what_is_marked_as_another_run_s_is_neither_read_nor_removed(two):
     """Even where it lies among ours."""
     config, (one, other) = two
-    mine, place = identity.of(one), stores.folder(config, one, identity.of(one))
+    mine = identity.of(one)
+    place = stores.folder(config, one, mine)
     description = json.loads((place / "0001" / stores.DESCRIPTION).read_text())
-    (place / "0001" / stores.DESCRIPTION).write_text(json.dumps(description | {"run": identity.of(other).id}))
+    description["run"] = identity.of(other).id
+    (place / "0001" / stores.DESCRIPTION).write_text(json.dumps(description))
     shutil.rmtree(place / "0002")
     seen = stores.survey(MPI.COMM_SELF, place, mine, True)
     assert seen.attempt is None and seen.trouble[0].endswith(
         "is of another run; move it away, or give another store.dir"
     )
-    stores.forget(place / "0002", mine, owner.take(one, [owner.process()])[0])
+    stores.forget(place / "0002", mine, claim(one))
     assert (place / "0001").exists()
 
 
@@ -126,8 +134,9 @@ def test_a_store_of_format_3_is_refused_by_name(two):
 
 def test_a_job_that_has_lost_the_run_removes_no_store(two):
     config, (one, _) = two
-    place, held = stores.folder(config, one, identity.of(one)), owner.take(one, [owner.process()])[0]
-    owner.take(one, [owner.process()], by_force=True)
+    place = stores.folder(config, one, identity.of(one))
+    held = claim(one)
+    claim(one, by_force=True)
     with pytest.raises(LostRun):
         stores.forget(place / "0002", identity.of(one), held)
     assert attempts(config, one) == ["0001", "0002"]
@@ -135,14 +144,16 @@ def test_a_job_that_has_lost_the_run_removes_no_store(two):
 
 def test_a_run_that_is_moved_keeps_its_stores_and_a_copy_of_it_gets_its_own(two, tmp_path):
     config, (one, _) = two
-    before, place = identity.of(one), stores.folder(config, one, identity.of(one))
+    before = identity.of(one)
+    place = stores.folder(config, one, before)
     shutil.copytree(one, tmp_path / "copy" / "mine")
     copy = identity.of(tmp_path / "copy" / "mine")
     assert copy.id != before.id and copy.known == (copy.id, before.id)
     assert identity.of(tmp_path / "copy" / "mine") == copy and identity.of(one) == before
     assert attempts(config, tmp_path / "copy" / "mine") == []
     moved = one.rename(tmp_path / "renamed")
-    assert identity.of(moved).id == before.id and stores.folder(config, moved, identity.of(moved)) == place
+    now = identity.of(moved)
+    assert now.id == before.id and stores.folder(config, moved, now) == place
     (moved / identity.FILE).write_text('{"id": "../../elsewhere", "directory": "", "before": []}')
     assert ".." not in identity.of(moved).id
 
@@ -154,5 +165,5 @@ def test_attempts_are_counted_beyond_four_digits(tmp_path):
     assert resume.next_life(tmp_path).name == "10001"
     run = tmp_path / "run"
     run.mkdir()
-    stores.forget(tmp_path / "10000", identity.of(run), owner.take(run, [owner.process()])[0])
+    stores.forget(tmp_path / "10000", identity.of(run), claim(run))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10000", "mine", "run"]

@@ -207,10 +207,9 @@ class JobStatistics:
 
     def of_pushers(self) -> dict[str, list[int]]:
         """Return how many pushes each pusher has sent, and how many of them it knows to be acknowledged."""
-        found = {
-            report["rank"]: [report["pushes"]["sent"], report["pushes"]["acknowledged"]] for report in self.of("worker")
-        }
-        return {str(pusher): counts for pusher, counts in (self.earlier | found).items()}
+        found = {report["rank"]: report["pushes"] for report in self.of("worker")}
+        counts = {pusher: [pushes["sent"], pushes["acknowledged"]] for pusher, pushes in found.items()}
+        return {str(pusher): pair for pusher, pair in (self.earlier | counts).items()}
 
     def pushes(self, members: Collection[int], pushers: Collection[int] | None = None) -> dict[str, int]:
         """Return the pushes of the whole job; `members`: the ranks that are left; `pushers`: see `short`."""
