@@ -13,7 +13,8 @@ from adam_mpi.config import Layout
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.monitor import status
-from adam_mpi.monitor.job_statistics import JobStatistics, coarse
+from adam_mpi.monitor.figures import coarse
+from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.worker import diagnostics
 from adam_mpi.worker.statistics import Waits
 

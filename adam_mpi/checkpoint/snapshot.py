@@ -67,7 +67,7 @@ class Manifest(TypedDict):
 
 
 def name(epochs: int, batches: int) -> str:
-    """Return the folder name of a snapshot after `epochs` and `batches`; the order of snapshots is in their manifests."""
+    """Return the folder name of a snapshot after `epochs` and `batches`; their order is that of the manifests."""
     return f"epoch-{epochs:04d}" + (f"-batch-{batches:06d}" if batches else "")
 
 

@@ -5,13 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, cast, overload
+from typing import Literal, cast, overload
 
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.cluster.messages import Statistics
 from adam_mpi.cluster.statistics import (
     DataStatistics,
-    LayerStatistics,
     NotFiniteStatistics,
     Reporter,
     RoleName,
@@ -20,6 +19,16 @@ from adam_mpi.cluster.statistics import (
     WorkerStatistics,
 )
 from adam_mpi.monitor import status
+from adam_mpi.monitor.figures import (
+    Distribution,
+    Gauges,
+    WorkerTimes,
+    applied_pushes,
+    average,
+    coarse,
+    distribution,
+    mean,
+)
 from adam_mpi.monitor.status import Activity, RankRow
 from adam_mpi.sharding.phases import Phase
 
@@ -33,44 +42,6 @@ class Report:
     """When it came, by the coordinator's monotonic clock."""
     final: bool = False
     """Whether the role has ended; later reports change nothing about that."""
-
-
-class BytesMoved(TypedDict):
-    """Bytes that the job has moved so far."""
-
-    pushed: int
-    pulled: int
-    served: int
-
-
-class Gauges(TypedDict):
-    """What `metrics.jsonl` says besides the figures of a phase: about the whole job so far, and about the moment."""
-
-    rate: float
-    bytes: BytesMoved
-    staleness_histogram: dict[str, int]
-    apply_batch: float
-    store_lag: float
-    busy: dict[str, float]
-    layers: dict[str, LayerStatistics]
-
-
-class WorkerTimes(TypedDict):
-    """Images that a worker has trained on, and seconds in which its threads computed or waited."""
-
-    images: float
-    busy: float
-    starved: float
-    clock_wait: float
-    waits: dict[str, float]
-
-
-class Distribution(TypedDict):
-    """A histogram with its maximum and mean."""
-
-    max: int
-    mean: float
-    histogram: dict[str, int]
 
 
 class JobStatistics:
@@ -167,7 +138,7 @@ class JobStatistics:
                 "served": sum(report["bytes"] for report in self.of("data")),
             },
             "staleness_histogram": {str(value): count for value, count in coarse(self.histogram("leads")).items()},
-            "apply_batch": round(_average(server_steps), 3),
+            "apply_batch": round(average(server_steps), 3),
             "store_lag": max((report["store"]["behind"] for report in servers if report["store"]), default=0.0),
             "busy": {role: round(self._busy(role), 3) for role in ("data", "worker", "server")},
             "layers": {name: row for report in self.of("worker") for name, row in report["layers"].items()},
@@ -175,7 +146,7 @@ class JobStatistics:
 
     def _busy(self, role: str) -> float:
         """Return the mean share of the time in which the ranks with this `role` were busy."""
-        return _average([seen.busy for (other, _), seen in self.activities.items() if other == role])
+        return average([seen.busy for (other, _), seen in self.activities.items() if other == role])
 
     def ranks(self, layout: Layout) -> list[RankRow]:
         """Return a row about each role of each rank of `layout`."""
@@ -245,16 +216,7 @@ class JobStatistics:
         return {pusher: count for pusher, count in missing.items() if count > 0}
 
     def _applied(self, members: Collection[int]) -> dict[str, int]:
-        """Return, by pusher, the last of its pushes that every shard of the strip has that it had last."""
-        servers = [report for report in self.of("server") if report["rank"] in members]
-        tables = [{(pusher, strip): number for pusher, strip, number in report["tables"]} for report in servers]
-        strips = [report["strips"] for report in servers]
-        last: dict[str, int] = {}
-        for pusher, strip in {key for table in tables for key in table}:
-            # A server of that strip without an entry for the pusher has none of its pushes.
-            has = [table.get((pusher, strip), 0) for table, own in zip(tables, strips, strict=True) if strip in own]
-            last[pusher] = max(last.get(pusher, 0), min(has))
-        return last
+        return applied_pushes([report for report in self.of("server") if report["rank"] in members])
 
     def pulls(self) -> dict[str, int]:
         """Return the pulls of the whole job and their bytes."""
@@ -303,26 +265,4 @@ class JobStatistics:
 
     def distribution(self, name: Literal["leads", "delays"]) -> Distribution:
         """Return the histogram `name` of all servers together, with its maximum and mean."""
-        histogram = self.histogram(name)
-        return {
-            "max": max(histogram, default=0),
-            "mean": round(mean(histogram), 4),
-            "histogram": {str(value): histogram[value] for value in sorted(histogram)},
-        }
-
-
-def coarse(histogram: Counter[int]) -> dict[int, int]:
-    """Return `histogram` exact up to 8, then by powers of two: it stays short however far replicas drift apart."""
-    total: Counter[int] = Counter()
-    for value, count in histogram.items():
-        total[value if value <= 8 else 1 << value.bit_length() - 1] += count
-    return dict(sorted(total.items()))
-
-
-def mean(histogram: Counter[int]) -> float:
-    """Return the mean value of `histogram`; 0 for an empty one."""
-    return sum(value * count for value, count in histogram.items()) / max(histogram.total(), 1)
-
-
-def _average(values: Collection[float]) -> float:
-    return sum(values) / max(len(values), 1)
+        return distribution(self.histogram(name))
