@@ -96,7 +96,7 @@ def written(barrier):
 
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("out of bounds"), OSError(5, "Input/output error")])
 def test_a_copy_that_cannot_be_written_is_reported_whatever_the_reason(error, tmp_path, monkeypatch):
-    def fail(*arguments):
+    def fail(*arguments, **named):
         raise error
 
     monkeypatch.setattr(snapshot_barrier.snapshot, "write", fail)

@@ -90,7 +90,7 @@ class JobStatistics:
         """Return the last report of each rank with this `role`, by rank."""
         return [report.values for (other, _), report in sorted(self.reports.items()) if other == role]
 
-    def finals(self, role: RoleName, members: Collection[int]) -> int:
+    def finals(self, role: str, members: Collection[int]) -> int:
         """Return how many of the ranks `members` have sent the final report of this `role`."""
         return sum(report.final for (other, rank), report in self.reports.items() if other == role and rank in members)
 
