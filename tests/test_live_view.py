@@ -74,7 +74,7 @@ def test_top_shows_spares(tmp_path):
     status = {"time": 0.0, "seconds": 1.0, "interval": 2.0, "run": run, "ranks": []}
     some = {"spares": {"ready": 2, "coming": 1}}
     shown = [live_view.view(tmp_path, status | more).renderables[0].plain for more in ({}, some)]
-    assert "spares" not in shown[0] and shown[1].endswith("spares: 2 stand by, 1 are starting")
+    assert "stand by" not in shown[0] and shown[1].endswith("spares: 2 stand by, 1 are starting")
 
 
 def test_top_of_nothing(tmp_path):
