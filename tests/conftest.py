@@ -28,7 +28,7 @@ IN_TURN = (
     "test_factors",
     "test_resume",
     "test_timeline",
-    "test_live",
+    "test_live_view",
     "test_metrics",
     "test_report",
     "test_debug",

@@ -2,8 +2,8 @@
 
     fuzz_store.py FOLDER KILLS
 
-The server is a forked process with the real write-behind; before each update it tells through a pipe what it has
-applied and how far behind it says its store is. Everything that was applied before that must be on disk.
+The server is a forked process with the real write-behind; before each update it reports through a pipe what it has
+applied and how far behind its store is. Everything that was applied before that must be on disk.
 """
 
 import os
@@ -27,12 +27,12 @@ from adam_mpi.sharding.shards import Shard
 SIZES = (700, 64, 5000, 1, 2048)
 SHARDS = [Shard(i, "dense1", start, stop - start) for i, (start, stop) in enumerate(pairwise(np.cumsum((0, *SIZES))))]
 PARTS = ("weights", "state")
-WORD = struct.Struct("=qdd")
+REPORT = struct.Struct("=qdd")
 """Update, when it was applied, and the time before which every update is on disk."""
 
 
 def values(version, place):
-    """What a shard holds at a version; two parts that tell different stories show a torn write."""
+    """What a shard holds at a version; two parts that disagree show a torn write."""
     body = np.empty((2, SIZES[place]), np.float32)
     body[0], body[1] = version, -version
     return body.view(np.uint8).reshape(-1)
@@ -53,18 +53,18 @@ def serve(path, pipe):
             for place in range(len(SHARDS) + 1):
                 store.touch(place)
             applied = time.monotonic()
-            os.write(pipe, WORD.pack(position.images, applied, applied - store.behind))
+            os.write(pipe, REPORT.pack(position.images, applied, applied - store.behind))
             store.acknowledge(position.images, position.images)
-        time.sleep(1e-4)  # as a server does between two rounds; the writing thread shares the interpreter with it
+        time.sleep(1e-4)  # as a server does between two steps; the writing thread shares the interpreter with it
 
 
-def check(path, words):
-    """Every shard is whole, and has all updates that the last word promises; returns how many updates are lost."""
+def check(path, received):
+    """Check that every shard is whole and has all updates that the last report promises; return how many are lost."""
     stored = store_file.read(path)
     pieces, packed = stored.pieces, stored.position
-    told = list(WORD.iter_unpack(words[: len(words) // WORD.size * WORD.size]))
-    promise = told[-1][2]
-    least = max([images for images, applied, _ in told if applied < promise], default=0)
+    reports = list(REPORT.iter_unpack(received[: len(received) // REPORT.size * REPORT.size]))
+    promise = reports[-1][2]
+    least = max([images for images, applied, _ in reports if applied < promise], default=0)
     for place, piece in enumerate(pieces):
         assert piece is not None, f"shard {place} has no whole version"
         assert piece.images >= least, f"shard {place} has update {piece.images}, {least} was promised"
@@ -72,9 +72,9 @@ def check(path, words):
         assert np.array_equal(body, values(piece.images, place)), f"shard {place} is torn"
         assert piece.pushes <= piece.images, f"shard {place} claims a push that is not in it"
     assert packed is not None and Position.unpack(packed).images >= least
-    lost = told[-1][0] - min(piece.images for piece in pieces)
+    lost = reports[-1][0] - min(piece.images for piece in pieces)
     # What is acknowledged is noted a moment later: of the last few updates before the kill the store may not know.
-    assert 0 <= stored.lost[1] <= lost, f"{stored.lost} are told as lost, {lost} are"
+    assert 0 <= stored.lost[1] <= lost, f"{stored.lost} are reported as lost, {lost} are"
     return lost
 
 
@@ -90,14 +90,14 @@ def main():
             os.close(reader)
             serve(path, writer)
         os.close(writer)
-        words = os.read(reader, WORD.size)
+        received = os.read(reader, REPORT.size)
         time.sleep(draw.uniform(0, 0.05))  # a random moment
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         while part := os.read(reader, 1 << 16):
-            words += part
+            received += part
         os.close(reader)
-        lost.append(check(path, words))
+        lost.append(check(path, received))
         path.unlink()
     print(f"{kills} kills, every shard whole each time; updates lost: at most {max(lost)}, mean {np.mean(lost):.1f}")
 

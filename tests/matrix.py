@@ -103,7 +103,7 @@ def full_row(mpi: Mpi, lasting: bool, folder: Path) -> list[str]:
         keys = [*SETTINGS, *ENDLESS, *given(f"store.dir={folder / 'store'}")]
         job = training(start(mpi, 8, "train", "--run", disk.folder / "run", *keys, folder=folder))
         disk.fill()
-        job.until(lambda: "it is tried again, and training goes on" in job.stderr, "its warning")
+        job.until(lambda: "it is retried, and training continues" in job.stderr, "its warning")
         if not lasting:
             disk.empty()
             job.until(lambda: "has caught up" in job.stderr, "word that it has caught up")

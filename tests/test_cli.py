@@ -76,7 +76,7 @@ def test_a_run_directory_is_never_overwritten(launch, tmp_path):
     run.mkdir()
     (run / "config.toml").write_text("")
     said = refused(launch(3, "train", "--run", run))
-    assert said == f"run directory {run} holds a run; add --resume to go on with it, or give another"
+    assert said == f"run directory {run} holds a run; add --resume to continue it, or give another"
     assert [path.name for path in run.iterdir()] == ["config.toml"]
 
 

@@ -1,4 +1,4 @@
-"""The figures over time: every line of metrics.jsonl, and the same in TensorBoard's event files."""
+"""The figures of a run over time: lines of metrics.jsonl, and the same in TensorBoard's event files."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_a_run_leaves_all_figures_in_both(launch):
     assert all(row["weight_norm"] > 0 and row["gradient_norm"] > 0 for row in last["layers"].values())
     assert all(("dead" in row) == (name != "dense3") for name, row in last["layers"].items())
     assert last["bytes"]["pushed"] > 0 and last["bytes"]["pulled"] > 0 and last["bytes"]["served"] > 4000 * 28 * 28
-    # What a server told last, up to half an interval ago.
+    # From the servers' last reports, up to half an interval old.
     assert 0 < sum(last["staleness_histogram"].values()) <= job.summary["pushes"]["applied"]
     assert last["apply_batch"] >= 1 and 0 < last["busy"]["worker"] <= 1 and lines[0]["rate"] > 0
     pushed = {name: size for name, size in job.summary["traffic"].items() if not name.endswith("pull")}
@@ -46,7 +46,7 @@ def test_a_run_leaves_all_figures_in_both(launch):
 
 
 def events(folder):
-    """Tag -> (step, value) in order; of a histogram how many it counts."""
+    """Return tag -> its (step, value) in order; for a histogram the value is its count."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = {}
@@ -59,7 +59,7 @@ def events(folder):
 
 
 def records(path):
-    """The records of an event file: length, its checksum, the record, its checksum."""
+    """Yield the records of an event file: each is its length, a checksum, the record, and a checksum."""
     data = path.read_bytes()
     while data:
         size = int.from_bytes(data[:8], "little")

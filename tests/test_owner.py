@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from adam_mpi.base.errors import LostRun, UserError
-from adam_mpi.checkpoint import owner
-from adam_mpi.checkpoint.owner import Claim, Process, Record
+from adam_mpi.checkpoint import claim_file, owner
+from adam_mpi.checkpoint.claim_file import ATTEMPT, SUPERVISOR, Claim, Record
+from adam_mpi.checkpoint.process import Process, may_be_alive, start_time
 from adam_mpi.cluster import sentinel
 
 ALIVE = owner.process()
@@ -21,23 +22,23 @@ FAR = Process("another machine", 1, "5")
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Nobody supervises, and hearts beat fast."""
+    """Without a supervisor, and with a short interval of heartbeats."""
     monkeypatch.setattr(owner, "BEAT_SECONDS", 0.01)
-    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", owner.SUPERVISOR, owner.ATTEMPT):
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", SUPERVISOR, ATTEMPT):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
 def silent(claim, seconds):
-    """As if its owner had not been heard of for so long."""
+    """Make `claim` look as if it had not been touched for `seconds`."""
     status = claim.path.stat()
     os.utime(claim.path, (status.st_atime - seconds, status.st_mtime - seconds))
 
 
-def test_who_comes_second_is_told_who_has_it_and_what_to_do(tmp_path):
+def test_a_second_job_is_refused_with_the_owner_and_what_to_do(tmp_path):
     first, _ = owner.take(tmp_path, [ALIVE])
-    told = rf"in use by another job: process {os.getpid()} on \S+, since .*, last heard of 0 s ago; .*--take-over"
-    with pytest.raises(UserError, match=told):
+    refusal = rf"in use by another job: process {os.getpid()} on \S+, since .*, last heard of 0 s ago; .*--take-over"
+    with pytest.raises(UserError, match=refusal):
         owner.take(tmp_path, [ALIVE])
     first.check()
     assert owner.running(tmp_path) is not None
@@ -53,7 +54,7 @@ def test_what_is_released_is_free(tmp_path):
     second.check()
     with pytest.raises(LostRun, match="this job ends"):
         first.check()
-    # It is not ours to leave any more.
+    # It is no longer the first job's to release.
     first.release()
     second.check()
 
@@ -91,13 +92,13 @@ def test_a_job_whose_processes_are_all_gone_is_taken_over_at_once(tmp_path, proc
     if free:
         owner.take(tmp_path, [ALIVE])
     else:
-        # Of those that are elsewhere, only the heartbeat shows that they live.
+        # Of processes on other machines only the heartbeat shows that they live.
         with pytest.raises(UserError, match="in use"):
             owner.take(tmp_path, [ALIVE])
     first.release()
 
 
-def test_an_owner_elsewhere_that_shows_no_life_is_waited_for_and_taken_over(tmp_path, environment, capsys):
+def test_a_silent_owner_on_another_machine_is_waited_for_and_taken_over(tmp_path, environment, capsys):
     environment.setattr(owner, "STALE_SECONDS", 0.5)
     environment.setattr(owner, "NOTICE_SECONDS", 0.1)
     first, _ = owner.take(tmp_path, [ALIVE, FAR])
@@ -109,15 +110,15 @@ def test_an_owner_elsewhere_that_shows_no_life_is_waited_for_and_taken_over(tmp_
         first.check()
 
 
-def test_a_process_that_has_ended_is_gone_even_if_nobody_has_asked_how(tmp_path):
+def test_a_process_that_has_ended_is_gone_even_before_its_parent_waits_for_it(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    known = Process(ALIVE.machine, child.pid, owner._started(child.pid))
-    assert owner._alive(known) and known.started
+    known = Process(ALIVE.machine, child.pid, start_time(child.pid))
+    assert may_be_alive(known) and known.started
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not owner._alive(known)
+    assert not may_be_alive(known)
     child.wait()
-    assert not owner._alive(known)
+    assert not may_be_alive(known)
 
 
 @pytest.mark.parametrize(
@@ -127,19 +128,19 @@ def test_a_process_that_has_ended_is_gone_even_if_nobody_has_asked_how(tmp_path)
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, False),
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, False),
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_CLUSTER_NAME": "b"}, False),
-        ({owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, {owner.SUPERVISOR: "a", owner.ATTEMPT: "2"}, True),
-        ({owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, {owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, False),
-        ({owner.SUPERVISOR: "a", owner.ATTEMPT: "1"}, {owner.SUPERVISOR: "b", owner.ATTEMPT: "2"}, False),
+        ({SUPERVISOR: "a", ATTEMPT: "1"}, {SUPERVISOR: "a", ATTEMPT: "2"}, True),
+        ({SUPERVISOR: "a", ATTEMPT: "1"}, {SUPERVISOR: "a", ATTEMPT: "1"}, False),
+        ({SUPERVISOR: "a", ATTEMPT: "1"}, {SUPERVISOR: "b", ATTEMPT: "2"}, False),
     ],
 )
-def test_a_job_that_is_started_again_takes_over_at_once(tmp_path, before, now, free):
-    first = owner._here([ALIVE], before)
+def test_a_job_that_is_restarted_takes_over_at_once(before, now, free):
+    first = claim_file.describe_job([ALIVE], before)
     found = Claim(1, first, 0.0)
-    assert (owner.reason(found, owner._here([ALIVE], now), False) == "") == free
+    assert (owner.may_take(found, claim_file.describe_job([ALIVE], now), False) == "") == free
 
 
-def test_of_many_that_come_at_once_one_has_it(tmp_path):
-    """Twice: nobody has it, and somebody who is silent."""
+def test_of_many_jobs_at_once_one_gets_the_run(tmp_path):
+    """Twice: the run is free, and it has a silent owner."""
     for turn in range(2):
         ready, won, lost = threading.Barrier(8), [], []
 
@@ -160,20 +161,21 @@ def test_of_many_that_come_at_once_one_has_it(tmp_path):
         silent(won[0], 100)
 
 
-def test_a_newcomer_that_was_slow_does_not_use_an_old_number(tmp_path, environment):
+def test_a_slow_job_does_not_use_an_old_number(tmp_path, environment):
     """It has seen claim 1; meanwhile that is taken over, released, and taken again."""
     first, _ = owner.take(tmp_path, [GONE])
-    find, others = owner.find, []
+    find = owner.find_claim
+    others = []
 
-    def slow(run, touched=None):
-        found = find(run, touched)
+    def slow(run, probe=None):
+        found = find(run, probe)
         if not others:
             others.append(first)
             owner.take(tmp_path, [ALIVE])[0].release()
             others.append(owner.take(tmp_path, [ALIVE])[0])
         return found
 
-    environment.setattr(owner, "find", slow)
+    environment.setattr(owner, "find_claim", slow)
     with pytest.raises(UserError, match="in use"):
         owner.take(tmp_path, [ALIVE])
     others[1].check()
@@ -199,7 +201,7 @@ def test_without_links_and_with_a_lost_answer_it_works_as_well(tmp_path, environ
         owner.take(tmp_path / "fat", [ALIVE])
 
 
-def test_a_claim_that_cannot_be_understood_counts_until_it_is_old(tmp_path, environment):
+def test_a_claim_that_cannot_be_parsed_counts_until_it_is_stale(tmp_path, environment):
     (tmp_path / "owner").mkdir()
     (tmp_path / "owner" / "3.json").write_text('{"token": ')
     environment.setattr(owner, "STALE_SECONDS", 0.2)
@@ -207,8 +209,8 @@ def test_a_claim_that_cannot_be_understood_counts_until_it_is_old(tmp_path, envi
     assert second.number == 4 and "a host that is not known, since" in note and "silent for" in note
 
 
-def test_a_job_tells_of_its_processes_of_now(tmp_path):
-    """After a loss: the first process is gone, the others go on."""
+def test_a_claim_has_the_current_processes_of_its_job(tmp_path):
+    """After a loss: the first process is gone, the others continue."""
     first, _ = owner.take(tmp_path, [GONE])
     first.enter([GONE, ALIVE])
     with pytest.raises(UserError, match="in use"):
@@ -220,10 +222,11 @@ def test_a_job_tells_of_its_processes_of_now(tmp_path):
     second.check()
 
 
-def test_the_heartbeat_touches_the_claim_and_finds_out_that_it_is_lost(tmp_path, environment):
+def test_the_heartbeat_touches_the_claim_and_notices_that_it_is_lost(tmp_path, environment):
     first, _ = owner.take(tmp_path, [ALIVE, FAR])
     silent(first, 30)
-    before, heart = first.path.stat().st_mtime, first.beat()
+    before = first.path.stat().st_mtime
+    heart = first.beat()
     assert first.beat() is heart
     until(lambda: first.path.stat().st_mtime > before + 20, "a touch")
     heart.look()
@@ -251,7 +254,7 @@ def test_a_file_system_that_hangs_stops_the_heartbeat_only(tmp_path, environment
     first.release()
 
 
-def test_errors_of_the_file_system_take_the_run_from_nobody(tmp_path, environment):
+def test_errors_of_the_file_system_take_the_run_from_no_job(tmp_path, environment):
     first, _ = owner.take(tmp_path, [ALIVE])
 
     def fail(folder):
@@ -268,7 +271,7 @@ def test_errors_of_the_file_system_take_the_run_from_nobody(tmp_path, environmen
     first.check()
 
 
-def test_who_has_lost_the_run_leaves_no_failure_in_it(tmp_path, environment, capsys):
+def test_a_job_that_has_lost_the_run_leaves_no_failure_in_it(tmp_path, environment, capsys):
     first, _ = owner.take(tmp_path, [ALIVE])
     environment.setenv(sentinel.OWNER_FILE, str(first.path))
     second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
@@ -280,8 +283,9 @@ def test_who_has_lost_the_run_leaves_no_failure_in_it(tmp_path, environment, cap
 
 
 def test_a_record_goes_through_a_file(tmp_path):
-    record = Record("t", "h", 3, 1.5, "c/7", 2, "s", 4, (ALIVE, FAR))
-    assert owner._read(owner._write(tmp_path / "r.json", record)) == record
+    job = {"job": "c/7", "restart": 2, "supervisor": "s", "attempt": 4}
+    record = Record(token="t", host="h", pid=3, since=1.5, processes=(ALIVE, FAR), **job)
+    assert claim_file.read_record(claim_file.write_record(tmp_path / "r.json", record)) == record
     assert json.loads((tmp_path / "r.json").read_text())["job"] == "c/7" and "Slurm job 7" in str(record)
 
 

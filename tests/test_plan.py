@@ -1,4 +1,4 @@
-"""The plan: who does what, and how much, for any number of ranks and without MPI."""
+"""The plan: the roles, the memory and the traffic of a job, for any number of ranks and without MPI."""
 
 import re
 from pathlib import Path
@@ -85,8 +85,9 @@ def test_strips_are_shown_with_what_they_own_and_send(monkeypatch):
 
 
 def test_it_says_where_borders_come_first():
-    convs = '{kind="conv", channels=64, kernel=5, pad=2}, {kind="max_pool", size=2}, {kind="conv", channels=32, kernel=3, pad=1}'
-    wanted = "layout.partitions=2", "train.batch=64", f'model.layers=[{convs}, {{kind="dense", units=10}}]'
+    large = '{kind="conv", channels=64, kernel=5, pad=2}, {kind="max_pool", size=2}'
+    small = '{kind="conv", channels=32, kernel=3, pad=1}, {kind="dense", units=10}'
+    wanted = ("layout.partitions=2", "train.batch=64", f"model.layers=[{large}, {small}]")
     assert "the others while those are on their way: before conv2\n" in planned(8, None, *wanted)
     assert "border columns first" not in planned(8, None, *wanted, "kernels.engine=reference")
 
@@ -96,7 +97,7 @@ def test_auto_partitions_are_as_few_as_fit_the_cache(monkeypatch):
         monkeypatch.setattr(cpu, "caches", lambda size=size: {"L3": size})
         assert f"replicas of {strips}," in planned(8, None, "layout.partitions=auto")
     monkeypatch.setattr(cpu, "caches", dict)
-    with pytest.raises(UserError, match="does not tell its cache sizes; give a number"):
+    with pytest.raises(UserError, match="does not report its cache sizes; give a number"):
         planned(8, None, "layout.partitions=auto")
 
 
@@ -122,8 +123,10 @@ def test_a_limit_of_memory_is_held_with_as_many_strips_as_the_error_says():
     limit = f"layout.memory={int(1.02 * few)}"
     with pytest.raises(UserError) as refused:
         needed(servers, limit)
-    told = r"layout.memory = \S+ MB: a worker takes \S+ MB with layout.partitions = 1, and dense1 alone has 12.3 MB of "
-    found = re.fullmatch(told + r"weights; set layout.partitions = (\d+) or more", str(refused.value))
+    refusal = (
+        r"layout.memory = \S+ MB: a worker takes \S+ MB with layout.partitions = 1, and dense1 alone has 12.3 MB of "
+    )
+    found = re.fullmatch(refusal + r"weights; set layout.partitions = (\d+) or more", str(refused.value))
     assert found, refused.value
     least = int(found[1])
     assert needed(servers, limit, f"layout.partitions={least}")[0] <= 1.02 * few
@@ -147,8 +150,8 @@ def test_a_limit_of_memory_is_held_with_as_many_servers_as_the_error_says():
     assert needed(cut, limit, "layout.servers=2")[1] == two
 
 
-def test_what_a_server_remembers_and_averages_is_in_the_plan():
-    """A snapshot is one copy more, with the average; in synchronous training so is what a step can be taken back to."""
+def test_the_average_and_the_state_before_a_step_are_in_the_plan():
+    """A snapshot is one copy more, with the average; in synchronous training so is the state before the last step."""
     count = 784 * 4096 + 4096 + 4096 * 10 + 10
     average, in_step = "optimizer.ema=0.1", "consistency.staleness=0"
     settings = [], [average], [in_step], [average, in_step]

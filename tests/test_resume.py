@@ -1,4 +1,4 @@
-"""A run cut short at any moment goes on: with clocks bit for bit, without them with no more lost than promised."""
+"""A run killed at any moment resumes: with clocks bit for bit, without them with no more lost than promised."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -16,7 +17,7 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import identity, stores
-from adam_mpi.checkpoint import resume as newest
+from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.config import load
 from adam_mpi.runtime import run
 from adam_mpi.runtime.previous_run import epochs_done
@@ -80,7 +81,7 @@ def inside_an_epoch(job):
 def kill(job: Job):
     """The whole job at once, as a node that goes down."""
     ranks = job.ranks()
-    # None may see another one die first, and go on without it.
+    # None may see another one die first and continue without it.
     for process in ranks:
         process.suspend()
     for process in ranks:
@@ -155,11 +156,11 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
 
 
 def stored(run, folder=None):
-    """What a run would go on from, its shards included."""
+    """What a run would resume from, with its shards."""
     seen = stores.survey(MPI.COMM_SELF, folder or run / "store", identity.of(run), True)
-    found, passed_over = newest.find(load(run / "config.toml"), run, seen)
+    found, passed_over = resume_points.find(load(run / "config.toml"), run, seen)
     assert found.kind == "store" and found.midway and passed_over == []
-    return found, [piece for file in seen.life.files.values() for piece in file.written]
+    return found, [piece for file in seen.attempt.files.values() for piece in file.written]
 
 
 def test_without_clocks_the_store_keeps_its_promise_and_says_what_is_lost(start_job, settings):
@@ -175,7 +176,7 @@ def test_without_clocks_the_store_keeps_its_promise_and_says_what_is_lost(start_
     end = time.monotonic()
     kill(first)
     found, pieces = stored(first.run)
-    # What was told as acknowledged an interval before the kill is in every shard; a disk that takes longer is told.
+    # What was reported as acknowledged an interval before the kill is in every shard, or a warning said how far behind.
     promised = max(images for at, images in seen if at < end - 1)
     least = min(piece.images for piece in pieces)
     assert least >= promised > 0 or "s behind" in first.stderr, (least, promised, found.note)
@@ -183,8 +184,8 @@ def test_without_clocks_the_store_keeps_its_promise_and_says_what_is_lost(start_
     second = start_job(5, "train", "--run", first.run, "--resume", *given("inject.faults=[]"))
     done(second)
     lost = r"going on from store .* up to (\d+) acknowledged pushes .* are lost(, none older than [\d.]+ s|$)"
-    told = re.search(lost, second.stdout, re.M)
-    assert told and int(told[1]) == found.lost_pushes, second.said()
+    reported = re.search(lost, second.stdout, re.M)
+    assert reported and int(reported[1]) == found.lost_pushes, second.said()
     trained = [line["images"] for line in second.metrics() if line["done"] and line["part"] == "train"]
     assert trained[-1] <= 1600 - found.images + 32 * 20
     assert second.summary["test_accuracy"] > 0.9
@@ -204,8 +205,9 @@ def test_stores_on_disks_of_single_nodes_are_read_where_they_lie(start_job, sett
     files = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("disks/*/run-*/0001/server-*.h5"))
     assert len({file.parts[1] for file in files}) == 2, files
     # One of them alone is not whole.
-    alone = stores.survey(MPI.COMM_SELF, (tmp_path / files[0]).parent.parent, identity.of(first.run), True)
-    assert alone.life is None and len(alone.trouble) == 1 and alone.last == 1
+    place = (tmp_path / files[0]).parent.parent
+    alone = stores.survey(MPI.COMM_SELF, place, identity.of(first.run), True)
+    assert alone.attempt is None and len(alone.trouble) == 1 and alone.last == 1
     fast = given("inject.faults=[]", "layout.servers=1", "layout.data=2")
     second = done(start_job(4, "train", "--run", first.run, "--resume", *fast, **options))
     assert "going on from store" in second.stdout and "passed over" not in second.stderr, second.said()
@@ -214,16 +216,16 @@ def test_stores_on_disks_of_single_nodes_are_read_where_they_lie(start_job, sett
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_a_store_that_cannot_be_written_stops_only_who_wants_it(required, launch, settings, tmp_path):
+def test_a_store_that_cannot_be_written_stops_only_a_job_that_requires_it(required, launch, settings, tmp_path):
     (tmp_path / "file").touch()
     where = given(f"store.dir={tmp_path / 'file'}", f"store.required={str(required).lower()}", "train.epochs=1")
     job = launch(1, "train", *settings, *where)
     assert job.returncode == (2 if required else 0) and (job.run / "DONE").exists() != required, job.said()
-    end = "store.required = true" if required else "training goes on"
+    end = "store.required = true" if required else "training continues"
     assert re.search(rf"adam_mpi: .*store {tmp_path / 'file'}\S+: .*{end}", job.stderr), job.said()
 
 
-def test_usr1_takes_a_snapshot_and_training_goes_on(start_job, settings):
+def test_usr1_takes_a_snapshot_and_training_continues(start_job, settings):
     # An epoch of several seconds: the snapshots of epoch ends do not come in between.
     fault = 'inject.faults=["delay role=worker at=compute seconds=0.1"]'
     slow = given("snapshot.minutes=0", "train.epochs=1000000", fault)
@@ -235,7 +237,7 @@ def test_usr1_takes_a_snapshot_and_training_goes_on(start_job, settings):
     job.until(lambda: len(job.metrics()) > seen + 3, "more progress")
 
 
-def test_max_minutes_stops_and_the_same_command_goes_on(launch, settings):
+def test_max_minutes_stops_and_the_same_command_resumes(launch, settings):
     command = ["train", *settings, "--resume", "--run", "run", *given("train.epochs=1000000")]
     first = launch(3, *command, "--max-minutes", "0.05")
     assert first.returncode == 0 and first.summary["status"] == "stopped", first.said()
@@ -270,33 +272,43 @@ def test_another_model_is_refused_in_one_line(start_job, settings):
     first = done(start_job(3, "train", *settings, *given("train.epochs=0")))
     other = given('model.layers=[{kind="dense",units=4}]')
     refused = start_job(3, "train", *other, "--run", first.run, "--resume").wait()
-    told = re.findall(r"^adam_mpi: .*", refused.stderr, re.M)
-    assert refused.returncode == 2 and len(told) == 1 and "Traceback" not in refused.stderr, refused.said()
-    assert re.search("holds 4420 parameters, this model has 260; resume with the run's config", told[0])
+    lines = re.findall(r"^adam_mpi: .*", refused.stderr, re.M)
+    assert refused.returncode == 2 and len(lines) == 1 and "Traceback" not in refused.stderr, refused.said()
+    assert re.search("holds 4420 parameters, this model has 260; resume with the run's config", lines[0])
 
 
 def resume(config, epochs, epoch, replicas=2):
     position = Position(10, epoch)
-    order = newest.order_settings(config)
-    return newest.Resume("snapshot", "somewhere", epochs, position, (-1.0, 0), 100, replicas, order, "")
+    order = resume_points.order_settings(config)
+    return resume_points.Resume(
+        kind="snapshot",
+        path="somewhere",
+        epochs=epochs,
+        position=position,
+        best=(-1.0, 0),
+        parameters=100,
+        replicas=replicas,
+        order=order,
+        note="",
+    )
 
 
-def test_what_cannot_go_on_inside_an_epoch_is_refused():
+def test_another_order_of_images_inside_an_epoch_is_refused():
     config = load(None, ["train.batch=16"])
     inside, at_end = resume(config, 1, 2), resume(config, 2, 2)
-    assert newest.check(inside, config, 5, 100) == ""
+    assert resume_points.check(inside, config, 5, 100) == ""
     config.train.batch = 32
     with pytest.raises(UserError, match="train.batch = 32: the run is inside an epoch begun with 16; resume with that"):
-        newest.check(inside, config, 2, 100)
-    assert newest.check(at_end, config, 2, 100) == ""
+        resume_points.check(inside, config, 2, 100)
+    assert resume_points.check(at_end, config, 2, 100) == ""
 
 
-def test_skewed_shares_want_the_replicas_they_were_drawn_for():
+def test_skewed_shares_need_the_replicas_they_were_drawn_for():
     config = load(None, ["data.skew=by_class"])
-    assert newest.check(resume(config, 1, 2), config, 2, 100) == ""
+    assert resume_points.check(resume(config, 1, 2), config, 2, 100) == ""
     with pytest.raises(UserError, match="shares were drawn for 2 replicas, now 3; resume with 2"):
-        newest.check(resume(config, 1, 2), config, 3, 100)
-    assert "drawn anew" in newest.check(resume(config, 2, 2), config, 3, 100)
+        resume_points.check(resume(config, 1, 2), config, 3, 100)
+    assert "drawn again" in resume_points.check(resume(config, 2, 2), config, 3, 100)
 
 
 def test_a_second_job_is_refused_and_one_that_takes_over_ends_the_first(start_job, settings):
@@ -305,8 +317,10 @@ def test_a_second_job_is_refused_and_one_that_takes_over_ends_the_first(start_jo
     first.until(lambda: any(line["images"] for line in first.metrics()), "its first images")
     before = (first.run / "config.toml").read_text()
     second = start_job(1, "train", *settings, "--run", first.run, "--resume").wait()
-    told = re.findall(r"^adam_mpi: .*", second.stderr, re.M)
-    assert second.returncode == 2 and len(told) == 1 and re.search(r"in use .* process \d+ on", told[0]), second.said()
+    lines = re.findall(r"^adam_mpi: .*", second.stderr, re.M)
+    assert second.returncode == 2 and len(lines) == 1 and re.search(r"in use .* process \d+ on", lines[0]), (
+        second.said()
+    )
     assert (first.run / "config.toml").read_text() == before and first.process.poll() is None
     some = given("train.epochs=0", "inject.faults=[]")
     third = start_job(2, "train", *settings, *some, "--run", first.run, "--resume", "--take-over")
@@ -330,21 +344,24 @@ def test_a_process_of_several_that_do_not_know_each_other_is_refused(tmp_path, m
 
 def test_the_position_of_a_store_is_what_all_servers_have():
     first, second, ahead = Position(6, 2, 90), Position(6, 2, 70), Position(6, 3, 120)
-    first.batches[:4], second.batches[2:5], ahead.batches[:] = True, True, True
-    both_have = newest.merged([first, ahead, second])
+    first.batches[:4] = True
+    second.batches[2:5] = True
+    ahead.batches[:] = True
+    both_have = resume_points.merge_positions([first, ahead, second])
     assert (both_have.epoch, both_have.images) == (2, 70)
     assert np.flatnonzero(both_have.batches).tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "text"),
     [
         ((), "25 acknowledged pushes (800 images)"),
         (("consistency.staleness=0", "train.batch=64"), "13 acknowledged clocks (800 images)"),
     ],
 )
-def test_a_restart_from_a_snapshot_says_what_it_cost(tmp_path, keys, words):
+def test_a_restart_from_a_snapshot_says_what_it_cost(tmp_path, keys, text):
     (tmp_path / "metrics.jsonl").write_text('{"images_trained": 3200}\n{"images_trained": 4000}\n')
-    found = newest.Resume("snapshot", tmp_path, 1, Position(0, 2, 3200), (0.0, 0), 10, 1, {}, "")
-    assert words in newest.cost(found, tmp_path, load(None, keys))
-    assert "0 acknowledged" in newest.cost(found, tmp_path / "new", load(None, keys))
+    config = load(None, keys)
+    found = replace(resume(config, 1, 2), position=Position(0, 2, 3200))
+    assert text in resume_points.cost(found, tmp_path, config)
+    assert "0 acknowledged" in resume_points.cost(found, tmp_path / "new", config)

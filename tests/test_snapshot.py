@@ -1,7 +1,8 @@
-"""Snapshots on disk: whole or not there, read by anybody, inspected and merged; and the cut that they are made at."""
+"""Snapshots on disk: whole or not there, readable with h5py, inspected and merged; and the barrier they are made at."""
 
 import errno
 import json
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -14,10 +15,11 @@ from house import House, additive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_mpi.base.errors import LostRun
+from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import model_file, owner, snapshot
-from adam_mpi.checkpoint import resume as newest
-from adam_mpi.checkpoint.store_file import Piece, Stored
+from adam_mpi.checkpoint import resume as resume_points
+from adam_mpi.checkpoint.hdf5_file import FORMAT
+from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
 from adam_mpi.checkpoint.stores import Attempt, Seen
 from adam_mpi.cli import main
 from adam_mpi.cluster.messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
@@ -36,7 +38,7 @@ TENSORS = (
 )
 SIZE = 528
 FLAT = {"weights": np.arange(SIZE, dtype=np.float32), "state": -np.arange(SIZE, dtype=np.float32)}
-TOLD = {
+ABOUT = {
     "epochs": 2,
     "best": 0.5,
     "best_epoch": 1,
@@ -49,12 +51,12 @@ TOLD = {
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
-def test_boxes_cover_a_range_in_order(shape, data):
+def test_hyperslabs_cover_a_range_in_order(shape, data):
     array = np.arange(np.prod(shape)).reshape(shape)
     first = data.draw(st.integers(0, array.size - 1))
     last = data.draw(st.integers(first + 1, array.size))
-    pieces = list(model_file.boxes(shape, first, last))
-    found = [array[box].ravel() for box, _, _ in pieces]
+    pieces = list(model_file.hyperslabs(shape, first, last))
+    found = [array[slab].ravel() for slab, _, _ in pieces]
     np.testing.assert_array_equal(np.concatenate(found), np.arange(first, last))
     for values, (_, low, high) in zip(found, pieces, strict=True):
         assert values[0] == low and values[-1] == high - 1
@@ -68,7 +70,7 @@ class Servers:
         self.sent = []
         self.done = 0
         settings = SnapshotSettings(folder, servers=(3, 5), tensors=TENSORS, keep=keep)
-        self.snapshots = SnapshotCoordinator(self, settings, lambda: TOLD | {"epochs": self.done})
+        self.snapshots = SnapshotCoordinator(self, settings, lambda: ABOUT | {"epochs": self.done})
 
     def change_settings(self, **settings):
         self.snapshots.settings = replace(self.snapshots.settings, **settings)
@@ -139,15 +141,21 @@ def test_merged_is_one_plain_file(taken, tmp_path, capsys):
     assert "dense1/weight" in capsys.readouterr().out
 
 
-def test_inspect_tells_what_is_in_it_and_that_it_is_whole(taken, capsys):
+def test_inspect_says_what_is_in_it_and_that_it_is_whole(taken, capsys):
     assert main(["inspect", str(taken)]) == 0
     said = capsys.readouterr().out
-    for word in ("format 3", "2 epochs and 7 batches, 224 images", "528 parameters", "7x31", "whole: every shard"):
-        assert word in said
+    for text in (
+        f"format {FORMAT}",
+        "2 epochs and 7 batches, 224 images",
+        "528 parameters",
+        "7x31",
+        "whole: every shard",
+    ):
+        assert text in said
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "format", "mixed"])
-def test_what_is_not_whole_is_told_and_not_gone_on_from(taken, damage, capsys):
+def test_what_is_not_whole_is_named_and_not_resumed_from(taken, damage, capsys):
     path = taken / "server-00005.h5"
     if damage == "flip":
         with h5py.File(path, "r+") as file:
@@ -157,16 +165,44 @@ def test_what_is_not_whole_is_told_and_not_gone_on_from(taken, damage, capsys):
     elif damage == "missing":
         path.unlink()
     elif damage == "format":
-        told = json.loads((taken / "snapshot.json").read_text())
-        (taken / "snapshot.json").write_text(json.dumps(told | {"format": 1}))
+        manifest = json.loads((taken / "snapshot.json").read_text())
+        (taken / "snapshot.json").write_text(json.dumps(manifest | {"format": 1}))
     else:
         with h5py.File(path, "r+") as file:
             file["position"][16] += 1
     assert main(["inspect", str(taken)]) == 1
     assert "NOT WHOLE" in capsys.readouterr().out
 
-    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
     assert found is None and len(passed_over) == 1
+
+
+OLD = f"format 3; this version reads format {FORMAT}; commit 450b6f2 is the last whose `adam_mpi merge` reads format 3"
+
+
+def test_a_snapshot_of_format_3_is_refused_by_name(taken, tmp_path, capsys):
+    manifest = json.loads((taken / "snapshot.json").read_text())
+    (taken / "snapshot.json").write_text(json.dumps(manifest | {"format": 3}))
+    assert main(["inspect", str(taken)]) == 1
+    assert f"  NOT WHOLE: {taken}: {OLD}\n" in capsys.readouterr().out
+    assert main(["merge", str(taken), "-o", str(tmp_path / "one.h5")]) == 2
+    assert f"{taken}: {OLD}\n" in capsys.readouterr().err
+    # The same by the directory of its run.
+    assert main(["merge", str(taken.parent.parent), "-o", str(tmp_path / "one.h5")]) == 2
+    assert f"no whole snapshot ({taken}: {OLD})" in capsys.readouterr().err and not (tmp_path / "one.h5").exists()
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    assert found is None and passed_over == [f"{taken}: {OLD}"]
+
+
+def test_a_file_of_weights_of_format_3_is_refused_by_name(tmp_path, capsys):
+    path = tmp_path / "weights.h5"
+    model_file.write(path, FLAT["weights"], TENSORS, "", "{}")
+    with h5py.File(path, "r+") as file:
+        file.attrs["format"] = 3
+    with pytest.raises(UserError, match=re.escape(f"{path}: {OLD}")):
+        model_file.read(path, TENSORS)
+    assert main(["inspect", str(path)]) == 2
+    assert f"{path}: {OLD}\n" in capsys.readouterr().err
 
 
 def test_the_newest_are_kept_and_names_say_what_is_trained(tmp_path):
@@ -181,7 +217,7 @@ def test_the_newest_are_kept_and_names_say_what_is_trained(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] != [] and not (tmp_path / "epoch-0002").exists()
 
 
-def test_what_else_lies_beside_snapshots_is_neither_gone_on_from_nor_removed(tmp_path):
+def test_other_files_beside_snapshots_are_neither_resumed_from_nor_removed(tmp_path):
     folder = tmp_path / "snapshots"
     servers = Servers(folder)
     servers.take(1, 5, 0)
@@ -192,7 +228,7 @@ def test_what_else_lies_beside_snapshots_is_neither_gone_on_from_nor_removed(tmp
         shutil.copytree(first, folder / name)
     (folder / "zz-notes.txt").write_text("mine")
     assert snapshot.own(folder) == [last, first]
-    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), tmp_path)
     assert found.path == first and passed_over == []
     again = Servers(folder)
     for batches in (6, 7, 8):
@@ -206,13 +242,14 @@ def test_what_else_lies_beside_snapshots_is_neither_gone_on_from_nor_removed(tmp
 
 
 def test_snapshots_are_in_the_order_of_what_is_trained_however_long_their_names_are(tmp_path):
-    told = [(9999, 0, 5), (10000, 0, 6), (10000, 999999, 7), (10000, 1000000, 8), (123456, 0, 9)]
-    for epochs, batches, images in told[::-1]:
+    trained = [(9999, 0, 5), (10000, 0, 6), (10000, 999999, 7), (10000, 1000000, 8), (123456, 0, 9)]
+    for epochs, batches, images in trained[::-1]:
         path = tmp_path / snapshot.name(epochs, batches)
         path.mkdir()
-        manifest = {"format": 3, "name": path.name, "images": images, "epochs": epochs, "batches": batches}
+        manifest = {"format": FORMAT, "name": path.name, "images": images, "epochs": epochs, "batches": batches}
         (path / "snapshot.json").write_text(json.dumps(manifest))
-    assert [path.name for path in snapshot.own(tmp_path)] == [snapshot.name(*done[:2]) for done in told]
+    names = [snapshot.name(epochs, batches) for epochs, batches, _ in trained]
+    assert [path.name for path in snapshot.own(tmp_path)] == names
 
 
 class Killed(BaseException):
@@ -243,7 +280,7 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
         [part] = folder.glob(".part-*")
         (part / "snapshot.json").unlink()
     snapshot.restore(folder)
-    found, passed_over = newest.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), tmp_path)
     assert found.path.name == "epoch-0002-batch-000007" and passed_over == []
     older = json.loads((found.path / "snapshot.json").read_text()) == first
     assert older == (at in ("before", "whole"))
@@ -283,11 +320,12 @@ def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
 
 
 def store_of(counts, position, **about):
-    """A life whose shards have so many images."""
-    pieces = [Piece(0, 10, 1, 3, images, 10**18, {}) for images in counts]
-    stored = Stored(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
-    told = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
-    return Seen(1, Attempt(Path("somewhere/0001"), told, {"server-00003.h5": stored}), **about)
+    """An attempt whose shards have `counts` images."""
+    times = {"version": 1, "pushes": 3, "nanoseconds": 10**18}
+    pieces = [StoredShard(start=0, size=10, images=images, values={}, **times) for images in counts]
+    stored = StoreContent(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
+    description = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
+    return Seen(1, Attempt(Path("somewhere/0001"), description, {"server-00003.h5": stored}), **about)
 
 
 @pytest.mark.parametrize(
@@ -297,14 +335,14 @@ def store_of(counts, position, **about):
 def test_a_store_is_as_new_as_its_oldest_shard(taken, counts, images, kind):
     """The snapshot has 224 images."""
     seen = store_of(counts, Position(40, 3, images))
-    found, _ = newest.find(load(None), taken.parent.parent, seen)
+    found, _ = resume_points.find(load(None), taken.parent.parent, seen)
     assert found.kind == kind
 
 
-def test_what_a_store_has_lost_is_told_with_its_measured_age(tmp_path):
-    found, _ = newest.find(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
-    told = "shards of 31 to 52 images; up to 6 acknowledged pushes of 369 images are lost, none older than 15.0 s"
-    assert f"{told} when the job ended" in found.note
+def test_what_a_store_has_lost_is_reported_with_its_measured_age(tmp_path):
+    found, _ = resume_points.find(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
+    lost = "shards of 31 to 52 images; up to 6 acknowledged pushes of 369 images are lost, none older than 15.0 s"
+    assert f"{lost} when the job ended" in found.note
 
 
 def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):
@@ -315,7 +353,7 @@ def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-0000-batch-000006"]
 
 
-def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
+def test_a_server_holds_back_what_is_after_the_barrier(tmp_path):
     house = House(additive(), 300)
     house.push(1.0)
     server = house.server
@@ -331,7 +369,7 @@ def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
     house.world.wait(lambda: move(lambda: len(server.staged) == 3), "pushes", 20)
     assert (house.weights == 1).all()
     server.cut.at([3], tmp_path)
-    house.world.wait(lambda: move(lambda: server.cut.limits is None), "the cut", 20)
+    house.world.wait(lambda: move(lambda: server.cut.limits is None), "the barrier", 20)
     house.settle()
     assert (house.weights == 4).all()
     house.world.wait(lambda: (tmp_path / "server-00000.h5").exists(), "the file", 20)
@@ -341,7 +379,7 @@ def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["onebit", "topk"])
-def test_at_the_cut_weights_and_residual_are_all_that_was_pushed(tmp_path, codec):
+def test_at_the_barrier_weights_and_residual_are_all_that_was_pushed(tmp_path, codec):
     """A pusher far ahead of its server: what it has not packed by then belongs to later clocks."""
     house, draw = House(additive(codec=codec), 300), np.random.default_rng(1)
     pushes, server = house.pushes, house.server
@@ -369,16 +407,27 @@ def test_at_the_cut_weights_and_residual_are_all_that_was_pushed(tmp_path, codec
 
 
 @pytest.mark.parametrize("pushers", [1, 2, 3, 5])
-def test_what_pushers_carried_goes_on_with_any_number_of_them(tmp_path, pushers):
+def test_residuals_are_carried_forward_with_any_number_of_pushers(tmp_path, pushers):
     rows = np.random.default_rng(2).standard_normal((3, SIZE)).astype(np.float32)
     names = [snapshot.residual_name(ring) for ring in range(3)]
     shards = cut(TENSORS, 50)
     for name, row in zip(names, rows, strict=True):
         snapshot.write(tmp_path / name, shards, {"residual": row}, np.zeros(len(shards)), Position(0).pack())
     files = tuple((name,) for name in names)
-    resume = newest.Resume("snapshot", tmp_path, 1, Position(8), (0.0, 0), SIZE, 3, {}, "", files)
+    resume = resume_points.Resume(
+        kind="snapshot",
+        path=tmp_path,
+        epochs=1,
+        position=Position(8),
+        best=(0.0, 0),
+        parameters=SIZE,
+        replicas=3,
+        order={},
+        note="",
+        residuals=files,
+    )
     whole = [(0, SIZE)]
-    carried = [newest.residual(resume, replica, pushers, whole)[0:SIZE] for replica in range(pushers)]
+    carried = [resume_points.residual(resume, replica, pushers, whole)[0:SIZE] for replica in range(pushers)]
     np.testing.assert_allclose(sum(carried), rows.sum(axis=0), atol=1e-5)
     if pushers == 3:
         np.testing.assert_array_equal(carried, rows)

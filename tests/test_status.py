@@ -1,36 +1,38 @@
-"""The state of a job from the words of its ranks: busy, slow, waiting for whom; and how its layers fare."""
+"""The state of a job from the reports of its ranks: busy, slow, waiting for others; and the norms of its layers."""
 
 from types import SimpleNamespace
 
 import numpy as np
-from test_board import server, worker
+from test_job_statistics import server, worker
 from test_network import block, prepare
 
 from adam_mpi.cluster import layout
 from adam_mpi.cluster.layout import Place, arrange
+from adam_mpi.cluster.messages import Statistics
 from adam_mpi.config import Layout
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.monitor import status
-from adam_mpi.monitor.job_statistics import JobStatistics, coarse
+from adam_mpi.monitor.figures import coarse
+from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.worker import diagnostics
 from adam_mpi.worker.statistics import Waits
 
 LAYOUT = arrange(["a"] * 6, Layout(data=1, servers=1))
 
 
-def told(at, busy, images, **more):
-    """A worker's word in its turn."""
-    word = {"at": at, "busy": busy, "images": images, "queue": 1, "waits": {}, "whom": {}}
-    return worker(sent=int(at)) | word | more
+def report(at, busy, images, **more):
+    """A worker's report at an interval."""
+    values = {"busy": busy, "images": images, "queue": 1, "waits": {}, "whom": {}}
+    return Statistics(worker(sent=int(at)) | values | more, at=at)
 
 
-def board(*ranks):
-    """Words at 0 s and 2 s of workers that are busy and train on images as given, from rank 2 on."""
+def collect(*ranks):
+    """Statistics of workers from rank 2 on: at 0 s nothing, at 2 s busy seconds and images as given."""
     made = JobStatistics()
     for rank, (busy, images, more) in enumerate(ranks, 2):
-        made.hear(rank, told(0.0, 0.0, 0))
-        made.hear(rank, told(2.0, busy, images, **more))
+        made.update(rank, report(0.0, 0.0, 0))
+        made.update(rank, report(2.0, busy, images, **more))
     return made
 
 
@@ -38,38 +40,38 @@ def row(made, rank):
     return next(row for row in made.ranks(LAYOUT) if row["rank"] == rank)
 
 
-def test_shares_and_amounts_are_those_since_the_word_before():
-    made = board((1.5, 300, {"waits": {"data": 0.5}, "whom": {"data": [0]}}))
+def test_shares_and_amounts_are_those_since_the_report_before():
+    made = collect((1.5, 300, {"waits": {"data": 0.5}, "whom": {"data": [0]}}))
     found = row(made, 2)
     assert (found["busy"], found["images"], found["bytes"]) == (0.75, 150.0, 100)
     assert found["waits"] == {"data": 0.25} and found["waiting"] == "data of rank 0 25%"
     assert found["role"] == "worker" and found["replica"] == 0
 
 
-def test_slow_is_who_computes_longer_on_an_image_not_who_waits():
-    made = board((1.0, 100, {}), (1.0, 100, {}), (2.0, 50, {}), (0.1, 10, {}))
+def test_a_rank_that_computes_longer_on_an_image_is_slow_and_one_that_waits_is_not():
+    made = collect((1.0, 100, {}), (1.0, 100, {}), (2.0, 50, {}), (0.1, 10, {}))
     assert [found["rank"] for found in made.ranks(LAYOUT) if found["slow"]] == [4]
 
 
-def test_words_of_ranks_that_are_gone_are_left_out():
-    made = board((1.0, 10, {}))
-    made.hear(9, told(0.0, 0.0, 0))
-    made.hear(1, told(0.0, 0.0, 0))
+def test_reports_of_ranks_that_are_gone_are_left_out():
+    made = collect((1.0, 10, {}))
+    made.update(9, report(0.0, 0.0, 0))
+    made.update(1, report(0.0, 0.0, 0))
     assert [found["rank"] for found in made.ranks(LAYOUT)] == [2]
 
 
-def test_one_alone_is_not_slow():
-    assert not row(board((2.0, 1, {})), 2)["slow"]
+def test_a_single_worker_is_not_slow():
+    assert not row(collect((2.0, 1, {})), 2)["slow"]
 
 
-def test_who_waits_for_a_clock_waits_for_those_that_are_behind():
-    made = board((1.0, 10, {"waits": {"clock": 1.0}}), (1.0, 10, {}))
-    made.hear(1, server() | {"clocks": {"2": 5, "3": 4}, "queue": 0, "bytes": 0})
+def test_a_wait_for_a_clock_names_the_workers_that_are_behind():
+    made = collect((1.0, 10, {"waits": {"clock": 1.0}}), (1.0, 10, {}))
+    made.update(1, Statistics(server() | {"clocks": {"2": 5, "3": 4}, "queue": 0, "bytes": 0}))
     assert row(made, 2)["waiting"] == "clock of rank 3 50%" and row(made, 1)["waiting"] == "pushes 100%"
 
 
 def test_groups_have_means_sums_and_the_main_reason():
-    made = board((1.0, 10, {"waits": {"data": 0.2, "clock": 0.6}}), (2.0, 10, {"waits": {"clock": 0.2}}))
+    made = collect((1.0, 10, {"waits": {"data": 0.2, "clock": 0.6}}), (2.0, 10, {"waits": {"clock": 0.2}}))
     (found,) = status.groups(made.ranks(LAYOUT))
     assert (found["role"], found["ranks"], found["busy"], found["bytes"]) == ("worker", 2, 0.75, 200)
     assert (found["waiting"], found["waited"]) == ("clock", 0.2)
@@ -102,8 +104,8 @@ def test_norms_and_dead_units_of_a_push():
     assert probe.layers is found, "looked again before it was time"
 
 
-def test_a_wait_names_whom_by_the_number_it_has_for_life():
-    """Ranks are counted anew when others are lost."""
+def test_a_wait_names_ranks_by_the_number_that_they_keep():
+    """The ranks of MPI change when others are lost."""
     strips = [Place(rank, "n", ("worker",), 0, rank, rank + 5) for rank in (0, 1)]
     world = SimpleNamespace(layout=layout.Layout(tuple(strips), 2), rank=0)
     roles = {"data": None, "pulls": None, "pushes": SimpleNamespace(lanes=[])}

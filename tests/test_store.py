@@ -1,4 +1,4 @@
-"""The store of a server: laid out once, whole after any kill, and a disk that fails stops nobody but who wants it."""
+"""The store of a server: laid out once, whole after any kill; a disk that fails stops only a job that requires it."""
 
 import os
 import re
@@ -18,6 +18,7 @@ from launch import ROOT
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import store_file, write_behind
+from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
@@ -61,11 +62,11 @@ def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
     assert (pieces[2].values["ema"].view(np.uint8) == 5).all() and (position == 7).all()
     with h5py.File(tmp_path / "s.h5") as plain:
         assert plain["shards"][...].tolist() == [[0, 100], [100, 28], [128, 300]]
-        assert plain["heads"][0, :, 0].tolist() == [5, 4]
+        assert plain["headers"][0, :, 0].tolist() == [5, 4]
 
 
-@pytest.mark.parametrize("damage", ["body", "head"])
-def test_damage_is_seen_and_the_version_before_is_taken(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["body", "header"])
+def test_damage_is_noticed_and_the_version_before_is_taken(tmp_path, damage):
     path = tmp_path / "s.h5"
     file = StoreFile(path, SHARDS, PARTS, 16)
     for version in (1, 2):
@@ -76,31 +77,36 @@ def test_damage_is_seen_and_the_version_before_is_taken(tmp_path, damage):
             first = 2 * len(PARTS) * 100 + len(PARTS) * 28
             plain["bodies"][first + 3] = 1.5
         else:
-            plain["heads"][1, 1, 2] = 12345
+            plain["headers"][1, 1, 2] = 12345
     assert [piece.version for piece in store_file.read(path).pieces] == [2, 1, 2]
 
 
 def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
-    """A server makes another one in every generation."""
+    """A server opens another one in every generation."""
     before = set(threading.enumerate())
     file = StoreFile(tmp_path / "store.h5", [Shard(0, "dense", 0, 10)], ["weights"], 64)
-    mine = set(threading.enumerate()) - before
+    started = set(threading.enumerate()) - before
     file.close()
-    for thread in mine:
+    for thread in started:
         thread.join(10)
-    assert mine and not any(thread.is_alive() for thread in mine)
+    assert started and not any(thread.is_alive() for thread in started)
 
 
-def test_another_format_is_refused(tmp_path):
-    StoreFile(tmp_path / "s.h5", SHARDS, PARTS, 16).close()
-    with h5py.File(tmp_path / "s.h5", "r+") as plain:
-        plain.attrs["format"] = 99
-    with pytest.raises(UserError, match="format 99, this version reads 3"):
-        store_file.read(tmp_path / "s.h5")
+@pytest.mark.parametrize(
+    ("version", "cure"),
+    [(99, "use the version that wrote it"), (3, "commit 450b6f2 is the last whose `adam_mpi merge` reads format 3")],
+)
+def test_another_format_is_refused_by_name(tmp_path, version, cure):
+    path = tmp_path / "s.h5"
+    StoreFile(path, SHARDS, PARTS, 16).close()
+    with h5py.File(path, "r+") as plain:
+        plain.attrs["format"] = version
+    with pytest.raises(UserError, match=f"^{path}: format {version}; this version reads format {FORMAT}; {cure}$"):
+        store_file.read(path)
 
 
-class Desk:
-    """A server's main thread in small: updates by number, and a store behind it."""
+class ServerThread:
+    """The main thread of a server in small: updates by number, and a store behind it."""
 
     def __init__(self, path, interval=0.05, required=False, before_write=lambda: None):
         self.update = 0
@@ -132,59 +138,59 @@ class Desk:
         return {piece.version for piece in store_file.read(path).pieces}
 
 
-def test_many_updates_are_folded_into_one_write(tmp_path):
-    desk = Desk(tmp_path / "s.h5", interval=4.0)
-    desk.until(lambda: desk.store.whole and not desk.store.flying, "the first write")
-    before = desk.store.written
+def test_many_updates_are_combined_in_one_write(tmp_path):
+    server = ServerThread(tmp_path / "s.h5", interval=4.0)
+    server.until(lambda: server.store.whole and not server.store.in_flight, "the first write")
+    before = server.store.written
     for _ in range(100):
-        desk.apply()
-        desk.store.step()
-    desk.until(lambda: desk.store.behind == 0, "the write")
-    assert desk.store.written == 2 * before and desk.on_disk(tmp_path / "s.h5") == {100}
-    desk.apply()
-    desk.close()
-    assert desk.on_disk(tmp_path / "s.h5") == {101}
+        server.apply()
+        server.store.step()
+    server.until(lambda: server.store.behind == 0, "the write")
+    assert server.store.written == 2 * before and server.on_disk(tmp_path / "s.h5") == {100}
+    server.apply()
+    server.close()
+    assert server.on_disk(tmp_path / "s.h5") == {101}
 
 
 @pytest.mark.timeout(60)
-def test_at_the_end_nothing_gathers_any_more(tmp_path):
+def test_at_the_end_updates_gather_no_more(tmp_path):
     gate = threading.Event()
-    desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gate.wait)
-    desk.until(lambda: len(desk.store.flying) == 4, "four copies on their way")
-    desk.apply()
+    server = ServerThread(tmp_path / "s.h5", interval=1000.0, before_write=gate.wait)
+    server.until(lambda: len(server.store.in_flight) == 4, "four copies in flight")
+    server.apply()
     gate.set()
-    desk.close()
-    assert desk.on_disk(tmp_path / "s.h5") == {1}
+    server.close()
+    assert server.on_disk(tmp_path / "s.h5") == {1}
 
 
 def test_a_disk_that_takes_nothing_at_the_end_is_given_up_with_a_warning(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(write_behind, "CLOSE_SECONDS", 0.2)
     gate = threading.Event()
-    desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gate.wait)
-    desk.until(lambda: desk.store.flying, "a copy on its way")
-    desk.until(desk.store.close, "the end")
+    server = ServerThread(tmp_path / "s.h5", interval=1000.0, before_write=gate.wait)
+    server.until(lambda: server.store.in_flight, "a copy in flight")
+    server.until(server.store.close, "the end")
     assert "the disk has taken nothing for 0.2 s; it ends" in capsys.readouterr().err
     gate.set()
 
 
-def test_the_last_flush_goes_on_while_the_disk_takes_something(tmp_path, monkeypatch):
+def test_the_last_flush_continues_while_the_disk_takes_something(tmp_path, monkeypatch):
     """However slow it is: what counts is when it took something for the last time."""
     monkeypatch.setattr(write_behind, "CLOSE_SECONDS", 5.0)
     monkeypatch.setattr(write_behind, "BUFFERS", 1)
     now = types.SimpleNamespace(seconds=0.0)
     monkeypatch.setattr(write_behind.time, "monotonic", lambda: now.seconds)
     gates = threading.Semaphore(0)
-    desk = Desk(tmp_path / "s.h5", interval=1000.0, before_write=gates.acquire)
+    server = ServerThread(tmp_path / "s.h5", interval=1000.0, before_write=gates.acquire)
     for _ in range(4):
-        while len(desk.store.flying) == 0:
-            desk.store.step()
+        while len(server.store.in_flight) == 0:
+            server.store.step()
         now.seconds += 4.0
-        assert not desk.store.close()
+        assert not server.store.close()
         gates.release()
-        while desk.store.done.empty():
+        while server.store.done.empty():
             time.sleep(1e-3)
-        desk.store.step()
-    assert now.seconds == 16.0 and desk.store.close()
+        server.store.step()
+    assert now.seconds == 16.0 and server.store.close()
 
 
 def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_path, monkeypatch):
@@ -195,67 +201,67 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
         noted.append(figures)
 
     monkeypatch.setattr(StoreFile, "acknowledge", slow)
-    desk = Desk(tmp_path / "s.h5")
-    desk.until(lambda: desk.store.whole, "the first write")
+    server = ServerThread(tmp_path / "s.h5")
+    server.until(lambda: server.store.whole, "the first write")
     for pushes in range(1, 100):
-        desk.store.acknowledge(pushes, 10 * pushes)
-        desk.store.step()
+        server.store.acknowledge(pushes, 10 * pushes)
+        server.store.step()
     assert noted == []
     go.set()
-    desk.until(lambda: noted[-1:] == [(99, 990)], "the note")
-    desk.close()
+    server.until(lambda: noted[-1:] == [(99, 990)], "the note")
+    server.close()
 
 
 def test_what_is_acknowledged_is_noted_whatever_else_is_written(tmp_path):
-    desk = Desk(tmp_path / "s.h5")
-    desk.until(lambda: desk.store.whole, "the first write")
-    desk.store.acknowledge(7, 70)
-    desk.until(lambda: store_file.read(tmp_path / "s.h5").images == 70, "the note")
-    desk.store.acknowledge(8, 80)
-    desk.close()
+    server = ServerThread(tmp_path / "s.h5")
+    server.until(lambda: server.store.whole, "the first write")
+    server.store.acknowledge(7, 70)
+    server.until(lambda: store_file.read(tmp_path / "s.h5").images == 70, "the note")
+    server.store.acknowledge(8, 80)
+    server.close()
     stored = store_file.read(tmp_path / "s.h5")
     assert (stored.pushes, stored.images) == (8, 80)
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_caught_up_with(tmp_path, capsys):
     (tmp_path / "folder").write_text("in the way")
-    desk = Desk(tmp_path / "folder" / "s.h5")
-    desk.until(lambda: desk.store.warned, "a warning")
-    desk.apply()
-    desk.until(lambda: desk.store.behind > 0.1, "falling behind")
+    server = ServerThread(tmp_path / "folder" / "s.h5")
+    server.until(lambda: server.store.warned, "a warning")
+    server.apply()
+    server.until(lambda: server.store.behind > 0.1, "falling behind")
     said = capsys.readouterr().err
-    assert f"warning: store {tmp_path / 'folder' / 's.h5'}: " in said and "s behind; training goes on" in said
+    assert f"warning: store {tmp_path / 'folder' / 's.h5'}: " in said and "s behind; training continues" in said
     (tmp_path / "folder").unlink()
-    desk.until(lambda: desk.store.behind == 0 and not desk.store.warned, "catching up")
-    assert "has caught up" in capsys.readouterr().err and desk.on_disk(tmp_path / "folder" / "s.h5") == {1}
+    server.until(lambda: server.store.behind == 0 and not server.store.warned, "catching up")
+    assert "has caught up" in capsys.readouterr().err and server.on_disk(tmp_path / "folder" / "s.h5") == {1}
 
 
 def test_a_full_disk_leaves_the_last_version_and_is_caught_up_with(tmp_path, capsys):
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    desk = Desk(tmp_path / "s.h5")
-    desk.until(lambda: desk.store.whole and not desk.store.flying, "the first write")
+    server = ServerThread(tmp_path / "s.h5")
+    server.until(lambda: server.store.whole and not server.store.in_flight, "the first write")
     # No byte may be written beyond this one: like a disk without room, for this process.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
     try:
-        desk.apply()
-        desk.until(lambda: desk.store.error and desk.store.behind > 0.05, "an error")
-        assert desk.on_disk(tmp_path / "s.h5") == {0}
+        server.apply()
+        server.until(lambda: server.store.error and server.store.behind > 0.05, "an error")
+        assert server.on_disk(tmp_path / "s.h5") == {0}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
-    desk.until(lambda: desk.store.behind == 0, "catching up")
-    assert desk.on_disk(tmp_path / "s.h5") == {1} and "File too large" in capsys.readouterr().err
+    server.until(lambda: server.store.behind == 0, "catching up")
+    assert server.on_disk(tmp_path / "s.h5") == {1} and "File too large" in capsys.readouterr().err
 
 
-def test_a_slow_disk_is_told_with_how_far_behind(tmp_path, capsys):
+def test_the_warning_of_a_slow_disk_says_how_far_behind_it_is(tmp_path, capsys):
     go = threading.Event()
-    desk = Desk(tmp_path / "s.h5", before_write=go.wait)
-    desk.until(lambda: desk.store.warned, "a warning")
+    server = ServerThread(tmp_path / "s.h5", before_write=go.wait)
+    server.until(lambda: server.store.warned, "a warning")
     for _ in range(200):
-        desk.apply()
+        server.apply()
     assert re.search(r"slow disk; \d+\.\d s behind", capsys.readouterr().err)
     go.set()
-    desk.until(lambda: desk.store.behind == 0, "catching up")
-    assert desk.on_disk(tmp_path / "s.h5") == {200}
+    server.until(lambda: server.store.behind == 0, "catching up")
+    assert server.on_disk(tmp_path / "s.h5") == {200}
 
 
 @pytest.mark.parametrize("trouble", ["slow disk", "Not a directory|File exists"])
@@ -264,9 +270,9 @@ def test_a_store_that_is_required_ends_the_job(tmp_path, trouble):
     if trouble != "slow disk":
         (tmp_path / "folder").write_text("in the way")
         go.set()
-    desk = Desk(tmp_path / "folder" / "s.h5", required=True, before_write=go.wait)
+    server = ServerThread(tmp_path / "folder" / "s.h5", required=True, before_write=go.wait)
     with pytest.raises(UserError, match=f"store .*s.h5: ({trouble}); store.required = true"):
-        desk.until(lambda: False, "the error")
+        server.until(lambda: False, "the error")
     go.set()
 
 

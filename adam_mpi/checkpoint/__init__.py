@@ -1,1 +1,1 @@
-"""What outlives a job: the servers' stores, snapshots, and the choice of what to go on from."""
+"""What outlives a job: the servers' stores, snapshots, files of weights, and the state that a run resumes from."""

@@ -1,4 +1,4 @@
-"""An errand: work on a disk, done by a thread of its own. Whoever ordered it looks now and then, and never waits."""
+"""Work on a disk in a thread of its own: the rank that started it polls for the result and never waits for the disk."""
 
 import errno
 import re
@@ -10,33 +10,39 @@ from typing import Generic, TypeVar
 from adam_mpi.config import Config
 
 T = TypeVar("T")
-_here = threading.local()
+_thread = threading.local()
 
 
 def disk_seconds(config: Config) -> float:
-    """After which a disk that has taken nothing hangs: the writing of large files may stand still for a while."""
+    """Return the seconds without progress after which a disk counts as hung.
+
+    Writing a large file may stall for a while, so the limit is longer than that for ranks.
+    """
     return 2 * config.cluster.seconds
 
 
-def advance() -> None:
-    """Tell that the errand of this thread, if it has one, has got further: its disk does not hang."""
-    errand = getattr(_here, "errand", None)
-    if errand is not None:
-        errand.advanced = time.monotonic()
+def report_progress() -> None:
+    """Note that the disk task of this thread, if it has one, has made progress: its disk does not hang."""
+    task = getattr(_thread, "task", None)
+    if task is not None:
+        task.progressed = time.monotonic()
 
 
 def abandoned() -> bool:
-    """Whether nobody waits any more for what this thread does."""
-    errand = getattr(_here, "errand", None)
-    return errand is not None and errand.given_up
+    """Return whether the disk task of this thread was given up: nobody will ask for its result."""
+    task = getattr(_thread, "task", None)
+    return task is not None and task.given_up
 
 
 class DiskTask(Generic[T]):
+    """One piece of work on a disk, in a daemon thread."""
+
     def __init__(self, name: str, work: Callable[[], T], seconds: float) -> None:
-        """Begin the work; it is given up when it has not got further for so many seconds."""
-        self.seconds, self.advanced = seconds, time.monotonic()
+        """Start `work` in a thread called `name`; it is given up after `seconds` without progress."""
+        self.seconds = seconds
+        self.progressed = time.monotonic()
         self.given_up = False
-        """Whether nobody waits for it any more; a thread inside the system cannot be ended."""
+        """Whether nobody waits for it any more; a thread inside a system call cannot be ended."""
         self.value: list[T] = []
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
@@ -44,13 +50,13 @@ class DiskTask(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """Whether it is done, has failed, or hangs."""
-        if self.thread.is_alive() and time.monotonic() - self.advanced > self.seconds:
+        """Return whether the work is done, has failed, or hangs."""
+        if self.thread.is_alive() and time.monotonic() - self.progressed > self.seconds:
             self.given_up = True
         return self.given_up or not self.thread.is_alive()
 
     def result(self) -> T:
-        """What came of one that is over; raises its error, or an OSError when it hangs."""
+        """Return what `work` returned; raise its error, or an OSError if it hangs. Only for a task that is `over`."""
         if self.given_up:
             raise OSError(errno.ETIMEDOUT, f"the disk has taken nothing for {self.seconds:g} s")
         if self.error is not None:
@@ -58,16 +64,16 @@ class DiskTask(Generic[T]):
         return self.value[0]
 
     def _run(self, work: Callable[[], T]) -> None:
-        _here.errand = self
+        _thread.task = self
         try:
             self.value.append(work())
-        except BaseException as error:  # raised where the result is wanted
+        except BaseException as error:  # raised where the result is asked for
             self.error = error
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in a few words; of errors that say nothing, their kind."""
+    """Return why `error` was raised, in one line; its class where it has no text."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    # HDF5 tells of all that it was about to do.
-    systems = re.search(r"error message = '([^']+)'", text)
-    return systems[1] if systems else text.partition("\n")[0]
+    # HDF5 lists all that it was about to do; the text of the system call stands in the middle of it.
+    found = re.search(r"error message = '([^']+)'", text)
+    return found[1] if found else text.partition("\n")[0]

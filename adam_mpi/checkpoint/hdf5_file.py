@@ -1,4 +1,4 @@
-"""HDF5 files of ours: opened without locks, marked with their format, whole under their name or not there at all."""
+"""Our HDF5 files: opened without locks, marked with their format, and complete once they have their final name."""
 
 import errno
 import os
@@ -11,73 +11,81 @@ import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint.disk_task import advance
+from adam_mpi.checkpoint.disk_task import report_progress
 
-PIECE, BLOCK = 8 << 20, 4096
-FORMAT = 3
-"""Of snapshots, stores and files of weights: docs/FORMAT.md says what is in them."""
+WRITE_BYTES = 8 << 20
+"""Bytes of one write; progress is reported after each."""
+BLOCK = 4096
+"""Alignment, in the file and in memory, of what is written past the page cache."""
+FORMAT = 4
+"""Version of snapshots, stores and files of weights; docs/FORMAT.md describes them and lists what changed."""
+LAST_READERS = {3: "450b6f2"}
+"""Format -> the last commit that reads it."""
 
 
 @contextmanager
 def new_file(path: Path, kind: str) -> Iterator[h5py.File]:
-    """An HDF5 file under a temporary name, renamed when everything has been written and is on disk."""
+    """Yield an HDF5 file under a temporary name; rename it to `path` when everything is written and on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     # The oldest layout has no mark for "open for writing", which a killed writer would leave behind. Locks are not
     # needed, as each file has one writer and no reader before it is renamed; on NFS and Lustre they may not work.
     aligned = {"alignment_threshold": BLOCK, "alignment_interval": BLOCK}
     with h5py.File(part, "w", libver="earliest", locking=False, **aligned) as file:
-        file.attrs["format"], file.attrs["kind"] = FORMAT, kind
+        file.attrs["format"] = FORMAT
+        file.attrs["kind"] = kind
         yield file
     sync(part)
     part.replace(path)
     sync(path.parent)
 
 
-def lay_out(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[int, ...]) -> None:
-    """A dataset with its space in the file and nothing in it: `put` writes there."""
+def create_unfilled(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[int, ...]) -> None:
+    """Create the dataset `name` with its space in the file and no values; `write_at` fills it later."""
     layout = h5p.create(h5p.DATASET_CREATE)
     layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5d.FILL_TIME_NEVER)
     h5d.create(file.id, name.encode(), kind, h5s.create_simple(shape), layout)
 
 
-def put(descriptor: int, values: np.ndarray, offset: int) -> None:
-    """Write at a place in a file; several times as fast as through HDF5."""
+def write_at(descriptor: int, values: np.ndarray, offset: int) -> None:
+    """Write the bytes of `values` at `offset` of a file; several times as fast as through HDF5."""
     view = np.atleast_1d(values).view(np.uint8).data
     while view:
-        written = os.pwrite(descriptor, view[:PIECE], offset)
-        advance()
-        view, offset = view[written:], offset + written
+        written = os.pwrite(descriptor, view[:WRITE_BYTES], offset)
+        report_progress()
+        view = view[written:]
+        offset += written
 
 
-def blocks(size: int) -> np.ndarray:
-    """Memory for so many bytes that begins where a block does."""
+def aligned_memory(size: int) -> np.ndarray:
+    """Return `size` bytes of memory that begin at a multiple of BLOCK."""
     memory = np.empty(size + BLOCK, np.uint8)
     first = -memory.ctypes.data % BLOCK
     return memory[first : first + size]
 
 
-def put_past_cache(path: Path, values: np.ndarray, offset: int) -> None:
-    """Write whole blocks straight to the disk where the file system can, and the rest as usual.
+def write_past_cache(path: Path, values: np.ndarray, offset: int) -> None:
+    """Write `values` at `offset` of the file: whole blocks directly to the disk where possible, the rest as usual.
 
-    What nobody reads soon then neither takes memory nor pushes anything out of it.
+    What nobody reads soon then neither takes memory nor evicts other pages.
     """
-    view, straight = values.view(np.uint8), 0
+    view = values.view(np.uint8)
+    direct = 0
     if values.ctypes.data % BLOCK == offset % BLOCK == 0:
-        straight = _put_straight(path, view[: view.size // BLOCK * BLOCK], offset)
+        direct = _write_direct(path, view[: view.size // BLOCK * BLOCK], offset)
     with path.open("rb+") as file:
-        put(file.fileno(), view[straight:], offset + straight)
+        write_at(file.fileno(), view[direct:], offset + direct)
 
 
-def _put_straight(path: Path, view: np.ndarray, offset: int) -> int:
-    """How many bytes have been written; none where the file system does not offer it."""
+def _write_direct(path: Path, view: np.ndarray, offset: int) -> int:
+    """Write `view` with O_DIRECT; return how many bytes were written, 0 where the file system does not offer it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
     except OSError:
         return 0
     try:
-        put(descriptor, view, offset)
+        write_at(descriptor, view, offset)
         return view.size
     except OSError as error:
         if error.errno == errno.EINVAL:
@@ -88,7 +96,7 @@ def _put_straight(path: Path, view: np.ndarray, offset: int) -> int:
 
 
 def sync(path: Path) -> None:
-    """Until it is on disk, be it a file or a directory's list of names."""
+    """Return when `path`, a file or the list of names in a directory, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,15 +105,26 @@ def sync(path: Path) -> None:
 
 
 def open_file(path: Path, kind: str) -> h5py.File:
-    """A file of ours, for reading; anything else is refused by name."""
+    """Open one of our files of this `kind` for reading; raise a UserError that names `path` for anything else."""
     try:
         file = h5py.File(path, "r", locking=False)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    found, version = file.attrs.get("kind"), file.attrs.get("format")
-    if version == FORMAT and found == kind:
+    found = file.attrs.get("kind")
+    if file.attrs.get("format") == FORMAT and found == kind:
         return file
+    version = file.attrs.get("format")
     file.close()
-    if version != FORMAT:
-        raise UserError(f"{path}: format {version}, this version reads {FORMAT}; use the version that wrote it")
+    check_format(path, version)
     raise UserError(f"{path}: a file of kind {found}; expected {kind}")
+
+
+def check_format(path: Path, version: object) -> None:
+    """Raise a UserError that names `path` unless `version` is the format that this version reads."""
+    if version == FORMAT:
+        return
+    known = int(version) if isinstance(version, int | np.integer) else None
+    cure = "use the version that wrote it"
+    if known in LAST_READERS:
+        cure = f"commit {LAST_READERS[known]} is the last whose `adam_mpi merge` reads format {known}"
+    raise UserError(f"{path}: format {version}; this version reads format {FORMAT}; {cure}")

@@ -1,4 +1,4 @@
-"""Which run it is, whatever its directory is called: a number that is drawn once, and that its stores carry too."""
+"""The identity of a run, whatever its directory is called: a number that is drawn once and marks its stores too."""
 
 import json
 import re
@@ -13,24 +13,27 @@ FILE = "run.json"
 
 @dataclass(frozen=True)
 class Identity:
+    """Which run a directory holds."""
+
     id: str
     directory: str = ""
-    """Where it was when it was seen last."""
+    """Where the run was when a job used it last."""
     before: tuple[str, ...] = ()
-    """Of a copy: the runs that it is a copy of."""
+    """For a copy: the identities of the runs that it is a copy of."""
 
     @property
     def known(self) -> tuple[str, ...]:
-        """What stores inside of the run directory may be marked with."""
+        """Return the identities that stores inside the run directory may be marked with."""
         return (self.id, *self.before)
 
 
 def of(run: Path) -> Identity:
-    """The identity of the run in a directory, drawn if it has none; a copy of a run gets one of its own."""
-    here, found = str(run.resolve()), _read(run)
+    """Return the identity of the run in the directory `run`; draw one if it has none or is a copy of another run."""
+    here = str(run.resolve())
+    found = _read(run)
     if found is None:
         now = Identity(_draw(), here)
-    elif found.directory != here and _elsewhere(found, run):
+    elif found.directory != here and _still_there(found, run):
         now = Identity(_draw(), here, found.known)
     else:
         now = Identity(found.id, here, found.before)
@@ -45,16 +48,16 @@ def _draw() -> str:
 
 def _read(run: Path) -> Identity | None:
     try:
-        told = json.loads((run / FILE).read_text())
-        found = Identity(told["id"], str(told["directory"]), tuple(told["before"]))
+        content = json.loads((run / FILE).read_text())
+        found = Identity(content["id"], str(content["directory"]), tuple(content["before"]))
         # It becomes a part of a path.
         return found if all(re.fullmatch("[0-9a-f]{16}", id) for id in found.known) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _elsewhere(found: Identity, run: Path) -> bool:
-    """Whether the run is still where it was, so that this one is a copy of it, and not the same one moved."""
+def _still_there(found: Identity, run: Path) -> bool:
+    """Return whether the run `found` is still at its old directory, so that `run` is a copy of it and was not moved."""
     other = Path(found.directory)
     there = _read(other)
     return there is not None and there.id == found.id and not other.samefile(run)

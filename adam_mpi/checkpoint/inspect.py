@@ -12,60 +12,61 @@ from adam_mpi.checkpoint import model_file, snapshot, store_file, stores
 from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.sharding.position import Position
 
+Finding = tuple[str, bool]
+"""A line of text, and whether what it is about is whole."""
+
 
 def inspect(path: Path) -> tuple[str, bool]:
-    """Winograd1D about it, and whether everything that is to be whole is whole."""
-    lines, whole = [], True
-    for line, good in _look(path):
-        lines.append(line)
-        whole &= good
-    return "\n".join(lines), whole
+    """Return a description of what `path` holds, and whether everything in it is whole."""
+    findings = list(_describe(path))
+    return "\n".join(line for line, _ in findings), all(whole for _, whole in findings)
 
 
-def _look(path: Path) -> Iterator[tuple[str, bool]]:
+def _describe(path: Path) -> Iterator[Finding]:
     if (path / snapshot.MANIFEST).exists():
-        yield from _snapshot(path)
+        yield from _describe_snapshot(path)
     elif (path / stores.DESCRIPTION).exists():
         for file in sorted(path.glob("server-*.h5")):
-            yield from _store(file)
+            yield from _describe_store(file)
     elif path.is_dir() and (path / "config.toml").exists():
-        yield from _run(path)
+        yield from _describe_run(path)
     elif path.is_file():
-        yield from _file(path)
+        yield from _describe_file(path)
     else:
         raise UserError(f"{path}: neither a run, a snapshot, a store nor a file of weights")
 
 
-def _run(path: Path) -> Iterator[tuple[str, bool]]:
+def _describe_run(path: Path) -> Iterator[Finding]:
     summary = path / "summary.json"
     status = json.loads(summary.read_text())["status"] if summary.exists() else "no summary"
     yield f"run {path}: {status}", True
-    for folder in [*snapshot.own(path / "snapshots"), *stores.lives(path / "store")]:
-        yield from _look(folder)
+    for folder in [*snapshot.own(path / "snapshots"), *stores.attempt_folders(path / "store")]:
+        yield from _describe(folder)
 
 
-def _snapshot(path: Path) -> Iterator[tuple[str, bool]]:
+def _describe_snapshot(path: Path) -> Iterator[Finding]:
     try:
-        told = snapshot.manifest(path)
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["time"]))
-        files = told["files"] | told["residuals"]
+        manifest = snapshot.manifest(path)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["time"]))
+        files = manifest["files"] | manifest["residuals"]
         size = f"{sum(files.values()) / 1e6:.1f} MB in {len(files)} files"
-        yield f"snapshot {path}: format {told['format']}, taken {when}, {size}", True
+        yield f"snapshot {path}: format {manifest['format']}, taken {when}, {size}", True
         yield (
-            f"  {told['epochs']} epochs and {told['batches']} batches, {told['images']} images, clock {told['clock']}, "
-            f"{told['parameters']} parameters, {told['replicas']} replicas",
+            f"  {manifest['epochs']} epochs and {manifest['batches']} batches, {manifest['images']} images, "
+            f"clock {manifest['clock']}, {manifest['parameters']} parameters, {manifest['replicas']} replicas",
             True,
         )
         snapshot.check(path)
-        yield from _tensors(path / snapshot.MODEL)
+        yield from _describe_tensors(path / snapshot.MODEL)
         yield "  whole: every shard agrees with its checksum", True
     except UserError as error:
         yield f"  NOT WHOLE: {error}", False
 
 
-def _store(path: Path) -> Iterator[tuple[str, bool]]:
+def _describe_store(path: Path) -> Iterator[Finding]:
     stored = store_file.read(path, values=False)
-    written, shards = stored.written, len(stored.pieces)
+    written = stored.written
+    shards = len(stored.pieces)
     yield f"store {path}: {len(written)} of {shards} shards have a whole version", len(written) == shards
     if written:
         images = [piece.images for piece in written]
@@ -77,28 +78,28 @@ def _store(path: Path) -> Iterator[tuple[str, bool]]:
         yield f"  epoch {position.epoch}, {position.count} of its batches, {position.images} images", True
 
 
-def _file(path: Path) -> Iterator[tuple[str, bool]]:
+def _describe_file(path: Path) -> Iterator[Finding]:
     try:
         with h5py.File(path, "r", locking=False) as file:
             kind = file.attrs.get("kind")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     if kind == store_file.KIND:
-        yield from _store(path)
+        yield from _describe_store(path)
     elif kind == snapshot.KIND:
         raise UserError(f"{path}: one server's part of a snapshot; give the folder {path.parent}")
     else:
         yield f"model {path}", True
-        yield from _tensors(path)
+        yield from _describe_tensors(path)
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, bool]]:
+def _describe_tensors(path: Path) -> Iterator[Finding]:
+    found: list[str] = []
+
+    def note(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.name != f"/{model_file.INPUTS}":
+            found.append(f"  {name:30} {'x'.join(map(str, item.shape)):>16} {item.dtype}")
+
     with open_file(path, model_file.KIND) as file:
-        found: list[str] = []
-
-        def note(name: str, item: object) -> None:
-            if isinstance(item, h5py.Dataset) and item.name != f"/{model_file.INPUTS}":
-                found.append(f"  {name:30} {'x'.join(map(str, item.shape)):>16} {item.dtype}")
-
         file.visititems(note)
     yield from ((line, True) for line in found)

@@ -1,4 +1,4 @@
-"""`adam_mpi merge`: one plain HDF5 file of a snapshot, for readers that know nothing of us."""
+"""`adam_mpi merge`: copy a snapshot into one plain HDF5 file, for programs that know only HDF5."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from adam_mpi.model.parameters import PIECE
 
 
 def merge(path: Path, output: Path) -> str:
-    """Copy every tensor of a snapshot, or of a run's newest one, into one file."""
+    """Copy every tensor of the snapshot `path`, or of the newest one of the run `path`, into `output`."""
     folder = path if (path / snapshot.MANIFEST).exists() else newest(path)
     snapshot.check(folder)
     count = 0
@@ -32,7 +32,7 @@ def merge(path: Path, output: Path) -> str:
 
 
 def _copy(source: h5py.Dataset, file: h5py.File, name: str) -> None:
-    """Some rows at a time: a tensor may be larger than memory."""
+    """Copy a dataset a few rows at a time: a tensor may be larger than memory."""
     if not source.shape:
         file[name] = source[()]
         return
@@ -43,11 +43,15 @@ def _copy(source: h5py.Dataset, file: h5py.File, name: str) -> None:
 
 
 def newest(run: Path) -> Path:
-    """The newest snapshot of a run that is whole."""
+    """Return the newest snapshot of `run` that is whole; raise a UserError where there is none.
+
+    The error of the newest one is part of that: it says why it cannot be read.
+    """
+    trouble = ""
     for folder in snapshot.own(run / "snapshots")[::-1]:
         try:
             snapshot.check(folder)
             return folder
-        except UserError:
-            continue
-    raise UserError(f"{run}: no whole snapshot; give the folder of a snapshot or of a run")
+        except UserError as error:
+            trouble = trouble or f" ({error})"
+    raise UserError(f"{run}: no whole snapshot{trouble}; give the folder of a snapshot or of a run")

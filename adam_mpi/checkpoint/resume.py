@@ -1,6 +1,6 @@
-"""What a run goes on from: its newest snapshot that is whole, or without clocks its store, where that is newer.
+"""What a run resumes from: its newest snapshot that is whole, or without clocks its store, where that is newer.
 
-Whole is what has been read and agrees with its checksums; anything else is named and passed over.
+Whole means read from end to end and in agreement with its checksums; anything else is named and passed over.
 """
 
 import json
@@ -20,20 +20,21 @@ from adam_mpi.checkpoint import snapshot, store_file, stores
 from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.identity import Identity
 from adam_mpi.checkpoint.run_directory import read_metrics
-from adam_mpi.checkpoint.stores import Attempt, Seen
+from adam_mpi.checkpoint.stores import Attempt, Seen, StoreDescription
 from adam_mpi.config import Config
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.spans import Piece, Spans, gathered
 
-NOTHING_SEEN = Seen()
+NO_STORES = Seen()
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Where to go on: `epochs` are complete, `position` has the batches that are done of the one after."""
+    """A state to resume from: `epochs` are complete, `position` has the finished batches of the next one."""
 
     kind: str
+    """snapshot or store."""
     path: Path
     epochs: int
     position: Position
@@ -41,124 +42,140 @@ class Resume:
     """The best validation accuracy so far, and its epoch."""
     parameters: int
     replicas: int
-    settings: dict[str, Any]
-    """What the order of the images depended on."""
+    order: dict[str, Any]
+    """The settings that the order of the images depended on."""
     note: str
+    """A line about it for people."""
     residuals: tuple[tuple[str, ...], ...] = ()
-    """Files of a snapshot with what its pushers' codec had left out, those of each replica."""
+    """Of a snapshot: replica -> the files with what its pushers' codecs had left out."""
     lost_pushes: int = 0
-    """Acknowledged ones that are not, or not everywhere, in a store."""
-    least: int | None = None
-    """Images that all of a store has, down to its oldest shard."""
+    """Acknowledged pushes that are not, or not everywhere, in a store."""
+    complete_images: int | None = None
+    """Of a store: images that every shard has, down to the oldest one."""
     readers: dict[str, int] | None = None
-    """The rank that reads each file of a store, where not all ranks see all of them."""
+    """Of a store that not all ranks see: file -> the rank that reads it."""
     shared: dict[str, Spans] | None = None
-    """What they have read, as far as this rank holds it."""
+    """What the readers have broadcast, as far as this rank holds it."""
 
     @property
     def midway(self) -> bool:
+        """Return whether the state is inside an epoch."""
         return self.position.epoch > self.epochs
 
     @property
     def images(self) -> int:
+        """Return how many images the state has been trained on."""
         return self.position.images
 
 
 def order_settings(config: Config) -> dict[str, Any]:
-    """What a position inside an epoch is only good for: the same images in the same batches."""
+    """Return the settings that a position inside an epoch depends on: the same images in the same batches."""
     keys = {"data": ("set", "validation", "images", "skew"), "train": ("batch",), "run": ("seed",)}
     return {f"{section}.{key}": getattr(getattr(config, section), key) for section in keys for key in keys[section]}
 
 
-def next_life(place: Path, seen: Seen = NOTHING_SEEN) -> Path:
-    """The folder of the store of a job that starts now, after all that anybody has seen; `place`: of all of them."""
-    last = max([seen.last, *(int(path.name) for path in stores.lives(place))])
-    return place / f"{last + 1:04d}"
+def next_life(place: Path, seen: Seen = NO_STORES) -> Path:
+    """Return the folder, in the `place` of all attempts, for the stores of a job that starts now."""
+    return stores.next_attempt(place, seen.last)
 
 
-def find(config: Config, run: Path, seen: Seen = NOTHING_SEEN) -> tuple[Resume | None, list[str]]:
-    """What to go on from, and what was passed over and why; `seen`: the stores."""
-    found, trouble = _first_whole(snapshot.own(run / "snapshots")[::-1], _from_snapshot)
+def describe_store(folder: Path, config: Config, replicas: int, parameters: int, identity: Identity) -> None:
+    """Write `store.json` into the `folder` of an attempt: what a reader of its stores must know besides."""
+    folder.mkdir(parents=True, exist_ok=True)
+    description: StoreDescription = {
+        "format": FORMAT,
+        "run": identity.id,
+        "parameters": parameters,
+        "replicas": replicas,
+        "interval": config.store.interval,
+        "order": order_settings(config),
+        "began": time.time_ns(),
+    }
+    write_json(folder / stores.DESCRIPTION, dict(description))
+
+
+def find(config: Config, run: Path, seen: Seen = NO_STORES) -> tuple[Resume | None, list[str]]:
+    """Return what `run` resumes from, or None; and what was passed over, a line each. `seen`: its stores."""
+    found, trouble = _newest_whole_snapshot(run)
     if not config.asynchronous:
         return found, trouble
-    stored = None if seen.life is None else _from_store(seen.life, run, config)
+    stored = None if seen.attempt is None else _from_store(seen.attempt, run, config)
     # A snapshot has every image up to its own in every shard; of a store the oldest shard says how much that is.
-    newer = stored is not None and stored.least is not None and (found is None or stored.least > found.images)
+    complete = None if stored is None else stored.complete_images
+    newer = complete is not None and (found is None or complete > found.images)
     return stored if newer else found, [*trouble, *seen.trouble]
 
 
-def _first_whole(paths: list[Path], read: Any) -> tuple[Resume | None, list[str]]:
+def _newest_whole_snapshot(run: Path) -> tuple[Resume | None, list[str]]:
     trouble: list[str] = []
-    for path in paths:
+    for path in snapshot.own(run / "snapshots")[::-1]:
         try:
-            return read(path), trouble
+            return _from_snapshot(path), trouble
         except UserError as error:
             trouble.append(str(error))
     return None, trouble
 
 
 def _from_snapshot(path: Path) -> Resume:
-    told, position = snapshot.manifest(path), snapshot.check(path)
-    if told["batches"] == 0:
-        position.epoch = told["epochs"]
-    note = f"snapshot {path.name}, nothing lost up to it"
-    best = (told["best"], told["best_epoch"])
-    known = told["parameters"], told["replicas"], told["order"]
-    files, strips = tuple(told["residuals"]), told["strips"]
-    residuals = tuple(files[first : first + strips] for first in range(0, len(files), strips))
-    return Resume("snapshot", path, told["epochs"], position, best, *known, note, residuals)
+    manifest = snapshot.manifest(path)
+    position = snapshot.check(path)
+    if manifest["batches"] == 0:
+        position.epoch = manifest["epochs"]
+    files = tuple(manifest["residuals"])
+    strips = manifest["strips"]
+    return Resume(
+        kind="snapshot",
+        path=path,
+        epochs=manifest["epochs"],
+        position=position,
+        best=(manifest["best"], manifest["best_epoch"]),
+        parameters=manifest["parameters"],
+        replicas=manifest["replicas"],
+        order=manifest["order"],
+        note=f"snapshot {path.name}, nothing lost up to it",
+        residuals=tuple(files[first : first + strips] for first in range(0, len(files), strips)),
+    )
 
 
-def _from_store(life: Attempt, run: Path, config: Config) -> Resume:
-    folder, files = life.path, life.files.values()
-    position = merged([Position.unpack(stored.position) for stored in files if stored.position is not None])
-    counts = [piece.images for stored in files for piece in stored.written]
-    pushes, images = (max(lost) for lost in zip(*(stored.lost for stored in files), strict=True))
-    age = max((stored.age for stored in files if stored.age is not None), default=None)
+def _from_store(attempt: Attempt, run: Path, config: Config) -> Resume:
+    contents = attempt.files.values()
+    position = merge_positions([Position.unpack(found.position) for found in contents if found.position is not None])
+    counts = [piece.images for content in contents for piece in content.written]
+    return Resume(
+        kind="store",
+        path=attempt.path,
+        epochs=max(position.epoch - 1, 0),
+        position=position,
+        best=_best(run),
+        parameters=attempt.description["parameters"],
+        replicas=attempt.description["replicas"],
+        order=attempt.description["order"],
+        note=_describe_loss(attempt, counts, config),
+        lost_pushes=max(content.lost[0] for content in contents),
+        complete_images=min([position.images, *counts]),
+        readers=None if attempt.shared else attempt.readers,
+    )
+
+
+def _describe_loss(attempt: Attempt, counts: Sequence[int], config: Config) -> str:
+    """Return a line about what a store lacks; `counts`: the images of each shard."""
+    contents = attempt.files.values()
+    pushes = max(content.lost[0] for content in contents)
+    images = max(content.lost[1] for content in contents)
+    age = max((content.age for content in contents if content.age is not None), default=None)
     note = (
-        f"store {folder}: shards of {min(counts)} to {max(counts)} images; up to {pushes} acknowledged pushes of "
+        f"store {attempt.path}: shards of {min(counts)} to {max(counts)} images; up to {pushes} acknowledged pushes of "
         f"{images} images are lost"
     )
     if pushes and age is not None:
         note += f", none older than {age:.1f} s when the job ended"
     if CODECS[config.push.codec].feedback:
         note += f", and what {config.push.codec} had left out until then"
-    known = life.told["parameters"], life.told["replicas"], life.told["order"]
-    epochs, readers = max(position.epoch - 1, 0), None if life.shared else life.readers
-    least = min([position.images, *counts])
-    return Resume(
-        "store", folder, epochs, position, _best(run), *known, note, lost_pushes=pushes, least=least, readers=readers
-    )
+    return note
 
 
-def cost(resume: Resume, run: Path, config: Config) -> str:
-    """What the end of the job before has cost: work that was acknowledged and is not in what the run goes on from.
-
-    By what its head had written last: up to `observe.interval` seconds of it are not counted.
-    """
-    images = max(0, _acknowledged(run) - resume.images)
-    pushes = -(-images // config.push.images) if config.asynchronous else -(-images // config.train.batch)
-    unit = "pushes" if config.asynchronous else "clocks"
-    return f"; {pushes} acknowledged {unit} ({images} images) are lost and computed again"
-
-
-def _acknowledged(run: Path) -> int:
-    """Images of acknowledged pushes since the training began, as they were told last."""
-    with suppress(OSError, IndexError, KeyError):
-        return read_metrics(run)[-1]["images_trained"]
-    return 0
-
-
-def describe_store(folder: Path, config: Config, replicas: int, parameters: int, identity: Identity) -> None:
-    """What whoever reads the stores of a job must know besides."""
-    folder.mkdir(parents=True, exist_ok=True)
-    told = {"format": FORMAT, "run": identity.id, "parameters": parameters, "replicas": replicas}
-    told |= {"interval": config.store.interval, "order": order_settings(config), "began": time.time_ns()}
-    write_json(folder / stores.DESCRIPTION, told)
-
-
-def merged(positions: list[Position]) -> Position:
-    """What all servers have: batches of the oldest epoch that every one of them has applied. Pure."""
+def merge_positions(positions: list[Position]) -> Position:
+    """Return what all servers have: the batches of the oldest epoch that every one of them has applied. Pure."""
     oldest = min(positions, key=lambda position: (position.epoch, position.images))
     result = Position(oldest.batches.size, oldest.epoch, oldest.images, oldest.clock)
     of_epoch = [position.batches for position in positions if position.epoch == oldest.epoch]
@@ -167,7 +184,7 @@ def merged(positions: list[Position]) -> Position:
 
 
 def _best(run: Path) -> tuple[float, int]:
-    """The store does not know it: what the summary said last."""
+    """Return the best accuracy and its epoch from the last summary of `run`; a store does not have them."""
     try:
         summary = json.loads((run / "summary.json").read_text())
         return summary["best_accuracy"], summary["best_epoch"]
@@ -175,43 +192,52 @@ def _best(run: Path) -> tuple[float, int]:
         return -1.0, 0
 
 
-def share(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int, int]]) -> Resume:
-    """Collective: have what lies on disks of single nodes read there and passed round.
+def cost(resume: Resume, run: Path, config: Config) -> str:
+    """Return a text about acknowledged work of the last job that is not in `resume` and is computed again.
 
-    `place`: this rank's folder; `spans`: what it holds of the flat vector.
+    It goes by what the coordinator wrote last: up to `observe.interval` seconds of work are not counted.
+    """
+    images = max(0, _acknowledged_images(run) - resume.images)
+    pushes = -(-images // config.push.images) if config.asynchronous else -(-images // config.train.batch)
+    unit = "pushes" if config.asynchronous else "clocks"
+    return f"; {pushes} acknowledged {unit} ({images} images) are lost and computed again"
+
+
+def _acknowledged_images(run: Path) -> int:
+    """Return the images of acknowledged pushes since the training began, as the metrics reported them last."""
+    with suppress(OSError, IndexError, KeyError):
+        return read_metrics(run)[-1]["images_trained"]
+    return 0
+
+
+def share(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int, int]]) -> Resume:
+    """Return `resume` with what lies on disks of single nodes: their ranks read it and broadcast it. Collective.
+
+    `place`: this rank's folder of stores; `spans`: what it holds of the flat vector.
     """
     if resume.readers is None:
         return resume
     path = place / resume.path.name
-    return replace(resume, shared=stores.state(comm, path, resume.readers, resume.parameters, spans))
+    return replace(resume, shared=stores.read_everywhere(comm, path, resume.readers, resume.parameters, spans))
 
 
 def state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
-    """Weights, state of the optimizer, and average if there is one, of a model of so many parameters, in these spans:
-    those that were shared, or else read now.
+    """Return weights, optimizer state, and the average if there is one, in `spans` of a model of `size` parameters.
+
+    What was shared is not read again.
     """
-    return resume.shared if resume.shared is not None else gathered(_checked(resume, size, spans), spans)
+    return resume.shared if resume.shared is not None else gathered(_checked_pieces(resume, size, spans), spans)
 
 
-def _checked(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+def _checked_pieces(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     for start, values in _pieces(resume, spans):
         if start + len(values["weights"]) > size:
             raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
         yield start, values
 
 
-def residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
-    """What a replica carries on of these spans: what it had left out itself, and where there are fewer now, a share of
-    the others'."""
-    total = Spans(spans)
-    for files in resume.residuals[replica::replicas]:
-        for found in gathered(snapshot.pieces(resume.path, files, spans), spans).values():
-            total.add(found)
-    return total
-
-
 def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-    """The shards that meet the spans."""
+    """Yield the shards that meet `spans`."""
     if resume.kind == "snapshot":
         yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
         return
@@ -219,15 +245,24 @@ def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]
         yield from ((piece.start, piece.values) for piece in store_file.pieces(path, spans))
 
 
+def residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
+    """Return the residual of `replica` in `spans`: its own and, with fewer replicas now, some of the others'."""
+    total = Spans(spans)
+    for files in resume.residuals[replica::replicas]:
+        for found in gathered(snapshot.pieces(resume.path, files, spans), spans).values():
+            total.add(found)
+    return total
+
+
 def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str:
-    """Refuse what cannot go on; returns what should be said about the rest."""
+    """Return what to print about resuming with this `config`; raise a UserError where it cannot be done."""
     if resume.parameters != parameters:
         held = f"{resume.path}: holds {resume.parameters} parameters, this model has {parameters}"
         raise UserError(f"{held}; resume with the run's config")
     if resume.midway:
         for key, value in order_settings(config).items():
-            if resume.settings[key] != value:
-                was = resume.settings[key]
+            if resume.order[key] != value:
+                was = resume.order[key]
                 raise UserError(f"{key} = {value!r}: the run is inside an epoch begun with {was!r}; resume with that")
     notes = []
     if resume.residuals and not CODECS[config.push.codec].feedback:
@@ -237,4 +272,4 @@ def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str
     shares = f"data.skew = {config.data.skew}: the shares were drawn for {resume.replicas} replicas, now {replicas}"
     if resume.midway:
         raise UserError(f"{shares}; resume with {resume.replicas}, or from an epoch's end")
-    return "; ".join([*notes, f"{shares}; they are drawn anew"])
+    return "; ".join([*notes, f"{shares}; they are drawn again"])

@@ -1,4 +1,4 @@
-"""The run directory: what is in it, and who may write into it."""
+"""The run directory: its name, the requests that people leave in it for a running job, and its metrics."""
 
 import json
 import time
@@ -10,21 +10,23 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import owner
 from adam_mpi.config import Config
 
-COMPARE, GROW = "COMPARE", "GROW"
-"""Files that ask something of a running job: to compare the copies of all shards, to take in so many more ranks."""
+COMPARE = "COMPARE"
+"""File that asks a running job to compare all copies of its shards."""
+GROW = "GROW"
+"""File that asks a running job to add ranks; it holds their number."""
 
 
 def where(config: Config, given: str | None) -> Path:
-    """What it is called; a run without a name has the time of its start."""
+    """Return `given`, or the run directory that `config` names; a run without a name has the time of its start."""
     name = config.run.name or f"{Path(config.data.set).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Path(given) if given else Path("runs") / name
 
 
 def choose(config: Config, given: str | None, resume: bool) -> Path:
-    """The directory of this run, made if it is not there; one that holds a run is not touched without resume."""
+    """Return the directory of this run, and make it; raise a UserError where it holds a run and `resume` is False."""
     path = where(config, given)
     if (path / "config.toml").exists() and not resume:
-        raise UserError(f"run directory {path} holds a run; add --resume to go on with it, or give another")
+        raise UserError(f"run directory {path} holds a run; add --resume to continue it, or give another")
     if path.exists() and not path.is_dir():
         raise UserError(f"run directory {path} is a file; give another name")
     try:
@@ -35,9 +37,13 @@ def choose(config: Config, given: str | None, resume: bool) -> Path:
 
 
 def compare_copies(path: Path, seconds: float) -> tuple[str, bool]:
-    """Ask the job that runs there whether all copies of its shards are the same; what it says, and whether they are."""
+    """Ask the job that runs in `path` to compare the copies of its shards; return its answer, and if all are equal.
+
+    Raises a UserError when no answer comes within `seconds`.
+    """
     _check_running(path)
-    answer, limit = path / "copies.json", time.monotonic() + seconds
+    answer = path / "copies.json"
+    limit = time.monotonic() + seconds
     answer.unlink(missing_ok=True)
     (path / COMPARE).touch()
     while not answer.exists():
@@ -45,13 +51,13 @@ def compare_copies(path: Path, seconds: float) -> tuple[str, bool]:
             (path / COMPARE).unlink(missing_ok=True)
             raise UserError(f"{path}: no answer in {seconds:g} s; only a job that runs can compare its copies")
         time.sleep(0.05)
-    told = json.loads(answer.read_text())
-    text = f"{told['copies']} copies compared with what is served, {told['different']} different"
-    return f"{text} (generation {told['generation']})", not told["different"]
+    counts = json.loads(answer.read_text())
+    text = f"{counts['copies']} copies compared with what is served, {counts['different']} different"
+    return f"{text} (generation {counts['generation']})", not counts["different"]
 
 
 def _check_running(path: Path) -> None:
-    """Refuse to ask something of a job where none runs."""
+    """Raise a UserError where no job runs in `path` that could answer a request."""
     if not (path / "config.toml").exists():
         raise UserError(f"{path}: not a run directory")
     if owner.running(path) is None:
@@ -60,7 +66,7 @@ def _check_running(path: Path) -> None:
 
 
 def grow(path: Path, ranks: int) -> str:
-    """Ask the job that runs there to take in so many ranks more."""
+    """Ask the job that runs in `path` to add `ranks` ranks; return what to print."""
     if ranks < 1:
         raise UserError(f"grow {ranks}: at least one rank")
     _check_running(path)
@@ -71,7 +77,7 @@ def grow(path: Path, ranks: int) -> str:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; those that a kill or a full disk has left torn are passed over."""
+    """Return the lines of a run's metrics.jsonl, without those that a kill or a full disk has left torn."""
     found = []
     for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
         with suppress(ValueError):

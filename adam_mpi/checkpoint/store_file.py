@@ -1,8 +1,8 @@
-"""A file that is readable after `kill -9` at any moment: HDF5, laid out once, two slots per record.
+"""A store: a file that is readable after `kill -9` at any moment; HDF5, laid out once, two slots per record.
 
-A record is a shard (weights, state of the optimizer, average), or last the position. A write goes to the older slot of
-its record; when the body is on disk, the head follows: version, images applied, time, checksum of all that. A write
-cut short leaves the other slot, which is whole.
+A record is a shard (weights, optimizer state, average), or last the position. A write goes to the older slot of its
+record; when the body is on disk, the header follows: version, images applied, time, checksum of all that. A write that
+was cut short leaves the other slot, which is whole.
 
 The bytes are written in place by `pwrite` into HDF5's contiguous datasets: HDF5's own structure never changes, a full
 disk is a plain error that leaves nothing in a library's cache, and nobody holds a lock.
@@ -23,16 +23,16 @@ from h5py import h5t
 
 from adam_mpi.base.checksum import checksum
 from adam_mpi.base.thread_pool import ThreadPool
-from adam_mpi.checkpoint.hdf5_file import lay_out, new_file, open_file, put, sync
+from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, sync, write_at
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import joined, meets
 
 KIND = "store"
 FIELDS = ("version", "pushes", "images", "nanoseconds", "checksum")
-HEAD = np.dtype([(name, "<u8") for name in FIELDS])
+HEADER = np.dtype([(name, "<u8") for name in FIELDS])
 
-# The file's size never changes, so what else is kept of it need not be written each time.
-_on_disk = getattr(os, "fdatasync", os.fsync)
+# The file's size never changes, so its metadata need not be written each time.
+_sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,31 @@ class Record:
     nanoseconds: int
     body: np.ndarray
     pushes: int = 0
-    """Acknowledged when it was copied: they are in it."""
+    """Pushes acknowledged when it was copied: they are in it."""
 
-    def head(self) -> np.ndarray:
-        head = np.zeros((), HEAD)
+    def header(self) -> np.ndarray:
+        """Return the header that makes the slot of this record valid."""
+        header = np.zeros((), HEADER)
         for name in FIELDS[:-1]:
-            head[name] = getattr(self, name)
-        head["checksum"] = check_value(head, self.body)
-        return head
+            header[name] = getattr(self, name)
+        header["checksum"] = record_checksum(header, self.body)
+        return header
 
 
-def check_value(head: np.ndarray, body: np.ndarray) -> int:
-    """Over the other fields of the head too: an old head with a new body is no record."""
-    return checksum(body, checksum(np.frombuffer(head.tobytes()[:-8], np.uint32)))
+def record_checksum(header: np.ndarray, body: np.ndarray) -> int:
+    """Return the checksum of `body` and the other fields of `header`: an old header with a new body is no record."""
+    return checksum(body, checksum(np.frombuffer(header.tobytes()[:-8], np.uint32)))
 
 
 def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
-    """Make the file with all its space; until a record is written its heads are zero."""
+    """Create the file with all its space; until a record is written its headers are zero."""
     with new_file(path, KIND) as file:
         file.attrs["parts"] = list(parts)
         file["shards"] = np.array([(shard.start, shard.size) for shard in shards], np.int64).reshape(-1, 2)
         values = 2 * len(parts) * sum(shard.size for shard in shards)
-        lay_out(file, "bodies", h5t.IEEE_F32LE, (values,))
-        lay_out(file, "position", h5t.STD_U8LE, (2, position_bytes))
-        file["heads"] = np.zeros((len(shards) + 1, 2, len(FIELDS)), np.uint64)
+        create_unfilled(file, "bodies", h5t.IEEE_F32LE, (values,))
+        create_unfilled(file, "position", h5t.STD_U8LE, (2, position_bytes))
+        file["headers"] = np.zeros((len(shards) + 1, 2, len(FIELDS)), np.uint64)
         file["acknowledged"] = np.zeros(3, np.uint64)
     _reserve(path)
 
@@ -90,55 +91,59 @@ class StoreFile:
     """A store opened for writing."""
 
     def __init__(self, path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
+        """Create the store `path` for `parts` of `shards`, and open it."""
         create(path, shards, parts, position_bytes)
         with open_file(path, KIND) as file:
-            offsets = {name: file[name].id.get_offset() for name in ("bodies", "position", "heads", "acknowledged")}
-        self.heads, self.acknowledged = offsets["heads"], offsets["acknowledged"]
+            offsets = {name: file[name].id.get_offset() for name in ("bodies", "position", "headers", "acknowledged")}
+        self.headers = offsets["headers"]
+        self.acknowledged = offsets["acknowledged"]
         edges = np.cumsum([0] + [4 * len(parts) * shard.size for shard in shards])
         first = offsets["bodies"]
         self.bodies = [(int(first + 2 * start), int(stop - start)) for start, stop in pairwise(edges)]
+        """Record -> the offset of its two slots, and the bytes of one."""
         self.bodies.append((offsets["position"], position_bytes))
         self.next = np.zeros(len(self.bodies), np.int64)
-        """The slot that the next write of each record goes to."""
+        """Record -> the slot that its next write goes to."""
         self.descriptor = os.open(path, os.O_WRONLY)
-        self.pair = ThreadPool(2)
+        self.threads = ThreadPool(2)
 
     def write(self, records: Sequence[Record]) -> None:
-        """All bodies, then, when they are on disk, all heads; each record at most once."""
+        """Write all bodies, then, when they are on disk, all headers; each record at most once."""
         half = -(-len(records) // 2)
-        self._put_bodies(records[:half])
+        self._write_bodies(records[:half])
         if records[half:]:
-            self._while_synced(partial(self._put_bodies, records[half:]))
-        heads: list[np.ndarray] = []
-        self._while_synced(lambda: heads.extend(record.head() for record in records))
-        for record, head in zip(records, heads, strict=True):
+            self._while_syncing(partial(self._write_bodies, records[half:]))
+        headers: list[np.ndarray] = []
+        self._while_syncing(lambda: headers.extend(record.header() for record in records))
+        for record, header in zip(records, headers, strict=True):
             slot = 2 * record.place + int(self.next[record.place])
-            put(self.descriptor, head, self.heads + HEAD.itemsize * slot)
-        _on_disk(self.descriptor)
+            write_at(self.descriptor, header, self.headers + HEADER.itemsize * slot)
+        _sync_data(self.descriptor)
         for record in records:
             self.next[record.place] ^= 1
 
-    def _while_synced(self, job: Callable[[], None]) -> None:
-        """Do something while what has been written goes to disk."""
-        self.pair.run([(0, job), (1, partial(_on_disk, self.descriptor))])
+    def _while_syncing(self, work: Callable[[], None]) -> None:
+        """Do `work` while what has been written goes to disk."""
+        self.threads.run([(0, work), (1, partial(_sync_data, self.descriptor))])
 
-    def _put_bodies(self, records: Sequence[Record]) -> None:
+    def _write_bodies(self, records: Sequence[Record]) -> None:
         for record in records:
             start, size = self.bodies[record.place]
             assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
-            put(self.descriptor, record.body, start + int(self.next[record.place]) * size)
+            write_at(self.descriptor, record.body, start + int(self.next[record.place]) * size)
 
     def acknowledge(self, pushes: int, images: int) -> None:
-        """So many have been acknowledged, in the file or not: whoever goes on from it can tell what is lost."""
-        put(self.descriptor, np.array([pushes, images, time.time_ns()], np.uint64), self.acknowledged)
+        """Note how many `pushes` and `images` are acknowledged, stored or not: the next job reports what is lost."""
+        write_at(self.descriptor, np.array([pushes, images, time.time_ns()], np.uint64), self.acknowledged)
 
     def close(self) -> None:
-        self.pair.close()
+        """End the threads and close the file."""
+        self.threads.close()
         os.close(self.descriptor)
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredShard:
     """The newest whole version of a shard in a store."""
 
     start: int
@@ -151,77 +156,93 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a store has: of each shard, and of the position, the newest whole version; None where there is none."""
+class StoreContent:
+    """The content of a store: the newest whole version of each shard and of the position; None where there is none."""
 
-    pieces: list[Piece | None]
+    pieces: list[StoredShard | None]
     position: np.ndarray | None
     pushes: int
-    """Acknowledged until the end, whether they are in it or not."""
+    """Pushes acknowledged until the end, whether they are in it or not."""
     images: int
     nanoseconds: int = 0
-    """When the last of them was; 0 where that is not known."""
+    """When the last push was acknowledged; 0 where that is not known."""
 
     @property
-    def written(self) -> list[Piece]:
+    def written(self) -> list[StoredShard]:
+        """Return the shards that have a whole version."""
         return [piece for piece in self.pieces if piece is not None]
 
     @property
     def oldest(self) -> int:
-        """When the oldest of its shards was copied, in nanoseconds since 1970."""
+        """Return when the oldest of its shards was copied, in nanoseconds since 1970."""
         return min((piece.nanoseconds for piece in self.written), default=0)
 
     @property
     def age(self) -> float | None:
-        """Seconds from the copy of the oldest shard to the last acknowledgement, both by the clock of the server."""
+        """Return the seconds from the copy of the oldest shard to the last acknowledgement, by the server's clock."""
         return max(0, self.nanoseconds - self.oldest) / 1e9 if self.nanoseconds else None
 
     @property
     def lost(self) -> tuple[int, int]:
-        """Acknowledged pushes and their images that some shard does not have."""
-        pushes, images = (min(getattr(piece, name) for piece in self.written) for name in ("pushes", "images"))
+        """Return how many acknowledged pushes, and how many of their images, some shard does not have."""
+        pushes = min(piece.pushes for piece in self.written)
+        images = min(piece.images for piece in self.written)
         return max(0, self.pushes - pushes), max(0, self.images - images)
 
 
-def read(path: Path, values: bool = True) -> Stored:
-    """Read a store from end to end; without `values` only what is in it."""
+def read(path: Path, values: bool = True) -> StoreContent:
+    """Read a store from end to end; without `values` the pieces have none."""
     with open_file(path, KIND) as file:
-        found, bodies = list(_pieces(file, values)), list(file["position"][...])
-        slot = newest(_heads(file)[-1], bodies)
+        found = list(_pieces(file, values))
+        bodies = list(file["position"][...])
+        slot = valid_slot(_headers(file)[-1], bodies)
         acknowledged = file["acknowledged"][...].tolist()
-        return Stored(found, None if slot is None else bodies[slot], *acknowledged)
+        return StoreContent(found, None if slot is None else bodies[slot], *acknowledged)
 
 
-def pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[Piece]:
-    """What a store has of the shards that meet these spans, one by one: all of it may be larger than memory."""
+def pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[StoredShard]:
+    """Yield the shards of a store that meet `spans`, one by one: all of them may be larger than memory."""
     with open_file(path, KIND) as file:
         yield from (piece for piece in _pieces(file, True, joined(spans)) if piece is not None)
 
 
-def _pieces(file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None) -> Iterator[Piece | None]:
-    parts, offset = list(file.attrs["parts"]), 0
-    for (start, size), pair in zip(file["shards"][...].tolist(), _heads(file), strict=False):
+def _pieces(
+    file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None
+) -> Iterator[StoredShard | None]:
+    """Yield each shard, or those that meet `wanted`; None for one without a whole version."""
+    parts = list(file.attrs["parts"])
+    offset = 0
+    for (start, size), headers in zip(file["shards"][...].tolist(), _headers(file), strict=False):
         length = len(parts) * size
         if wanted is None or meets(wanted, start, start + size):
             bodies = [file["bodies"][offset + slot * length : offset + (slot + 1) * length] for slot in (0, 1)]
-            slot, kept = newest(pair, bodies), parts if values else ()
-            yield None if slot is None else _piece(start, size, pair[slot], kept, bodies[slot])
+            slot = valid_slot(headers, bodies)
+            kept = parts if values else ()
+            yield None if slot is None else _stored_shard(start, size, headers[slot], kept, bodies[slot])
         offset += 2 * length
 
 
-def _heads(file: h5py.File) -> np.ndarray:
-    """Those of both slots, of each shard and last of the position."""
-    return file["heads"][...].view(HEAD)[..., 0]
+def _headers(file: h5py.File) -> np.ndarray:
+    """Return the headers of both slots of each shard and, last, of the position."""
+    return file["headers"][...].view(HEADER)[..., 0]
 
 
-def newest(heads: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
-    """Which of a record's two slots to believe."""
-    written = [slot for slot in (0, 1) if heads[slot]["nanoseconds"]]
-    whole = [slot for slot in written if heads[slot]["checksum"] == check_value(heads[slot], bodies[slot])]
-    return max(whole, key=lambda slot: (int(heads[slot]["version"]), int(heads[slot]["nanoseconds"])), default=None)
+def valid_slot(headers: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
+    """Return the newest of a record's two slots whose checksum agrees; None where neither does."""
+    written = [slot for slot in (0, 1) if headers[slot]["nanoseconds"]]
+    whole = [slot for slot in written if headers[slot]["checksum"] == record_checksum(headers[slot], bodies[slot])]
+    return max(whole, key=lambda slot: (int(headers[slot]["version"]), int(headers[slot]["nanoseconds"])), default=None)
 
 
-def _piece(start: int, size: int, head: np.ndarray, parts: Sequence[str], body: np.ndarray) -> Piece:
+def _stored_shard(start: int, size: int, header: np.ndarray, parts: Sequence[str], body: np.ndarray) -> StoredShard:
     values = {part: body[place * size : (place + 1) * size] for place, part in enumerate(parts)}
-    version, pushes, images, nanoseconds, _ = head.item()
-    return Piece(start, size, version, pushes, images, nanoseconds, values)
+    version, pushes, images, nanoseconds, _ = header.item()
+    return StoredShard(
+        start=start,
+        size=size,
+        version=version,
+        pushes=pushes,
+        images=images,
+        nanoseconds=nanoseconds,
+        values=values,
+    )

@@ -1,7 +1,8 @@
-"""The stores of a run, wherever they lie: on a file system that all share, or each on the disk of its server's node.
+"""The stores of a run, wherever they lie: on a file system that all nodes share, or each on the disk of its node.
 
-A life is one start of the run; its folder has a file per server. Every rank says which files it sees; each file is
-read by one rank that sees it, and where not all can read all, what is in it is passed round: each keeps its share.
+An attempt is one start of the run; its folder has a file per server. Every rank says which files it sees; each file is
+read by one rank that sees it, and where not all ranks can read all files, the content is broadcast and each rank keeps
+its share.
 """
 
 import json
@@ -13,28 +14,43 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from mpi4py import MPI
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import store_file
-from adam_mpi.checkpoint.hdf5_file import FORMAT
+from adam_mpi.checkpoint.hdf5_file import check_format
 from adam_mpi.checkpoint.identity import Identity
 from adam_mpi.checkpoint.owner import Owner
-from adam_mpi.checkpoint.store_file import Stored
+from adam_mpi.checkpoint.store_file import StoreContent
 from adam_mpi.config import Config
 from adam_mpi.sharding.spans import Piece, Spans, gathered
 
 DESCRIPTION = "store.json"
-# Clocks of nodes may differ by so much.
+# Clocks of nodes may differ by as much as this.
 SKEW_NANOSECONDS = 60 * 10**9
 
 
-class Sight(NamedTuple):
+class StoreDescription(TypedDict):
+    """The content of `store.json`: what a reader of the stores of an attempt must know besides."""
+
+    format: int
+    run: str
+    """Identity of the run."""
+    parameters: int
+    replicas: int
+    interval: float
+    order: dict[str, Any]
+    """What the order of the images depends on."""
+    began: int
+    """When the attempt began, in nanoseconds since 1970."""
+
+
+class VisibleFile(NamedTuple):
     """A file as a rank sees it; the same file looks the same from everywhere."""
 
-    life: str
+    attempt: str
     name: str
     modified: int
     inode: int
@@ -42,31 +58,35 @@ class Sight(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
+    """The stores that one start of the run has left."""
+
     path: Path
-    """Where the rank that has looked for it would find it."""
-    told: dict[str, Any]
-    files: dict[str, Stored] = field(default_factory=dict)
-    """What is in each file, without the values."""
+    """Where the rank that has searched for it would find it."""
+    description: StoreDescription
+    files: dict[str, StoreContent] = field(default_factory=dict)
+    """File -> its content, without the values."""
     readers: dict[str, int] = field(default_factory=dict)
-    """The rank that reads each file."""
+    """File -> the rank that reads it."""
     shared: bool = True
-    """Whether every rank sees all of them."""
+    """Whether every rank sees all files."""
 
 
 @dataclass(frozen=True)
 class Seen:
+    """The stores that were found."""
+
     last: int = 0
-    """The number of the last life that has left anything, anywhere."""
-    life: Attempt | None = None
-    """The newest one that is whole."""
+    """The number of the last attempt that has left anything, anywhere."""
+    attempt: Attempt | None = None
+    """The newest attempt that is whole."""
     trouble: tuple[str, ...] = ()
     """What is wrong with newer ones."""
 
 
 def folder(config: Config, run: Path, identity: Identity) -> Path:
-    """Where this rank finds the stores of a run; variables such as $TMPDIR are those of its node.
+    """Return where this rank finds the stores of `run`; variables such as $TMPDIR are those of its node.
 
-    Outside of the run directory the folder carries the run's identity, and keeps its name when the run gets another.
+    Outside the run directory the folder carries the run's identity, and keeps its name when the run gets another.
     """
     if not config.store.dir:
         return run / "store"
@@ -78,130 +98,156 @@ def folder(config: Config, run: Path, identity: Identity) -> Path:
 
 
 def survey(comm: MPI.Comm, place: Path, identity: Identity, read: bool) -> Seen:
-    """Collective: what there is; with `read` also which life is whole. `place`: where this rank looks."""
-    seen = comm.allgather(look(place))
-    lives = sorted({sight.life for sights in seen for sight in sights}, key=int, reverse=True)
-    last, trouble = max(map(int, lives), default=0), list[str]()
-    for name in lives if read else ():
-        own = [[sight for sight in sights if sight.life == name] for sights in seen]
+    """Return the stores that the ranks find, each in its own `place`; with `read` also which attempt is whole.
+
+    Collective.
+    """
+    visible = comm.allgather(visible_files(place))
+    attempts = sorted({file.attempt for files in visible for file in files}, key=int, reverse=True)
+    last = max(map(int, attempts), default=0)
+    trouble: list[str] = []
+    for name in attempts if read else ():
+        files = [[file for file in files if file.attempt == name] for files in visible]
         try:
-            return Seen(last, _read_life(comm, place / name, identity, own), tuple(trouble))
+            return Seen(last, _read_attempt(comm, place / name, identity, files), tuple(trouble))
         except UserError as error:
             trouble.append(str(error))
     return Seen(last, None, tuple(trouble))
 
 
-def look(place: Path) -> list[Sight]:
+def visible_files(place: Path) -> list[VisibleFile]:
+    """Return the files of all attempts that this rank sees in `place`."""
     try:
-        found = [(path, path.stat()) for life in lives(place) for path in life.glob("server-*.h5")]
+        found = [(path, path.stat()) for attempt in attempt_folders(place) for path in attempt.glob("server-*.h5")]
     except OSError:
         return []
-    return [Sight(path.parent.name, path.name, status.st_mtime_ns, status.st_ino) for path, status in found]
+    return [VisibleFile(path.parent.name, path.name, status.st_mtime_ns, status.st_ino) for path, status in found]
 
 
-def lives(place: Path) -> list[Path]:
-    """The folders of all lives there, the oldest first."""
+def attempt_folders(place: Path) -> list[Path]:
+    """Return the folders of all attempts in `place`, the oldest first."""
     return sorted((path for path in place.glob("*") if path.name.isdecimal()), key=lambda path: int(path.name))
 
 
-def forget(life: Path, identity: Identity, owner: Owner) -> None:
-    """Remove those of earlier lives, as far as they lie beside this one and are of the same run.
+def next_attempt(place: Path, last: int = 0) -> Path:
+    """Return the folder for a job that starts now; `last`: the number of the last attempt that any rank has seen."""
+    numbers = [int(path.name) for path in attempt_folders(place)]
+    return place / f"{max([last, *numbers]) + 1:04d}"
+
+
+def forget(attempt: Path, identity: Identity, owner: Owner) -> None:
+    """Remove the stores of earlier attempts that lie beside `attempt` and belong to the same run.
 
     Raises LostRun where another job has the run.
     """
     owner.check()
-    for path in lives(life.parent):
-        if int(path.name) < int(life.name) and not _stranger(_told(path), identity):
+    for path in attempt_folders(attempt.parent):
+        if int(path.name) < int(attempt.name) and not _of_other_run(_read_description(path), identity):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _stranger(told: dict[str, Any] | str, identity: Identity) -> bool:
-    """Whether stores are marked as those of another run; the folder that they are in has told whose the others are."""
-    return isinstance(told, dict) and told.get("run", identity.id) not in identity.known
+def _of_other_run(description: StoreDescription | str, identity: Identity) -> bool:
+    """Return whether stores are marked as those of another run; unmarked ones belong to the run of their folder."""
+    return not isinstance(description, str) and description.get("run", identity.id) not in identity.known
 
 
-def readers(seen: Sequence[Sequence[Sight]]) -> dict[str, int]:
-    """Which rank reads each file of a life: of those that see its newest version, one that reads few. Pure."""
-    seers: dict[Sight, list[int]] = defaultdict(list)
-    newest: dict[str, Sight] = {}
-    for rank, sights in enumerate(seen):
-        for sight in sights:
-            seers[sight].append(rank)
-            newest[sight.name] = max(newest.get(sight.name, sight), sight)
+def assign_readers(visible: Sequence[Sequence[VisibleFile]]) -> dict[str, int]:
+    """Return the rank that reads each file: of the ranks that see its newest version, one that reads few. Pure.
+
+    `visible`: the files that each rank sees.
+    """
+    seers: dict[VisibleFile, list[int]] = defaultdict(list)
+    newest: dict[str, VisibleFile] = {}
+    for rank, files in enumerate(visible):
+        for file in files:
+            seers[file].append(rank)
+            newest[file.name] = max(newest.get(file.name, file), file)
     load: Counter[int] = Counter()
-    chosen = {}
+    readers = {}
     for name in sorted(newest):
-        chosen[name] = min(seers[newest[name]], key=lambda rank: (load[rank], rank))
-        load[chosen[name]] += 1
-    return chosen
+        readers[name] = min(seers[newest[name]], key=lambda rank: (load[rank], rank))
+        load[readers[name]] += 1
+    return readers
 
 
-def _read_life(comm: MPI.Comm, path: Path, identity: Identity, seen: Sequence[Sequence[Sight]]) -> Attempt:
-    """Collective: each rank reads its files from end to end; everybody comes to the same result, or raises the same."""
-    chosen = readers(seen)
-    mine: dict[str, Stored | str] = {}
-    for name in (name for name, rank in chosen.items() if rank == comm.rank):
+def _read_attempt(comm: MPI.Comm, path: Path, identity: Identity, visible: Sequence[Sequence[VisibleFile]]) -> Attempt:
+    """Have each rank read its files from end to end; all ranks return the same attempt, or raise the same error.
+
+    Collective.
+    """
+    readers = assign_readers(visible)
+    mine: dict[str, StoreContent | str] = {}
+    for name in (name for name, rank in readers.items() if rank == comm.rank):
         try:
             mine[name] = store_file.read(path / name, values=False)
         except UserError as error:
             mine[name] = str(error)
-    words = comm.allgather((_told(path), mine))
-    told = next((told for told, _ in words if isinstance(told, dict)), words[0][0])
-    if isinstance(told, str):
-        raise UserError(told)
-    if any(_stranger(other, identity) for other, _ in words):
+    answers = comm.allgather((_read_description(path), mine))
+    descriptions = [description for description, _ in answers]
+    description = next((found for found in descriptions if not isinstance(found, str)), descriptions[0])
+    if isinstance(description, str):
+        raise UserError(description)
+    if any(_of_other_run(other, identity) for other in descriptions):
         raise UserError(f"{path}: is of another run; move it away, or give another store.dir")
-    files = {name: stored for _, found in words for name, stored in found.items()}
-    shared = all(set(sights) == set(seen[0]) for sights in seen)
-    return Attempt(path, told, check(path, told, files), chosen, shared)
+    files = {name: content for _, found in answers for name, content in found.items()}
+    shared = all(set(sight) == set(visible[0]) for sight in visible)
+    return Attempt(path, description, check_files(path, description, files), readers, shared)
 
 
-def _told(path: Path) -> dict[str, Any] | str:
+def _read_description(path: Path) -> StoreDescription | str:
+    """Return the description of the attempt `path`, or the text of an error."""
     try:
-        told = json.loads((path / DESCRIPTION).read_text())
+        found = json.loads((path / DESCRIPTION).read_text())
+        check_format(path, found.get("format") if isinstance(found, dict) else None)
     except (OSError, ValueError) as error:
         return f"{path}: {DESCRIPTION}: {error}"
-    version = told.get("format") if isinstance(told, dict) else None
-    return told if version == FORMAT else f"{path}: format {version}, this version reads {FORMAT}"
+    except UserError as error:
+        return str(error)
+    return found
 
 
-def check(path: Path, told: Mapping[str, Any], files: Mapping[str, Stored | str]) -> dict[str, Stored]:
-    """The files of a life if they are all there and whole, or an error that says what is wrong. Pure."""
-    whole: dict[str, Stored] = {}
-    for name, stored in files.items():
-        if isinstance(stored, str):
-            raise UserError(stored)
-        if stored.position is None or any(piece is None for piece in stored.pieces):
+def check_files(
+    path: Path, description: StoreDescription, files: Mapping[str, StoreContent | str]
+) -> dict[str, StoreContent]:
+    """Return the files of the attempt `path` if they are all there and whole; raise a UserError otherwise. Pure."""
+    whole: dict[str, StoreContent] = {}
+    for name, content in files.items():
+        if isinstance(content, str):
+            raise UserError(content)
+        if content.position is None or any(piece is None for piece in content.pieces):
             raise UserError(f"{path / name}: not every shard has been written")
-        if stored.oldest < told["began"] - SKEW_NANOSECONDS:
-            raise UserError(f"{path / name}: is of another life, before this one began")
-        whole[name] = stored
-    found = sum(piece.size for stored in whole.values() for piece in stored.written)
-    if found != told["parameters"]:
-        raise UserError(f"{path}: {found} of {told['parameters']} parameters are here")
+        if content.oldest < description["began"] - SKEW_NANOSECONDS:
+            raise UserError(f"{path / name}: is of another attempt, before this one began")
+        whole[name] = content
+    found = sum(piece.size for content in whole.values() for piece in content.written)
+    if found != description["parameters"]:
+        raise UserError(f"{path}: {found} of {description['parameters']} parameters are here")
     return whole
 
 
-def state(
-    comm: MPI.Comm, path: Path, chosen: Mapping[str, int], size: int, spans: Iterable[tuple[int, int]]
+def read_everywhere(
+    comm: MPI.Comm, path: Path, readers: Mapping[str, int], size: int, spans: Iterable[tuple[int, int]]
 ) -> dict[str, Spans]:
-    """Collective: what this rank wants of the flat vectors of a life, by name; its files are read where they lie."""
-    passed = (_passed_round(comm, path / name, chosen[name], size) for name in sorted(chosen))
-    return gathered(chain.from_iterable(passed), spans)
+    """Return this rank's `spans` of the flat vectors of an attempt, by part; each file is read by one rank.
+
+    Collective. `readers`: file -> the rank that reads it; `size`: parameters of the model.
+    """
+    received = (_broadcast_file(comm, path / name, readers[name], size) for name in sorted(readers))
+    return gathered(chain.from_iterable(received), spans)
 
 
-def _passed_round(comm: MPI.Comm, path: Path, reader: int, size: int) -> Iterator[Piece]:
-    """Every shard of a file that one rank reads, on all ranks; or its error, on all ranks."""
-    pieces: Iterator[Any] = iter(())
+def _broadcast_file(comm: MPI.Comm, path: Path, reader: int, size: int) -> Iterator[Piece]:
+    """Yield every shard of the file that `reader` reads, on all ranks; raise its error on all ranks."""
+    pieces: Iterator[Piece | UserError] = iter(())
     if comm.rank == reader:
-        pieces = _pieces(path, size)
+        pieces = _pieces_or_error(path, size)
     while (piece := comm.bcast(next(pieces, None), reader)) is not None:
         if isinstance(piece, UserError):
             raise piece
         yield piece
 
 
-def _pieces(path: Path, size: int) -> Iterator[Piece | UserError]:
+def _pieces_or_error(path: Path, size: int) -> Iterator[Piece | UserError]:
     try:
         yield from ((piece.start, piece.values) for piece in store_file.pieces(path, [(0, size)]))
     except UserError as error:

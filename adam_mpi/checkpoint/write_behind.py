@@ -1,9 +1,9 @@
-"""Writing behind: what a server has applied goes to its store on a thread of its own, many updates in one write.
+"""Write-behind: a thread writes what a server has applied to its store, many updates in one write.
 
 The main thread copies a shard when it has been dirty for a while; the writing thread takes what has been copied, a
 group at a time. A disk that is full, read-only or slow stops nobody: what was not written stays dirty and is tried
-again, and a loud warning says how far behind the store is. A second thread notes how many pushes are acknowledged:
-nothing of this is ever written by the main thread.
+again, and a warning says how far behind the store is. A second thread notes how many pushes are acknowledged: the main
+thread itself never writes.
 """
 
 import threading
@@ -24,16 +24,22 @@ from adam_mpi.config import Store
 from adam_mpi.sharding.shards import Shard
 
 BUFFERS = 32
-"""Copies on their way at the most; also the most that are written between two waits for the disk."""
-WARN_SECONDS, CLOSE_SECONDS, NOTE_SECONDS = 30.0, 120.0, 0.002
-"""Between two warnings; after which a disk that takes nothing more is given up at the end; between two notes."""
+"""The most copies in flight; also the most that are written between two waits for the disk."""
+WARN_SECONDS = 30.0
+"""Between two warnings."""
+CLOSE_SECONDS = 120.0
+"""After which a disk that takes nothing more is given up at the end."""
+NOTE_SECONDS = 0.002
+"""Between two notes of what is acknowledged."""
 
 Copy = Callable[[int, np.ndarray], tuple[int, int]]
-"""(place, buffer) -> (version, images): copy a shard's state, and say what is in it."""
+"""(place, buffer) -> (version, images): copy a shard's state into the buffer, and return what is in it."""
+Copied = tuple[Record, np.ndarray]
+"""A record, and the buffer that its body is in."""
 
 
 class WriteBehind:
-    """The store of one server. `touch` after each update, `step` often: both by the main thread."""
+    """The store of one server; the main thread calls `touch` after each update and `step` often."""
 
     def __init__(
         self,
@@ -45,28 +51,43 @@ class WriteBehind:
         copy: Copy,
         before_write: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self.config, self.copy, self.before_write = path, config, copy, before_write
-        self.make = lambda: StoreFile(path, shards, parts, position_bytes)
+        """Start the threads; the writing thread creates the file `path` and calls `before_write` before each write."""
+        self.path = path
+        self.config = config
+        self.copy = copy
+        self.before_write = before_write
+        self.create = lambda: StoreFile(path, shards, parts, position_bytes)
         self.bytes = [4 * len(parts) * shard.size for shard in shards] + [position_bytes]
+        """Record -> its size."""
         self.dirty: dict[int, float] = {}
         """Record -> since when it has an update that is not copied; the oldest first."""
-        self.flying: dict[int, float] = {}
+        self.in_flight: dict[int, float] = {}
         """The same for those that are copied and not on disk."""
-        self.pause = self.patience = 0.0
+        self.pause = 0.0
+        """Until when nothing is copied, after an error."""
+        self.patience = 0.0
+        """Seconds for which the updates of a record gather before it is copied."""
         self.closing: float | None = None
         """At the end: when the disk took something for the last time."""
         self.missing: set[int] | None = None
         """Records that have never been written; all of them at the first step."""
         self.error: Exception | None = None
-        self.warned = self.looked = self.stepped = 0.0
+        self.warned = 0.0
+        self.looked = 0.0
+        self.stepped = 0.0
         self.written = 0
-        self.acknowledged = 0, 0
+        """Bytes on disk so far."""
+        self.acknowledged = (0, 0)
         """Pushes, and their images."""
-        self.news, self.ended = threading.Event(), False
+        self.changed = threading.Event()
+        """Wakes the thread that notes what is acknowledged."""
+        self.ended = False
         self.file: StoreFile | None = None
         self.free = [np.empty(max(self.bytes), np.uint8) for _ in range(BUFFERS)]
-        self.orders: SimpleQueue[tuple[Record, np.ndarray] | None] = SimpleQueue()
-        self.done: SimpleQueue[tuple[list[tuple[Record, np.ndarray]], Exception | None]] = SimpleQueue()
+        self.copied: SimpleQueue[Copied | None] = SimpleQueue()
+        """To the writing thread; None ends it."""
+        self.done: SimpleQueue[tuple[list[Copied], Exception | None]] = SimpleQueue()
+        """From the writing thread."""
         self.thread = threading.Thread(target=self._run, name="store", daemon=True)
         self.notes = threading.Thread(target=self._note, name="store notes", daemon=True)
         self.notes.start()
@@ -74,26 +95,26 @@ class WriteBehind:
 
     @property
     def whole(self) -> bool:
-        """Whether every record has been written at least once."""
+        """Return whether every record has been written at least once."""
         return self.missing == set()
 
     @property
     def behind(self) -> float:
-        """Seconds since the oldest update that is not on disk."""
-        oldest = min([*self.flying.values(), *list(self.dirty.values())[:1]], default=None)
+        """Return the seconds since the oldest update that is not on disk."""
+        oldest = min([*self.in_flight.values(), *list(self.dirty.values())[:1]], default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def touch(self, place: int) -> None:
-        """A record has changed."""
+        """Note that the record at `place` has changed."""
         self.dirty.setdefault(place, time.monotonic())
 
     def acknowledge(self, pushes: int, images: int) -> None:
-        """So many have been acknowledged; the file knows it in a few milliseconds, or when a slow disk has taken it."""
-        self.acknowledged = pushes, images
-        self.news.set()
+        """Have the file note how many `pushes` and `images` are acknowledged, as soon as the disk takes it."""
+        self.acknowledged = (pushes, images)
+        self.changed.set()
 
     def step(self) -> None:
-        """Take note of what has been written; copy what it is time for; tell when the disk is slow."""
+        """Take back what has been written, copy what is due, and warn when the disk is slow."""
         now = time.monotonic()
         if self.missing is None:
             self.missing = set(range(len(self.bytes)))
@@ -109,61 +130,72 @@ class WriteBehind:
                 self._warn("slow disk" if self.error is None else reason(self.error))
 
     def close(self) -> bool:
-        """Go on with writing all that is dirty, once more; True when that is done, or the disk does not take it.
+        """Write all that is dirty once more; return True when that is done, or the disk does not take it.
 
-        Called again and again, between steps: however long it takes, nobody stands still.
+        To be called again between steps until it returns True: however long it takes, the server does not wait.
         """
         if self.closing is None:
-            self.closing, self.pause, self.error = time.monotonic(), 0.0, None
+            self.closing = time.monotonic()
+            self.pause = 0.0
+            self.error = None
         hangs = time.monotonic() - self.closing > CLOSE_SECONDS
-        if (self.dirty or self.flying) and self.error is None and not hangs:
+        if (self.dirty or self.in_flight) and self.error is None and not hangs:
             return False
-        if self.dirty or self.flying:
+        if self.dirty or self.in_flight:
             trouble = reason(self.error) if self.error else f"the disk has taken nothing for {CLOSE_SECONDS:g} s"
             say(f"warning: store {self.path}: {trouble}; it ends {self.behind:.1f} s behind")
         self.end()
         return True
 
     def end(self) -> None:
-        """Nothing more is to be written; what is under way is, if the disk takes it."""
-        self.orders.put(None)
+        """Copy nothing more; what is in flight is still written, if the disk takes it."""
+        self.copied.put(None)
 
     def _copy_due(self, now: float, missing: set[int]) -> None:
-        """One record, so that nobody waits for long; more where rounds are so long that all would take too long."""
+        """Copy one record, so that nobody waits for long; more where steps are so rare that all would take too long."""
         count = 1 + int(len(self.dirty) * (now - self.stepped) / (self.config.interval / 8))
         while count and self.dirty and self.free:
             place, since = next(iter(self.dirty.items()))
-            # Its updates gather for a while, and what is under way is written before it is copied again.
+            # Its updates gather for a while, and what is in flight is written before it is copied again.
             gathers = now - since < self.patience and place not in missing and self.closing is None
-            if place in self.flying or gathers:
+            if place in self.in_flight or gathers:
                 return
-            self._send(place)
+            self._copy(place)
             count -= 1
 
-    def _send(self, place: int) -> None:
-        buffer, size = self.free.pop(), self.bytes[place]
-        version, images = self.copy(place, buffer[:size])
-        record = Record(place, version, images, time.time_ns(), buffer[:size], self.acknowledged[0])
-        self.flying[place] = self.dirty.pop(place)
-        self.orders.put((record, buffer))
+    def _copy(self, place: int) -> None:
+        buffer = self.free.pop()
+        body = buffer[: self.bytes[place]]
+        version, images = self.copy(place, body)
+        record = Record(
+            place=place,
+            version=version,
+            images=images,
+            nanoseconds=time.time_ns(),
+            body=body,
+            pushes=self.acknowledged[0],
+        )
+        self.in_flight[place] = self.dirty.pop(place)
+        self.copied.put((record, buffer))
 
     def _collect(self) -> None:
+        """Take back the groups that have been written or have failed."""
         if self.closing is not None:
             self.closing = time.monotonic()
         while not self.done.empty():
             group, error = self.done.get()
             for record, buffer in group:
                 self.free.append(buffer)
-                since = self.flying.pop(record.place)
+                since = self.in_flight.pop(record.place)
                 if error is not None:
                     # Back to the front: nothing has been dirty for longer.
                     self.dirty = {record.place: since} | {p: s for p, s in self.dirty.items() if p != record.place}
             if error is None:
-                self._written(group)
+                self._count_written(group)
             else:
-                self._failed(error)
+                self._pause_after(error)
 
-    def _written(self, group: list[tuple[Record, np.ndarray]]) -> None:
+    def _count_written(self, group: list[Copied]) -> None:
         assert self.missing is not None, "the first step has been taken"
         self.missing -= {record.place for record, _ in group}
         self.patience = self.config.interval / 2
@@ -173,11 +205,12 @@ class WriteBehind:
             self.warned = 0.0
             say(f"store {self.path}: has caught up")
 
-    def _failed(self, error: Exception) -> None:
+    def _pause_after(self, error: Exception) -> None:
         # HDF5 has errors of its own when a file cannot be made.
         if not isinstance(error, OSError | RuntimeError):
             raise error
-        self.error, self.pause = error, time.monotonic() + self.config.interval / 4
+        self.error = error
+        self.pause = time.monotonic() + self.config.interval / 4
         self._warn(reason(error))
 
     def _warn(self, trouble: str) -> None:
@@ -186,34 +219,36 @@ class WriteBehind:
             raise UserError(f"store {self.path}: {trouble}; {cure}")
         if not self.warned or time.monotonic() - self.warned > WARN_SECONDS:
             self.warned = time.monotonic()
-            say(f"warning: store {self.path}: {trouble}; {self.behind:.1f} s behind; training goes on")
+            say(f"warning: store {self.path}: {trouble}; {self.behind:.1f} s behind; training continues")
 
     def _run(self) -> None:
-        """The writing thread: whatever has been copied, in one go."""
-        while group := self._gather():
+        """Write what has been copied, a group at a time; the writing thread."""
+        while group := self._next_group():
             try:
                 self.before_write()
-                self.file = self.file or self.make()
+                self.file = self.file or self.create()
                 with trace.span("flush"):
                     self.file.write([record for record, _ in group])
-                self.news.set()
+                self.changed.set()
                 self.done.put((group, None))
-            except Exception as error:  # told to the main thread
+            except Exception as error:  # handled by the main thread
                 self.done.put((group, error))
         self.ended = True
-        self.news.set()
+        self.changed.set()
         self.notes.join()
         if self.file is not None:
-            file, self.file = self.file, None
-            file.close()
+            self.file.close()
+            self.file = None
 
     def _note(self) -> None:
-        """The second thread: note in the file how many pushes are acknowledged, whenever that has changed."""
+        """Note in the file how many pushes are acknowledged whenever that has changed; the second thread."""
         noted = self.acknowledged
         while True:
-            self.news.wait()
-            self.news.clear()
-            acknowledged, file, ended = self.acknowledged, self.file, self.ended
+            self.changed.wait()
+            self.changed.clear()
+            acknowledged = self.acknowledged
+            file = self.file
+            ended = self.ended
             if file is not None and acknowledged != noted:
                 with suppress(OSError):
                     file.acknowledge(*acknowledged)
@@ -223,16 +258,16 @@ class WriteBehind:
             # Many notes a second would take the interpreter from the main thread.
             time.sleep(NOTE_SECONDS)
 
-    def _gather(self) -> list[tuple[Record, np.ndarray]]:
-        """Wait for a copy, and take those that are there besides; nothing at the end."""
+    def _next_group(self) -> list[Copied]:
+        """Wait for a copy, and take all that are there besides; an empty list at the end."""
         group = []
-        order = self.orders.get()
-        while order is not None:
-            group.append(order)
+        copied = self.copied.get()
+        while copied is not None:
+            group.append(copied)
             try:
-                order = self.orders.get_nowait()
+                copied = self.copied.get_nowait()
             except Empty:
                 return group
         if group:
-            self.orders.put(None)
+            self.copied.put(None)
         return group

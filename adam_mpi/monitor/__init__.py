@@ -1,1 +1,1 @@
-"""What a run lets people see: logs per rank, metrics, progress, and the summary."""
+"""What people see of a run: statistics of all ranks, metrics, progress, the live view and the timeline."""

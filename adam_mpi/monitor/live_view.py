@@ -1,4 +1,4 @@
-"""What a terminal shows of a running job: a line for the run, a table by role, and one by rank."""
+"""The view of a running job in a terminal: a line about the run, a table by role, and one by rank."""
 
 import json
 import time
@@ -13,17 +13,22 @@ from rich.text import Text
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.text import amount, duration
 
+ENDS = {"DONE": "done", "STOPPED": "stopped", "log/failure.txt": "failed"}
+"""File that a job leaves -> how it ended."""
+REFRESH_SECONDS = 0.5
+
 
 def run_line(run: dict[str, Any]) -> Text:
-    """Epoch, progress, loss, accuracy, speed, and when it will be done."""
+    """Return the line about the `run` part of a status: epoch, progress, loss, accuracy, speed, remaining time."""
     text = Text(f"{run['name']}  {run['share']:4.0%}", style="bold", no_wrap=True, overflow="ellipsis")
-    for name, value in words(run).items():
+    for name, value in figures(run).items():
         text.append(f"  {name} ", style="dim")
         text.append(value, style="not dim")
     return text
 
 
-def words(run: dict[str, Any]) -> dict[str, str]:
+def figures(run: dict[str, Any]) -> dict[str, str]:
+    """Return the figures of the `run` part of a status as text, by name."""
     found = {
         "loss": f"{run['loss']:.4f}",
         "accuracy": f"{run['accuracy']:.4f}",
@@ -34,6 +39,7 @@ def words(run: dict[str, Any]) -> dict[str, str]:
 
 
 def by_role(groups: list[dict[str, Any]], staleness: float) -> Table:
+    """Return the table of a status's `groups`, one row per role."""
     table = _table("role", "ranks", "busy", "waiting for", "queue", "staleness", "traffic")
     for group in groups:
         waited = f"{group['waiting']} {group['waited']:.0%}" if group["waiting"] else ""
@@ -46,6 +52,7 @@ def by_role(groups: list[dict[str, Any]], staleness: float) -> Table:
 
 
 def by_rank(ranks: list[dict[str, Any]]) -> Table:
+    """Return the table of a status's `ranks`, one row per role of a rank."""
     table = _table("rank", "role", "host", "busy", "waiting for", "queue", "images/s", "traffic", "")
     for row in ranks:
         strip = "" if row["replica"] is None or row["role"] != "worker" else f" {row['replica']}.{row['strip']}"
@@ -76,24 +83,20 @@ def _table(*columns: str) -> Table:
     return table
 
 
-ENDS = {"DONE": "done", "STOPPED": "stopped", "log/failure.txt": "failed"}
-LOOK_SECONDS = 0.5
-
-
 def top(run: Path, once: bool) -> None:
-    """Show the job until it has ended; once where no terminal is looking."""
+    """Show the job in the directory `run` until it has ended; with `once`, or without a terminal, only once."""
     console = Console()
     if once or not console.is_terminal:
         console.print(view(run, read(run)))
         return
     with Live(view(run, read(run)), console=console, auto_refresh=False) as live:
         while not ended(run):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(REFRESH_SECONDS)
             live.update(view(run, read(run)), refresh=True)
 
 
 def read(run: Path) -> dict[str, Any]:
-    """What the job's head wrote last."""
+    """Return the status that the coordinator wrote last; empty before the first one."""
     path = run / "status.json"
     if not (run / "config.toml").exists():
         raise UserError(f"{run}: no run directory; give that of a job that is running or has run")
@@ -104,18 +107,20 @@ def read(run: Path) -> dict[str, Any]:
 
 
 def ended(run: Path) -> str:
-    """How the job ended, if it has."""
-    return next((word for file, word in ENDS.items() if (run / file).exists()), "")
+    """Return how the job in the directory `run` ended; an empty text while it runs."""
+    return next((end for file, end in ENDS.items() if (run / file).exists()), "")
 
 
 def view(run: Path, status: dict[str, Any]) -> Group:
+    """Return what to show of the job in the directory `run` with this `status`."""
     if not status:
-        return Group(Text(f"{run}: {ended(run) or 'starting'}; nothing told yet"))
-    age, end = time.time() - status["time"], ended(run)
+        return Group(Text(f"{run}: {ended(run) or 'starting'}; no status yet"))
+    age = time.time() - status["time"]
+    end = ended(run)
     note = f"{run}: {end or 'running'}, {status['seconds']:.0f} s"
     if not end and age > 5 * max(status["interval"], 1.0):
-        note += f"; not heard of for {age:.0f} s: is it still there?"
+        note += f"; no status for {age:.0f} s: is it still there?"
     spares = status.get("spares", {"ready": 0, "coming": 0})
     if any(spares.values()):
-        note += f"; spares: {spares['ready']} stand by, {spares['coming']} on their way"
+        note += f"; spares: {spares['ready']} stand by, {spares['coming']} are starting"
     return Group(Text(note, style="bold"), run_line(status["run"]), by_rank(status["ranks"]))

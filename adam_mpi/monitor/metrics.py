@@ -1,4 +1,4 @@
-"""The figures of a run over time: a line of `metrics.jsonl` each, and event files for TensorBoard where wanted."""
+"""The figures of a run over time: lines of `metrics.jsonl`, and event files for TensorBoard if configured."""
 
 import errno
 import importlib.util
@@ -6,42 +6,43 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from adam_mpi.base.errors import UserError
 
 
 def check() -> None:
-    """Before a job starts that is to write event files."""
+    """Raise a UserError where tensorboardX is missing, before a job starts that writes event files."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise UserError("observe.tensorboard = true: tensorboardX is missing; pip install 'adam-mpi[tensorboard]'")
 
 
 class Metrics:
-    """Figures are kept by `add` and written by `write`: one that failed is called again, and goes on where it was."""
+    """`add` keeps lines and `write` writes them; after an error the next `write` continues with the failed line."""
 
     MOST_WAITING = 10_000
 
     def __init__(self, directory: Path, tensorboard: bool) -> None:
+        """Write into the run's `directory`; with `tensorboard` event files too."""
         self.path = directory / "metrics.jsonl"
         self.lines: deque[str] = deque(maxlen=self.MOST_WAITING)
         self.events = Events(directory / "tensorboard") if tensorboard else None
 
-    def add(self, line: dict[str, Any], step: int) -> None:
-        """`step`: images trained on so far, the axis of TensorBoard's plots."""
+    def add(self, line: Mapping[str, object], step: int) -> None:
+        """Keep `line`; `step`: images trained on so far, the axis of TensorBoard's plots."""
         self.lines.append(json.dumps(line) + "\n")
         if self.events is not None:
             self.events.add(line, step)
 
     def write(self) -> None:
-        """Append all lines that wait; what could not be written whole is taken back. Raises OSError."""
+        """Append all lines that wait; raise OSError, and remove what was written of a line, where one does not fit."""
         while self.lines:
             line = self.lines[0]
             _append(self.path, line.encode())
-            # It may have been pushed out meanwhile.
+            # A full queue may have dropped it meanwhile.
             if self.lines and self.lines[0] is line:
                 self.lines.popleft()
         if self.events is not None:
@@ -49,6 +50,7 @@ class Metrics:
 
 
 def _append(path: Path, line: bytes) -> None:
+    """Append `line` to `path`, or nothing of it."""
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
@@ -60,34 +62,41 @@ def _append(path: Path, line: bytes) -> None:
 
 
 class Events:
-    """The event file of TensorBoard. Its package's own writer waits for ever once its thread has met a full disk."""
+    """The event file of TensorBoard. Its package's own writer waits forever once its thread has met a full disk."""
 
     PAUSE_SECONDS = 30.0
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.files, self.pause = folder, 0, 0.0
+        """Write into `folder`."""
+        self.folder = folder
+        self.files = 0
+        self.pause = 0.0
+        """Until when nothing is written, after an error."""
         self.file: Any = None
         self.waiting: deque[Any] = deque(maxlen=100 * Metrics.MOST_WAITING)
 
-    def add(self, line: dict[str, Any], step: int) -> None:
+    def add(self, line: Mapping[str, object], step: int) -> None:
+        """Keep the events of a `line` of metrics; `step`: images trained on so far."""
         from tensorboardX import summary
         from tensorboardX.proto.event_pb2 import Event
 
         def put(made: Any) -> None:
             self.waiting.append(Event(wall_time=time.time(), step=step, summary=made))
 
-        part, done = line["part"], line["done"]
+        part = line["part"]
+        done = line["done"]
         for name, value in scalars(line):
             # Loss and accuracy mean something else in each part of the data; of held-out ones only whole passes do.
             if name in ("loss", "accuracy") and (part == "train" or done):
                 put(summary.scalar(f"{name}/{part}", value))
             elif name not in ("loss", "accuracy") and part == "train":
                 put(summary.scalar(name, value))
-        if line["staleness_histogram"]:
-            put(summary.histogram_raw("staleness_histogram", **_raw(line)))
+        histogram = cast("Mapping[str, int]", line["staleness_histogram"])
+        if histogram:
+            put(summary.histogram_raw("staleness_histogram", **_raw(histogram)))
 
     def write(self) -> None:
-        """Write all events that wait. Raises OSError: then all of them go into a new file, after a while."""
+        """Write all events that wait; after an OSError all of them go into a new file, PAUSE_SECONDS later."""
         if time.monotonic() < self.pause:
             return
         count = len(self.waiting)
@@ -97,8 +106,9 @@ class Events:
                 self.file.write_event(event)
             self.file.flush()
         except OSError:
-            # A record of the old file may be torn; what follows one is not read.
-            self.file, self.pause = None, time.monotonic() + self.PAUSE_SECONDS
+            # A record of the old file may be torn, and TensorBoard reads nothing behind it.
+            self.file = None
+            self.pause = time.monotonic() + self.PAUSE_SECONDS
             raise
         for _ in range(count):
             self.waiting.popleft()
@@ -111,8 +121,8 @@ class Events:
         return EventsWriter(str(self.folder / "events"), f".{self.files}" if self.files > 1 else "")
 
 
-def scalars(line: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line by name, those of nested ones as "busy/worker". Pure."""
+def scalars(line: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of `line` by name, nested ones as "busy/worker". Pure."""
     for name, value in line.items():
         if isinstance(value, dict) and name != "staleness_histogram":
             yield from scalars(value, f"{prefix}{name}/")
@@ -120,10 +130,11 @@ def scalars(line: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float
             yield prefix + name, value
 
 
-def _raw(line: dict[str, Any]) -> dict[str, Any]:
-    """The histogram of staleness as TensorBoard takes it: a bucket up to half a clock above each value."""
-    pairs = sorted((int(value), count) for value, count in line["staleness_histogram"].items())
-    values, counts = [value for value, _ in pairs], [count for _, count in pairs]
+def _raw(histogram: Mapping[str, int]) -> dict[str, Any]:
+    """Return `histogram` as the arguments of TensorBoard: a bucket up to half a clock above each value."""
+    pairs = sorted((int(value), count) for value, count in histogram.items())
+    values = [value for value, _ in pairs]
+    counts = [count for _, count in pairs]
     return {
         "min": values[0],
         "max": values[-1],

@@ -1,6 +1,6 @@
-"""The lookout: sees the files by which people ask something of a running job, on a thread of its own.
+"""Watches the run directory for the files by which people make requests to a running job, in a thread of its own.
 
-A run directory that does not answer keeps nobody waiting.
+A run directory that does not answer keeps no rank waiting.
 """
 
 import logging
@@ -18,21 +18,30 @@ log = logging.getLogger(__name__)
 
 
 class RequestWatcher:
+    """Collects the requests STOP, COMPARE and GROW."""
+
     def __init__(self, directory: Path, heart: Heartbeat) -> None:
-        """Look into `directory` as long as `heart`, of the claim on the run, beats: later requests are for others."""
-        self.directory, self.heart, self.stop = directory, heart, False
-        self.compare = self.ranks = 0
-        """How often the copies are to be compared, and how many ranks more are wanted, since they were taken."""
-        threading.Thread(target=self._run, name="lookout", daemon=True).start()
+        """Watch `directory` while the job has the run, as its `heart` shows: later requests are for other jobs."""
+        self.directory = directory
+        self.heart = heart
+        self.stop = False
+        """Whether the job is to stop."""
+        self.compare = 0
+        """Requests to compare copies that were not taken yet."""
+        self.ranks = 0
+        """Ranks to add that were not taken yet."""
+        threading.Thread(target=self._run, name="requests", daemon=True).start()
 
     def take_compare(self) -> bool:
-        """Whether the copies of all shards are to be compared."""
-        wanted, self.compare = self.compare > 0, 0
-        return wanted
+        """Return whether there was a request to compare the copies of all shards; forget it."""
+        requested = self.compare > 0
+        self.compare = 0
+        return requested
 
     def take_ranks(self) -> int:
-        """How many ranks more are wanted."""
-        ranks, self.ranks = self.ranks, 0
+        """Return how many ranks were requested; forget them."""
+        ranks = self.ranks
+        self.ranks = 0
         return ranks
 
     def _run(self) -> None:

@@ -1,76 +1,145 @@
-"""The state of a running job, rank by rank: who is busy, who is slow, who waits for whom. Pure.
+"""The state of a running job, rank by rank: which are busy, which are slow, and what they wait for. Pure.
 
-The head writes it to `status.json` of the run directory; the live view and `adam_mpi top` show it.
+The coordinator writes it to `status.json` of the run directory; the live view and `adam_mpi top` show it.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TypedDict
 
 from adam_mpi.cluster.layout import Layout
+from adam_mpi.cluster.statistics import DataStatistics, Reporter, RoleStatistics, ServerStatistics
 
-RankState = Mapping[str, Any]
-LEAST = 0.05
-"""Share of the time from which on it is told what a rank waits for."""
-SLOW = 1.4
-"""A worker is slow when an image takes it so many times as long as the median of all."""
+LEAST_SHARE = 0.05
+"""A wait is shown from this share of the time."""
+SLOW_FACTOR = 1.4
+"""A worker is slow when an image takes it this many times as long as the median of all workers."""
 
 
-def pulse(before: RankState, after: RankState) -> dict[str, Any]:
-    """What a role did between two of its words: shares of the time, and amounts per second."""
-    seconds = max(after["at"] - before["at"], 1e-9)
+@dataclass(frozen=True)
+class Activity:
+    """What a role did between two of its reports: shares of the time, and amounts per second."""
 
-    def rate(key: str) -> float:
-        return (after.get(key, 0) - before.get(key, 0)) / seconds
+    busy: float = 0.0
+    bytes: float = 0.0
+    images: float = 0.0
+    waits: dict[str, float] = field(default_factory=dict)
+    """Of a worker: what its threads waited for -> the share of the time."""
+    apply_batch: float = 0.0
+    """Of a server: pushes per step of the optimizer."""
 
-    moved = _bytes(after) - _bytes(before)
-    found = {"busy": min(rate("busy"), 1.0), "bytes": moved / seconds, "images": rate("images")}
-    if after["role"] == "worker":
+
+class RankRow(TypedDict):
+    """What `status.json` says about one role of one rank."""
+
+    rank: int
+    role: str
+    host: str
+    replica: int | None
+    strip: int | None
+    busy: float
+    waits: dict[str, float]
+    queue: int
+    images: float
+    bytes: int
+    waiting: str
+    """What it waits for and for which ranks, as a text."""
+    slow: bool
+    silent: float
+    """Seconds since its last report."""
+
+
+class RoleRow(TypedDict):
+    """What `status.json` says about all ranks of one role."""
+
+    role: str
+    ranks: int
+    busy: float
+    waiting: str
+    """What most of the waiting is for."""
+    waited: float
+    queue: float
+    bytes: int
+
+
+def activity(before: RoleStatistics, after: RoleStatistics, elapsed: float) -> Activity:
+    """Return what a role did between its reports `before` and `after`, which are `elapsed` seconds apart."""
+    seconds = max(elapsed, 1e-9)
+    busy = min((after["busy"] - before["busy"]) / seconds, 1.0)
+    moved = (_bytes(after) - _bytes(before)) / seconds
+    if after["role"] == "worker" and before["role"] == "worker":
         waited = {reason: total - before["waits"].get(reason, 0.0) for reason, total in after["waits"].items()}
-        found["waits"] = {reason: round(spent / seconds, 3) for reason, spent in waited.items() if spent > 0}
-    if after["role"] == "server":
-        found["apply_batch"] = (after["folded"] - before["folded"]) / max(after["steps"] - before["steps"], 1)
-    return found
+        return Activity(
+            busy=busy,
+            bytes=moved,
+            images=(after["images"] - before["images"]) / seconds,
+            waits={reason: round(spent / seconds, 3) for reason, spent in waited.items() if spent > 0},
+        )
+    if after["role"] == "server" and before["role"] == "server":
+        steps = max(after["steps"] - before["steps"], 1)
+        return Activity(busy=busy, bytes=moved, apply_batch=(after["folded"] - before["folded"]) / steps)
+    return Activity(busy=busy, bytes=moved)
 
 
-def _bytes(word: RankState) -> int:
-    """What a role has sent or, for a server, received."""
-    return word["pushes"]["bytes"] + word["pulls"]["bytes"] if word["role"] == "worker" else word["bytes"]
+def _bytes(values: RoleStatistics) -> int:
+    """Return the bytes that a role has sent or, for a server, received."""
+    if values["role"] == "worker":
+        return values["pushes"]["bytes"] + values["pulls"]["bytes"]
+    return values["bytes"]
 
 
 def ranks(
-    layout: Layout, words: Mapping[tuple[str, int], RankState], pulses: Mapping[tuple[str, int], RankState], now: float
-) -> list[dict[str, Any]]:
-    """A row for each role of each rank."""
-    slow, behind, rows = _slow(pulses), _behind(words), []
+    layout: Layout,
+    reports: Mapping[Reporter, RoleStatistics],
+    activities: Mapping[Reporter, Activity],
+    silent: Mapping[Reporter, float],
+) -> list[RankRow]:
+    """Return a row for each role of each rank of `layout`; `silent`: seconds since each report."""
+    slow = _slow_workers(activities)
+    blocking = sorted(slow) or _last_in_clock(reports.values())
     places = {place.member: place for place in layout.places}
-    for (role, rank), word in sorted(words.items()):
-        # Words are of ranks by their number for life; some may be of those that are gone.
+    rows: list[RankRow] = []
+    for (role, rank), values in sorted(reports.items()):
+        # Reports are kept by the number that a rank keeps for the whole job; some are of ranks that are gone.
         if rank not in places or role not in places[rank].roles:
             continue
-        place, seen = places[rank], pulses.get((role, rank), {})
-        row = {"rank": rank, "role": role, "host": place.host, "replica": place.replica, "strip": place.strip}
-        busy = round(seen.get("busy", 0.0), 3)
-        waits = seen.get("waits", {}) if role == "worker" else {_lacks(word): round(1 - busy, 3)}
-        row |= {"busy": busy, "waits": waits, "queue": word["queue"]}
-        row |= {"images": round(seen.get("images", 0.0), 1), "bytes": round(seen.get("bytes", 0.0))}
-        silent = round(max(now - word["heard"], 0.0), 1)
-        whom = word.get("whom", {}) | {"clock": [other for other in sorted(slow) or behind if other != rank]}
-        rows.append(row | {"waiting": _waiting(waits, whom), "slow": rank in slow, "silent": silent})
+        place = places[rank]
+        seen = activities.get((role, rank), Activity())
+        busy = round(seen.busy, 3)
+        waits = seen.waits if values["role"] == "worker" else {_lacks(values): round(1 - busy, 3)}
+        whom = values["whom"] if values["role"] == "worker" else {}
+        rows.append(
+            {
+                "rank": rank,
+                "role": role,
+                "host": place.host,
+                "replica": place.replica,
+                "strip": place.strip,
+                "busy": busy,
+                "waits": waits,
+                "queue": values["queue"],
+                "images": round(seen.images, 1),
+                "bytes": round(seen.bytes),
+                "waiting": _describe_waits(waits, {**whom, "clock": [other for other in blocking if other != rank]}),
+                "slow": rank in slow,
+                "silent": round(max(silent[role, rank], 0.0), 1),
+            }
+        )
     return rows
 
 
-def _lacks(word: RankState) -> str:
-    """What keeps a server or a data rank from doing more."""
-    if word["role"] == "server":
+def _lacks(values: DataStatistics | ServerStatistics) -> str:
+    """Return what keeps a server or a data rank from doing more."""
+    if values["role"] == "server":
         return "pushes"
-    return "asks" if not word["asks"] else "its threads" if word["preparing"] else "others"
+    return "asks" if not values["asks"] else "its threads" if values["preparing"] else "others"
 
 
-def _waiting(waits: Mapping[str, float], whom: Mapping[str, Sequence[int]]) -> str:
-    """What a rank waits for more than now and then, and whom: "clock of rank 3 64%"."""
-    most = sorted(((share, reason) for reason, share in waits.items() if share >= LEAST), reverse=True)
+def _describe_waits(waits: Mapping[str, float], whom: Mapping[str, Sequence[int]]) -> str:
+    """Return what a rank often waits for, and for which ranks: "clock of rank 3 64%"."""
+    most = sorted(((share, reason) for reason, share in waits.items() if share >= LEAST_SHARE), reverse=True)
     parts = []
     for share, reason in most:
         of = f" of rank {', '.join(map(str, whom[reason]))}" if whom.get(reason) else ""
@@ -78,50 +147,48 @@ def _waiting(waits: Mapping[str, float], whom: Mapping[str, Sequence[int]]) -> s
     return ", ".join(parts)
 
 
-def _slow(pulses: Mapping[tuple[str, int], RankState]) -> set[int]:
-    """Workers that compute for much longer on an image than others."""
+def _slow_workers(activities: Mapping[Reporter, Activity]) -> set[int]:
+    """Return the workers that compute much longer on an image than others."""
     costs = {
-        rank: seen["busy"] / seen["images"]
-        for (role, rank), seen in pulses.items()
-        if role == "worker" and seen["images"] > 0
+        rank: seen.busy / seen.images
+        for (role, rank), seen in activities.items()
+        if role == "worker" and seen.images > 0
     }
     middle = median(costs.values()) if len(costs) > 1 else 0.0
-    return {rank for rank, cost in costs.items() if middle and cost > SLOW * middle}
+    return {rank for rank, cost in costs.items() if middle and cost > SLOW_FACTOR * middle}
 
 
-def _behind(words: Mapping[tuple[str, int], RankState]) -> list[int]:
-    """The workers that others wait for when they wait for a clock: those that are least far."""
+def _last_in_clock(reports: Iterable[RoleStatistics]) -> list[int]:
+    """Return the workers with the lowest clock, for which others wait; empty while all have the same."""
     clocks: dict[int, int] = {}
-    for word in words.values():
-        for pusher, clock in word.get("clocks", {}).items():
-            clocks[int(pusher)] = min(clock, clocks.get(int(pusher), clock))
+    for values in reports:
+        if values["role"] == "server":
+            for pusher, clock in values["clocks"].items():
+                clocks[int(pusher)] = min(clock, clocks.get(int(pusher), clock))
     least = min(clocks.values(), default=0)
     return sorted(pusher for pusher, clock in clocks.items() if clock == least and len(set(clocks.values())) > 1)
 
 
-def groups(rows: Sequence[RankState]) -> list[dict[str, Any]]:
-    """The same by role: means of shares and queues, sums of amounts, and what most of the waiting is for."""
-    found = []
+def groups(rows: Sequence[RankRow]) -> list[RoleRow]:
+    """Return a row per role: means of shares and queues, sums of amounts, and what most of the waiting is for."""
+    found: list[RoleRow] = []
     for role in ("data", "worker", "server"):
         same = [row for row in rows if row["role"] == role]
+        if not same:
+            continue
         waits: Counter[str] = Counter()
         for row in same:
             waits.update(row["waits"])
-        top = waits.most_common(1)
-        if same:
-            found.append(
-                {
-                    "role": role,
-                    "ranks": len(same),
-                    "busy": round(_mean(same, "busy"), 3),
-                    "waiting": top[0][0] if top else "",
-                    "waited": round(top[0][1] / len(same), 3) if top else 0.0,
-                    "queue": round(_mean(same, "queue"), 1),
-                    "bytes": sum(row["bytes"] for row in same),
-                }
-            )
+        reason, waited = next(iter(waits.most_common(1)), ("", 0.0))
+        found.append(
+            {
+                "role": role,
+                "ranks": len(same),
+                "busy": round(sum(row["busy"] for row in same) / len(same), 3),
+                "waiting": reason,
+                "waited": round(waited / len(same), 3),
+                "queue": round(sum(row["queue"] for row in same) / len(same), 1),
+                "bytes": sum(row["bytes"] for row in same),
+            }
+        )
     return found
-
-
-def _mean(rows: Sequence[RankState], key: str) -> float:
-    return sum(row[key] for row in rows) / len(rows)

@@ -1,7 +1,7 @@
-"""The scribe: writes what people see of a running job, on a thread of its own.
+"""Writes the files that show people the state of a running job, in a thread of its own.
 
-A run directory that is full, fails or is slow stops nobody: a loud warning says what could not be written, and it is
-tried again until it can be.
+A run directory that is full, fails or is slow stops no rank: a warning says what could not be written, and it is
+retried until it succeeds.
 """
 
 import threading
@@ -11,36 +11,45 @@ from pathlib import Path
 
 from adam_mpi.base.log import say
 
-RETRY_SECONDS, WARN_SECONDS, SLOW_SECONDS = 1.0, 30.0, 10.0
+RETRY_SECONDS = 1.0
+"""Between two tries."""
+WARN_SECONDS = 30.0
+"""Between two warnings."""
+SLOW_SECONDS = 10.0
+"""After which a write that is under way is warned about."""
 
 
 class StatusWriter:
+    """Writes files one after the other; of a file that is requested again only the newest content."""
+
     def __init__(self, directory: Path, check: Callable[[], None] = lambda: None) -> None:
-        """Write into `directory`; `check` is called before each write, and raises where another job has the run."""
-        self.directory, self.check = directory, check
+        """Write into `directory`; `check` is called before each write and raises where another job has the run."""
+        self.directory = directory
+        self.check = check
         self.wanted: dict[str, Callable[[], None]] = {}
-        """What is to be written, by the name of the file; of one that comes again only the newest is."""
-        self.lock, self.news = threading.Lock(), threading.Event()
+        """File -> the function that writes it."""
+        self.lock = threading.Lock()
+        self.requested = threading.Event()
         self.writing: tuple[str, float] | None = None
-        """What is being written, since when."""
+        """The file that is being written, and since when."""
         self.warned: float | None = None
-        """When a warning was given that nothing has taken back since."""
+        """When the last warning was given; None once all is written again."""
         self.error: Exception | None = None
-        threading.Thread(target=self._run, name="scribe", daemon=True).start()
+        threading.Thread(target=self._run, name="status", daemon=True).start()
 
     def want(self, name: str, write: Callable[[], None]) -> None:
-        """Have a file written soon."""
+        """Have the file `name` written soon, by calling `write`."""
         with self.lock:
             self.wanted[name] = write
-        self.news.set()
+        self.requested.set()
 
     def forget(self, name: str) -> None:
-        """Write nothing more of what was wanted of a file."""
+        """Drop what was requested of the file `name`."""
         with self.lock:
             self.wanted.pop(name, None)
 
     def look(self) -> None:
-        """Warn when something has been under way for long; raises what was no trouble with the disk."""
+        """Warn when a write has been under way for long; raise an error of the thread that was not one of the disk."""
         if self.error is not None:
             raise self.error
         writing = self.writing
@@ -48,7 +57,7 @@ class StatusWriter:
             self._warn(writing[0], f"not written for {time.monotonic() - writing[1]:.0f} s")
 
     def settle(self, seconds: float) -> bool:
-        """Wait until all is written; False when that takes longer."""
+        """Wait until all is written; return False when that takes longer than `seconds`."""
         limit = time.monotonic() + seconds
         while (self.wanted or self.writing) and self.error is None:
             if time.monotonic() > limit:
@@ -58,8 +67,8 @@ class StatusWriter:
 
     def _run(self) -> None:
         while self.error is None:
-            self.news.wait(RETRY_SECONDS if self.wanted else None)
-            self.news.clear()
+            self.requested.wait(RETRY_SECONDS if self.wanted else None)
+            self.requested.clear()
             for name in list(self.wanted):
                 self._write(name)
 
@@ -70,7 +79,7 @@ class StatusWriter:
         if write is None:
             return
         try:
-            # A disk that hung for long may answer when another job has taken the run over: nothing is written then.
+            # A disk that hung for long may answer when another job has taken the run: nothing is written then.
             self.check()
             write()
             if self.warned is not None and not self.wanted:
@@ -80,11 +89,11 @@ class StatusWriter:
             with self.lock:
                 self.wanted.setdefault(name, write)
             self._warn(name, error.strerror or str(error))
-        except Exception as error:  # raised by the main thread
+        except Exception as error:  # raised by `look` in the main thread
             self.error = error
         self.writing = None
 
     def _warn(self, name: str, trouble: str) -> None:
         if self.warned is None or time.monotonic() - self.warned > WARN_SECONDS:
             self.warned = time.monotonic()
-            say(f"warning: {self.directory / name}: {trouble}; it is tried again, and training goes on")
+            say(f"warning: {self.directory / name}: {trouble}; it is retried, and training continues")

@@ -1,6 +1,6 @@
 """The timeline of a run: `trace.json.gz`, for https://ui.perfetto.dev or chrome://tracing.
 
-Each rank writes its own part, in the time of rank 0; when all have, one makes one file of them.
+Each rank writes its own part, in the time of rank 0; when all are written, one rank merges them into one file.
 """
 
 import gzip
@@ -8,23 +8,32 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from adam_mpi.base import trace
 from adam_mpi.cluster import clock_offset
 from adam_mpi.cluster.world import World
 
 MOST_EVENTS = 1_000_000
-"""Of a whole run: about 100 bytes each, a tenth of that in the file."""
+"""The most events of a whole run: about 100 bytes each in memory, a tenth of that in the file."""
+TraceEvent = dict[str, Any]
+"""An object of the trace event format."""
 log = logging.getLogger(__name__)
 
 
 class Timeline:
+    """The events of this rank, and their file."""
+
     def __init__(self, world: World, directory: Path) -> None:
-        """Collective: records from now on."""
-        self.name, self.number, self.generation = str(world.place), world.rank, world.generation
-        self.folder, self.whole = directory / "log", directory / "trace.json.gz"
+        """Record events from now on, for the run in `directory`. Collective."""
+        self.name = str(world.place)
+        self.number = world.rank
+        self.generation = world.generation
+        self.folder = directory / "log"
+        self.whole = directory / "trace.json.gz"
         self.part.unlink(missing_ok=True)
         self.room = MOST_EVENTS // world.comm.size
+        """The most events of this rank."""
         self.offset, wrong = clock_offset.offset(world)
         self.began = trace.now()
         log.info("clock %+.6f s from rank 0's, to %.6f s", -self.offset / 1e9, wrong / 1e9)
@@ -32,17 +41,18 @@ class Timeline:
 
     @property
     def part(self) -> Path:
+        """Return the file of this rank."""
         return self.folder / f"trace-{self.number:05d}.jsonl"
 
     def write(self, world: World) -> None:
-        """Collective: our part, at the end of the job; clocks that have drifted apart since its start are put right."""
+        """Write the part of this rank at the end of the job, corrected for the drift of its clock. Collective."""
         trace.stop()
-        # Another rank may be rank 0 now: what was measured at the start has to do.
+        # Another rank may be rank 0 now: then only what was measured at the start is known.
         last = clock_offset.offset(world)[0] if world.generation == self.generation else self.offset
         drift = (last - self.offset) / max(trace.now() - self.began, 1)
 
         def aligned(time: int) -> float:
-            """Microseconds of rank 0's clock."""
+            """Return `time` in microseconds of rank 0's clock."""
             return (time + self.offset + drift * (time - self.began)) / 1000
 
         with self.part.open("w") as file:
@@ -50,8 +60,9 @@ class Timeline:
                 file.write(json.dumps(event, separators=(",", ":")) + "\n")
 
     def merge(self) -> None:
-        """One file of all parts, once they are written; done by one rank."""
-        parts, unfinished = sorted(self.folder.glob("trace-*.jsonl")), self.whole.with_suffix(".part")
+        """Merge all parts, once they are written, into one file; to be called by one rank."""
+        parts = sorted(self.folder.glob("trace-*.jsonl"))
+        unfinished = self.whole.with_suffix(".part")
         with gzip.open(unfinished, "wt", compresslevel=5) as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             for index, part in enumerate(parts):
@@ -61,24 +72,25 @@ class Timeline:
         for part in parts:
             part.unlink()
 
-    def _events(self, aligned: Callable[[int], float]) -> Iterator[dict]:
+    def _events(self, aligned: Callable[[int], float]) -> Iterator[TraceEvent]:
+        """Yield the events of this rank as the trace event format has them."""
         process = {"pid": self.number}
         yield _name("process", self.name) | process | {"tid": 0}
         found: list[tuple[int, int, trace.Event]] = []
         for tid, (name, row) in enumerate(list(self.recorder.rows)):
             yield _name("thread", name) | process | {"tid": tid}
             found += [(event[1], tid, event) for event in list(row)]
-        # The newest of all rows together, so that a rank with many threads keeps to its room.
+        # The newest of all threads together, so that a rank with many threads stays within its room.
         for _, tid, event in sorted(found)[-self.room :]:
             yield _event(event, aligned) | process | {"tid": tid}
 
 
-def _name(kind: str, name: str) -> dict:
+def _name(kind: str, name: str) -> TraceEvent:
     return {"name": f"{kind}_name", "ph": "M", "args": {"name": name}}
 
 
-def _event(event: trace.Event, aligned: Callable[[int], float]) -> dict:
-    """As the trace event format has it: X is a span, s and f the ends of an arrow."""
+def _event(event: trace.Event, aligned: Callable[[int], float]) -> TraceEvent:
+    """Return `event` in the trace event format: X is a span, s and f are the ends of an arrow."""
     name, began, ended, arrow = event
     start = round(aligned(began), 3)
     if not arrow:

@@ -1,4 +1,4 @@
-"""What a rank takes in memory in each of its roles, as planned. Pure."""
+"""Bytes of memory that a rank needs in each of its roles. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from adam_mpi.worker.gradient_buffer import gradient_buffers, takes_back
 
 
 def data(config: Config, layout: Layout, description: Description) -> int:
-    """The cache, a label and a place per image, and the batches on their way."""
+    """Return the bytes of a data rank: the cache, a label and an index per image, and the batches ahead."""
     images = description.train + description.validation + description.test
     pixels = np.dtype(description.dtype).itemsize * math.prod(description.shape)
     ahead = max(AHEAD * len(layout.workers) * config.train.batch, 2 * GROUP) * pixels
@@ -30,11 +30,14 @@ def data(config: Config, layout: Layout, description: Description) -> int:
 def worker(
     config: Config, description: Description, net: Network, memory_layout: MemoryLayout, captured: Sequence[str]
 ) -> int:
-    """Local weights, what a pull brings, the pool of gradient_buffers with their factors, a gradient and a context each;
-    without strips a copy of what a pull brings, and two of the weights for each of several threads. What a codec
-    leaves out, and where pushes may be taken back, what it was before each of them.
+    """Return the bytes of a worker.
+
+    It holds local weights, the weights of a pull, gradient buffers with their factors, and a gradient and a context per
+    thread; without strips also a copy of the pulled weights, and two copies of the weights for each of several threads.
+    With error feedback it holds the residual and, where pushes may be taken back, its value before each of them.
     """
-    threads, size = config.worker.threads or 1, 4 * parameters.total(net.shapes)
+    threads = config.worker.threads or 1
+    size = 4 * parameters.total(net.shapes)
     contexts = config.worker.in_flight if net.strip else threads
     dense = [matrix for layer, matrix in matrices(memory_layout.tensors).items() if layer in captured]
     factors = 4 * largest_push(config) * sum(matrix.inputs + matrix.outputs for matrix in dense)
@@ -49,23 +52,26 @@ def worker(
 
 
 def served(config: Config, memory_layout: MemoryLayout, server: int, survivable: bool = True) -> int:
-    """Weights, state of the optimizer and average, of what it serves and of what it has copies of.
+    """Return the bytes of weights, optimizer state and average that the rank `server` serves or has copies of.
 
-    In synchronous training everything twice, if the loss of a rank is `survivable`: the last step may be taken back.
+    In synchronous training there are two of each if the loss of a rank is `survivable`: the last step may be undone.
     """
     copied = sum(shard.size for shard in memory_layout.copied[server])
     remembered = 2 if config.consistency.staleness == 0 and survivable else 1
     short = WIDTHS["short"] * ("short" in memory_layout.regions) * memory_layout.size(server)
-    return remembered * _each(memory_layout) * (memory_layout.size(server) + copied) + short
+    return remembered * _bytes_per_parameter(memory_layout) * (memory_layout.size(server) + copied) + short
 
 
 def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True) -> int:
-    """The largest: all that, what it serves once more while a snapshot is written, and its mailboxes."""
-    kept = {server: served(config, memory_layout, server, survivable) for server in memory_layout.servers}
-    largest = max(kept[server] + _each(memory_layout) * memory_layout.size(server) for server in memory_layout.servers)
+    """Return the bytes of the largest server: what it serves, that once more for a snapshot, and its mailboxes."""
+    each = _bytes_per_parameter(memory_layout)
+    largest = max(
+        served(config, memory_layout, server, survivable) + each * memory_layout.size(server)
+        for server in memory_layout.servers
+    )
     return largest + memory_layout.mailbox_bytes + memory_layout.mirror_bytes
 
 
-def _each(memory_layout: MemoryLayout) -> int:
-    """Bytes of a parameter in a copy: weight and state, and where it is kept the average."""
+def _bytes_per_parameter(memory_layout: MemoryLayout) -> int:
+    """Return the bytes of a parameter in a copy: weight and state, and the average where one is kept."""
     return 2 * WIDTHS["weights"] + WIDTHS["ema"] * ("ema" in memory_layout.regions)

@@ -1,4 +1,4 @@
-"""The plan of a job: strips, network, memory layout and the memory it needs. Pure."""
+"""The parts of a job's plan: strips, network, memory layout, and whether its memory is enough. Pure."""
 
 import math
 from bisect import bisect_left
@@ -23,17 +23,17 @@ from adam_mpi.worker import thread_weights
 
 
 def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> int:
-    """Strips of a replica: as configured, or as few as make each rank's working set fit its last-level cache."""
+    """Return the strips of a replica: as configured, or as few as let each working set fit the last-level cache."""
     if config.layout.partitions:
         return config.layout.partitions
     cache = max(cpu.caches().values(), default=0)
     if not cache:
-        raise UserError('layout.partitions = "auto": this machine does not tell its cache sizes; give a number')
+        raise UserError('layout.partitions = "auto": this machine does not report its cache sizes; give a number')
     return len(fitting(shapes, config.train.batch, cache, ranks, config.layout.scheme))
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
-    """The layers of the configured network on the configured data set."""
+    """Return the layers of the configured network on the data set of `description`."""
     return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
 
 
@@ -45,7 +45,7 @@ def network(
     choices: dict | None = None,
     strip: Strip | None = None,
 ) -> Network:
-    """The network as configured; numbers that are no pixels are left to the reference."""
+    """Return the network as configured; the reference engine computes on inputs that are not pixels."""
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
     images = config.train.batch
     if strip is not None:
@@ -63,7 +63,7 @@ def network(
 
 
 def largest_network(config: Config, description: Description, cut: Partition, captured: Sequence[str]) -> Network:
-    """That of the strip with the most to hold."""
+    """Return the network of the strip that needs the most memory."""
     strip = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
     return network(config, description, strip.shapes, captured, strip=strip if len(cut) > 1 else None)
 
@@ -71,9 +71,9 @@ def largest_network(config: Config, description: Description, cut: Partition, ca
 def check_memory(
     config: Config, description: Description, shapes: tuple[LayerShape, ...], layout: Layout, survivable: bool = True
 ) -> None:
-    """Refuse what needs more than `layout.memory`: the error names the layer, and how many strips or servers fit.
+    """Raise a UserError for a job that needs more than `layout.memory`; it says how many strips or servers fit.
 
-    `survivable`: whether training goes on when a rank is lost; servers need memory for that.
+    `survivable`: whether training continues when a rank is lost; servers need memory for that.
     """
     limit = config.layout.memory
     if not limit:
@@ -84,36 +84,40 @@ def check_memory(
         choose(memory_layout, config, largest_push(config), len({p.host for p in layout.places}))
     )
 
-    def takes(strips: int) -> int:
+    def worker_bytes(strips: int) -> int:
         # Strips push gradients, never factors.
         factors = captured if strips == 1 else ()
         net = largest_network(config, description, partition(shapes, strips, scheme), factors)
         return memory.worker(config, description, net, memory_layout, factors)
 
-    if takes(layout.partitions) > limit:
-        raise UserError(_too_few_strips(limit, takes, layout.partitions, shapes, scheme))
+    if worker_bytes(layout.partitions) > limit:
+        raise UserError(_too_few_strips(limit, worker_bytes, layout.partitions, shapes, scheme))
     if (needed := memory.server(config, memory_layout, survivable)) > limit:
         raise UserError(_too_few_servers(limit, needed, memory_layout))
 
 
 def _too_few_strips(
-    limit: int, takes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
+    limit: int, worker_bytes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
 ) -> str:
+    """Return the error of a worker that needs more than `limit` with this number of `strips`."""
     candidates = range(strips, most(shapes, scheme) + 1)
-    least = bisect_left(candidates, True, key=lambda strips: takes(strips) <= limit)
+    least = bisect_left(candidates, True, key=lambda strips: worker_bytes(strips) <= limit)
     advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"
     if least < len(candidates):
         advice = f"set layout.partitions = {candidates[least]} or more"
     layer = max(shapes, key=lambda shape: shape.parameters)
+    needed = worker_bytes(strips)
     return (
-        f"layout.memory = {amount(limit)}: a worker takes {amount(takes(strips))} with layout.partitions = {strips}, "
+        f"layout.memory = {amount(limit)}: a worker takes {amount(needed)} with layout.partitions = {strips}, "
         f"and {layer.name} alone has {amount(4 * layer.parameters)} of weights; {advice}"
     )
 
 
 def _too_few_servers(limit: int, needed: int, memory_layout: MemoryLayout) -> str:
-    """Mailboxes do not become less with more servers."""
-    count, fixed = len(memory_layout.servers), memory_layout.mailbox_bytes + memory_layout.mirror_bytes
+    """Return the error of a server that needs `needed` bytes, more than `limit`."""
+    count = len(memory_layout.servers)
+    # Mailboxes do not become smaller with more servers.
+    fixed = memory_layout.mailbox_bytes + memory_layout.mirror_bytes
     advice = f"lower server.mailbox_bytes: mailboxes take {amount(fixed)}"
     if limit > fixed:
         advice = f"set layout.servers = {math.ceil(count * (needed - fixed) / (limit - fixed))} or more"
@@ -123,7 +127,11 @@ def _too_few_servers(limit: int, needed: int, memory_layout: MemoryLayout) -> st
 def plan_memory_layout(
     config: Config, cut: Partition, layout: Layout, replicas: int = 0, holders: Sequence[tuple[int, ...]] = ()
 ) -> MemoryLayout:
-    """`replicas`: how many the job began with; `holders`: who has which shard, where hashing does not say it."""
-    servers, tensors = {rank: layout.places[rank].host for rank in layout.servers}, parameters.tensors(cut.shapes)
+    """Return the memory layout of the servers.
+
+    `replicas`: how many the job began with; `holders`: shard -> the ranks that hold it, unless hashing places it.
+    """
+    servers = {rank: layout.places[rank].host for rank in layout.servers}
+    tensors = parameters.tensors(cut.shapes)
     shards = memory_layouts.cut_for(tensors, (replicas or layout.replicas) * layout.partitions, config, cut)
-    return memory_layouts.plan(tensors, servers, layout.pushers, config, cut, shards, holders)
+    return memory_layouts.plan(tensors, servers, layout.pushers, config, partition=cut, shards=shards, holders=holders)

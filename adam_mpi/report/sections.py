@@ -12,7 +12,7 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.base.text import amount
 from adam_mpi.config import Config
 from adam_mpi.inference.trained import Trained, load
-from adam_mpi.monitor.job_statistics import coarse
+from adam_mpi.monitor.figures import coarse
 from adam_mpi.report import charts
 from adam_mpi.report.evaluation import judge
 from adam_mpi.report.run_data import Run

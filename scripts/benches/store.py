@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
 
 
 def _apply(folder: str) -> float:
-    """A pusher and a server as two ranks of a job, with and without the store in turns."""
+    """Return the speed of a job of a pusher and a server with the store relative to without, measured in turns."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert mpirun, "no mpirun beside this Python or on PATH"
     command = ["bash", "-c", LAUNCH, ROOT / "scripts" / "lib.sh", mpirun, "2", sys.executable, PROGRAM, folder]
@@ -64,10 +64,11 @@ def _apply(folder: str) -> float:
 
 
 def _write(folder: Path) -> tuple[float, float]:
-    """(plain, ours) in GB/s: shards of 1 MB with their state, all of them once per round."""
+    """Return (plain, ours) in GB/s: shards of 1 MB with their state, all of them once per round."""
     shards = [Shard(index, "dense1", index * SHARD, SHARD) for index in range(SHARDS)]
     body = np.random.default_rng(0).standard_normal(2 * SHARD, np.float32).view(np.uint8)
-    store, plain = StoreFile(folder / "store.h5", shards, PARTS, 8), os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
+    store = StoreFile(folder / "store.h5", shards, PARTS, 8)
+    plain = os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(plain, 0, len(shards) * body.nbytes)
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
     for version in range(1, ROUNDS + 1):
@@ -87,7 +88,10 @@ def _write(folder: Path) -> tuple[float, float]:
 
 
 def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
-    """Seconds of a server alone, with weights and as much state of the optimizer, and of a plain write of as much."""
+    """Return the seconds of a snapshot of one server, and of a plain write of as many bytes.
+
+    The server has `megabytes` of weights and as much optimizer state.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
     server = ParameterServer(MPI.COMM_SELF, megabytes << 18, optimizer="adagrad")
     world = server.world

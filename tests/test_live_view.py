@@ -34,7 +34,7 @@ def test_a_terminal_shows_the_run_and_its_roles_in_place(terminal, tmp_path):
     run = tmp_path / "run"
     screen = terminal(ROOT / "scripts" / "train", "-n", 4, "--run", run, *LONG)
     text = screen.until(lambda text: "ETA" in text and "%" in text.partition("server")[2], "view by role", 100)
-    # Winograd1D of epochs that are over stand above it.
+    # Lines of epochs that are over stand above it.
     line = [line for line in text.splitlines() if "ETA" in line][-1]
     assert line.startswith("epoch ") and all(word in line for word in ("loss", "accuracy", "images/s", "ETA"))
     rows = {words[0]: line for line in text.splitlines() if (words := line.split())}
@@ -69,12 +69,12 @@ def test_top_without_a_terminal_shows_it_once(launch):
     assert "done" in shown.stdout and "worker" in shown.stdout and "\x1b" not in shown.stdout
 
 
-def test_top_tells_who_stands_by(tmp_path):
+def test_top_shows_spares(tmp_path):
     run = {"name": "epoch 1", "share": 0.5, "loss": 1.0, "accuracy": 0.5, "images_per_second": 9.0, "staleness": 0.0}
-    told = {"time": 0.0, "seconds": 1.0, "interval": 2.0, "run": run, "ranks": []}
+    status = {"time": 0.0, "seconds": 1.0, "interval": 2.0, "run": run, "ranks": []}
     some = {"spares": {"ready": 2, "coming": 1}}
-    shown = [live_view.view(tmp_path, told | more).renderables[0].plain for more in ({}, some)]
-    assert "spares" not in shown[0] and shown[1].endswith("spares: 2 stand by, 1 on their way")
+    shown = [live_view.view(tmp_path, status | more).renderables[0].plain for more in ({}, some)]
+    assert "stand by" not in shown[0] and shown[1].endswith("spares: 2 stand by, 1 are starting")
 
 
 def test_top_of_nothing(tmp_path):

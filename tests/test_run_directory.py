@@ -1,4 +1,4 @@
-"""What people ask of a run directory, and what is read out of one that others have written."""
+"""Requests in a run directory, and what is read from files of it that others may have changed."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from adam_mpi.sweep import table
 
 @pytest.fixture
 def run(tmp_path):
-    """As far as a run has finished an epoch."""
+    """A run that has finished an epoch."""
     path = tmp_path / "run"
     path.mkdir()
     (path / "config.toml").write_text("")
@@ -39,7 +39,7 @@ def run(tmp_path):
     return path
 
 
-def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):
+def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     path = tmp_path / "config.toml"
     files.write_text(path, "old")
 
@@ -52,15 +52,16 @@ def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):
     assert path.read_text() == "old"
 
 
-def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_cut(run, monkeypatch, shapes):
-    """It is what `--resume` without a configuration goes by."""
+def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_killed(run, monkeypatch, shapes):
+    """`--resume` without a configuration reads it."""
     config = load(None, ["store.interval=0"])
     files.write_text(run / "config.toml", "of the job before")
     (run / "log").mkdir()
     held, _ = owner.take(run, [owner.process()])
     claimed = ClaimedRun(run, identity.of(run), held, describe(config.data), shapes)
     world = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
-    seen, write = [], type(run).write_text
+    seen = []
+    write = type(run).write_text
 
     def cut(path, text, *more):
         """A kill comes when half of the text is written."""
@@ -75,8 +76,8 @@ def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_cut(run, 
     held.release()
 
 
-def test_torn_lines_of_metrics_are_passed_over(run):
-    """A kill leaves the last line torn, and the job that goes on writes its first one right behind it."""
+def test_torn_lines_of_metrics_are_skipped(run):
+    """A kill leaves the last line torn, and the next job writes its first one right behind it."""
     line = {"seconds": 2.0, "part": "validation", "done": True, "accuracy": 0.5}
     whole = json.dumps(line)
     (run / "metrics.jsonl").write_text(f"{whole}\n{whole[:20]}{whole}\n7\n{whole}\n{whole[:-3]}")
@@ -86,7 +87,7 @@ def test_torn_lines_of_metrics_are_passed_over(run):
 
 
 @pytest.mark.parametrize("command", [("grow", "2"), ("inspect", "--copies")])
-def test_nothing_is_asked_of_a_job_that_does_not_run(run, command, capsys):
+def test_a_request_to_a_job_that_does_not_run_is_refused(run, command, capsys):
     assert main([*command, str(run)]) == 2
     assert "no job runs there; start one with --run" in capsys.readouterr().err
     held, _ = owner.take(run, [owner.process()])
@@ -105,7 +106,8 @@ def test_a_report_into_no_folder_is_refused_in_one_line(run, tmp_path, capsys):
 
 
 def test_the_folder_of_a_sweep_stands_for_its_runs(run, tmp_path, monkeypatch):
-    folder, taken = tmp_path / "sweep", []
+    folder = tmp_path / "sweep"
+    taken = []
     for name in ("b", "a"):
         (folder / name).mkdir(parents=True)
     (folder / "sweep.json").write_text("{}")
@@ -140,7 +142,7 @@ def test_the_choices_of_the_tuner_are_taken(shapes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         ({"forward": ["__import__('os').system('true')", 1]}, "forward wants 2 whole numbers from 1 to 1024"),
         ({"weights": [1, 2]}, "weights wants 3 whole numbers"),
@@ -152,19 +154,19 @@ def test_the_choices_of_the_tuner_are_taken(shapes, tmp_path):
         ({"more": 1}, "direct wants forward, data, weights besides"),
     ],
 )
-def test_choices_that_no_tuner_has_made_are_refused(shapes, tmp_path, change, told):
+def test_choices_that_no_tuner_has_made_are_refused(shapes, tmp_path, change, reason):
     name = next(iter(tuner.fixed(shapes)))
     direct = {"algorithm": "direct", "forward": [2, 4], "data": [2, 4], "weights": [1, 1, 5]}
     path = tmp_path / "kernels.json"
     path.write_text(json.dumps({name: direct}))
     assert compile.choose_kernels(load(None), shapes, path) == {name: direct}
     path.write_text(json.dumps({name: direct | change}))
-    with pytest.raises(UserError, match=f"kernels.json: {name}: {told}.*; remove the file"):
+    with pytest.raises(UserError, match=f"kernels.json: {name}: {reason}.*; remove the file"):
         compile.choose_kernels(load(None), shapes, path)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"elsewhere": {"algorithm": "direct"}}'])
-def test_what_is_no_table_of_choices_is_refused(shapes, tmp_path, text):
+def test_a_file_without_a_table_of_choices_is_refused(shapes, tmp_path, text):
     (tmp_path / "kernels.json").write_text(text)
     with pytest.raises(UserError, match="remove the file to have kernels chosen again"):
         compile.choose_kernels(load(None), shapes, tmp_path / "kernels.json")
@@ -180,7 +182,7 @@ GOOD = {
 }
 
 
-def test_inputs_go_through_a_file():
+def test_inputs_are_the_same_after_writing_and_reading():
     made = Inputs.from_json(json.dumps(GOOD))
     assert made.shape == (3, 4, 5) and Inputs.from_json(made.to_json()) == made
 
@@ -218,13 +220,14 @@ def test_inputs_of_a_kind_that_no_data_set_has_are_refused(change):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", "null", '{"shape": [1, 1, 1]}', "[" * 100000])
-def test_inputs_that_are_no_table_are_refused(text):
+def test_inputs_that_are_not_a_table_are_refused(text):
     with pytest.raises(UserError, match="^inputs: not what this program writes"):
         Inputs.from_json(text)
 
 
 def test_data_sets_need_no_locks(tmp_path, monkeypatch):
-    opened, kind = [], h5py.File
+    opened = []
+    kind = h5py.File
     path = tmp_path / "set.h5"
     with kind(path, "w") as file:
         file["train/images"], file["train/labels"] = np.zeros((4, 2, 2), np.uint8), np.arange(4)
@@ -239,7 +242,7 @@ def test_data_sets_need_no_locks(tmp_path, monkeypatch):
     assert opened and not any(locking is not False for locking in opened)
 
 
-# numba looks for a folder that it was told of first, then beside the source and at home.
+# numba looks first for a folder in its settings, then beside the source and at home.
 READ_ONLY = """import sys
 import adam_mpi
 from numba.core import caching

@@ -1,4 +1,4 @@
-"""What people see of a running job is written by a thread: a directory that is full or hangs stops nobody."""
+"""A thread writes the files that show the state of a running job: a directory that is full or hangs stops no rank."""
 
 import errno
 import json
@@ -13,8 +13,7 @@ from adam_mpi.base import log as logs
 from adam_mpi.base.errors import LostRun
 from adam_mpi.checkpoint import owner
 from adam_mpi.checkpoint.run_directory import grow
-from adam_mpi.monitor import metrics
-from adam_mpi.monitor import status_writer as scribe
+from adam_mpi.monitor import metrics, status_writer
 from adam_mpi.monitor.metrics import Metrics
 from adam_mpi.monitor.request_watcher import RequestWatcher
 from adam_mpi.monitor.status_writer import StatusWriter
@@ -22,7 +21,7 @@ from adam_mpi.monitor.status_writer import StatusWriter
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(scribe, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(status_writer, "RETRY_SECONDS", 0.01)
 
 
 def until(happened, what):
@@ -32,83 +31,93 @@ def until(happened, what):
         time.sleep(1e-3)
 
 
-def test_what_is_wanted_is_written_and_of_several_the_newest(tmp_path):
-    written, go, scribe = [], threading.Event(), StatusWriter(tmp_path)
-    scribe.want("first", go.wait)
-    until(lambda: scribe.writing, "the first")
+def test_what_is_requested_is_written_and_of_several_the_newest(tmp_path):
+    written = []
+    go = threading.Event()
+    writer = StatusWriter(tmp_path)
+    writer.want("first", go.wait)
+    until(lambda: writer.writing, "the first")
     for number in range(3):
-        scribe.want("status.json", lambda number=number: written.append(number))
-    scribe.want("summary.json", lambda: written.append("never"))
-    scribe.forget("summary.json")
-    assert not scribe.settle(0.01)
+        writer.want("status.json", lambda number=number: written.append(number))
+    writer.want("summary.json", lambda: written.append("never"))
+    writer.forget("summary.json")
+    assert not writer.settle(0.01)
     go.set()
-    assert scribe.settle(20) and written == [2]
+    assert writer.settle(20) and written == [2]
 
 
-def test_what_fails_is_warned_of_and_tried_again(tmp_path, capsys):
-    scribe, room, tries = StatusWriter(tmp_path), threading.Event(), []
+def test_what_fails_is_warned_about_and_retried(tmp_path, capsys):
+    writer = StatusWriter(tmp_path)
+    room = threading.Event()
+    tries = []
 
     def write():
         tries.append(1)
         if not room.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    scribe.want("status.json", write)
+    writer.want("status.json", write)
     until(lambda: len(tries) > 2, "another try")
-    scribe.look()
+    writer.look()
     said = capsys.readouterr().err
-    trouble = "No space left on device; it is tried again, and training goes on"
+    trouble = "No space left on device; it is retried, and training continues"
     assert said == f"adam_mpi: warning: {tmp_path / 'status.json'}: {trouble}\n"
     room.set()
-    assert scribe.settle(20)
-    until(lambda: "has caught up" in capsys.readouterr().err or scribe.warned is None, "word that it has caught up")
+    assert writer.settle(20)
+    until(
+        lambda: "has caught up" in capsys.readouterr().err or writer.warned is None, "the message that it has caught up"
+    )
 
 
-def test_what_hangs_is_warned_of(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(scribe, "SLOW_SECONDS", 0.01)
-    go, hanging = threading.Event(), StatusWriter(tmp_path)
+def test_what_hangs_is_warned_about(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(status_writer, "SLOW_SECONDS", 0.01)
+    go = threading.Event()
+    hanging = StatusWriter(tmp_path)
     hanging.want("status.json", go.wait)
     until(lambda: hanging.look() or hanging.warned, "a warning")
-    assert "status.json: not written for 0 s; it is tried again" in capsys.readouterr().err
+    assert "status.json: not written for 0 s; it is retried" in capsys.readouterr().err
     go.set()
 
 
-def test_what_is_no_trouble_with_the_disk_is_raised(tmp_path):
-    scribe = StatusWriter(tmp_path)
-    scribe.want("status.json", lambda: 1 / 0)
+def test_an_error_that_is_not_of_the_disk_is_raised(tmp_path):
+    writer = StatusWriter(tmp_path)
+    writer.want("status.json", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        until(scribe.look, "the error")
+        until(writer.look, "the error")
 
 
-def test_what_a_job_has_still_to_write_when_another_has_the_run_is_not_written(tmp_path):
-    """Its disk hung for longer than an owner may be silent: then it answers, and what waited is at its turn."""
+def test_a_job_that_has_lost_the_run_writes_nothing_that_was_still_waiting(tmp_path):
+    """Its disk hung for longer than an owner may be silent; then it answers, and the next file is due."""
     held, _ = owner.take(tmp_path, [owner.process()])
-    scribe, hanging, back, written = StatusWriter(tmp_path, held.check), threading.Event(), threading.Event(), []
-    scribe.want("status.json", lambda: hanging.set() or back.wait(20))
+    writer = StatusWriter(tmp_path, held.check)
+    hanging = threading.Event()
+    back = threading.Event()
+    written = []
+    writer.want("status.json", lambda: hanging.set() or back.wait(20))
     assert hanging.wait(20)
-    scribe.want("metrics.jsonl", lambda: written.append("a line among those of another job"))
+    writer.want("metrics.jsonl", lambda: written.append("a line among those of another job"))
     owner.take(tmp_path, [owner.process()], by_force=True)
     back.set()
     with pytest.raises(LostRun, match="has been taken by process"):
-        until(scribe.look, "the error")
+        until(writer.look, "the error")
     assert written == []
 
 
 def test_a_job_that_is_over_takes_no_request_from_the_next_one(tmp_path, monkeypatch):
-    """Its process may live on, as a notebook does."""
+    """Its process may live longer, as a notebook does."""
     looked = threading.Event()
-    monkeypatch.setattr(RequestWatcher, "_look", lambda lookout: looked.set())
+    monkeypatch.setattr(RequestWatcher, "_look", lambda watcher: looked.set())
     held, _ = owner.take(tmp_path, [owner.process()])
     before = set(threading.enumerate())
     RequestWatcher(tmp_path, held.beat())
-    [thread] = [thread for thread in set(threading.enumerate()) - before if thread.name == "lookout"]
+    [thread] = [thread for thread in set(threading.enumerate()) - before if thread.name == "requests"]
     assert looked.wait(20)
     held.release()
     thread.join(20)
     assert not thread.is_alive()
 
 
-def test_a_line_that_does_not_fit_is_taken_back_and_written_later(tmp_path, monkeypatch):
+def test_a_line_that_does_not_fit_is_removed_and_written_later(tmp_path, monkeypatch):
     figures = Metrics(tmp_path, tensorboard=False)
     figures.add({"line": 1}, 0)
     figures.write()
@@ -173,7 +182,7 @@ def test_events_that_could_not_be_written_go_into_another_file(tmp_path, monkeyp
     assert events(tmp_path / "second")["loss/train"] == [(20, 1.5)]
 
 
-def test_a_log_is_there_as_soon_as_it_is_written_and_hangs_nobody(tmp_path, monkeypatch):
+def test_a_log_is_there_as_soon_as_it_is_written_and_blocks_no_rank(tmp_path, monkeypatch):
     root = logging.getLogger("adam_mpi")
     monkeypatch.setattr(root, "handlers", root.handlers[:])
     monkeypatch.setattr(root, "propagate", root.propagate)
@@ -207,15 +216,15 @@ def test_a_log_on_a_full_disk_says_nothing_of_it(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_lookout_sees_what_people_ask_for(tmp_path):
+def test_requests_of_people_are_noticed(tmp_path):
     (tmp_path / "config.toml").touch()
     held, _ = owner.take(tmp_path, [owner.process()])
-    lookout = RequestWatcher(tmp_path, held.beat())
-    assert not lookout.stop
+    watcher = RequestWatcher(tmp_path, held.beat())
+    assert not watcher.stop
     grow(tmp_path, 2)
     (tmp_path / "COMPARE").touch()
-    until(lambda: lookout.ranks and lookout.compare, "what was asked for")
-    assert lookout.take_ranks() == 2 and lookout.take_compare()
-    assert lookout.take_ranks() == 0 and not lookout.take_compare() and not (tmp_path / "GROW").exists()
+    until(lambda: watcher.ranks and watcher.compare, "the requests")
+    assert watcher.take_ranks() == 2 and watcher.take_compare()
+    assert watcher.take_ranks() == 0 and not watcher.take_compare() and not (tmp_path / "GROW").exists()
     (tmp_path / "STOP").touch()
-    until(lambda: lookout.stop, "the order to stop")
+    until(lambda: watcher.stop, "the request to stop")

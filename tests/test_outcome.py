@@ -18,10 +18,10 @@ TEN = np.arange(1000) % 10
     [
         (320, 320, False, True),
         (320, 161, False, True),
-        # One bad push, or a few of them, are refused, and the job goes on.
+        # One bad push, or a few of them, are refused, and the job continues.
         (320, 160, False, False),
         (320, 0, False, False),
-        # Too early to tell, unless there is no more.
+        # Too early to judge, unless the phase is over.
         (319, 319, False, False),
         (64, 64, True, True),
         (0, 0, True, False),
@@ -31,7 +31,7 @@ def test_a_phase_of_nothing_but_nan_ends_the_job(images, not_finite, done, ends)
     assert outcome.diverged({"images": images, "images_not_finite": not_finite}, 32, done) is ends
 
 
-def test_a_loss_that_is_no_number_is_counted_apart():
+def test_a_loss_that_is_not_finite_is_counted_separately():
     order = Order(Phase(0, "train", 1), 96, 32, 1)
     tally = EpochProgress(order, range(3), lambda number: 0, 1, None)
     for number, loss in enumerate((64.0, math.nan, math.inf)):
@@ -67,8 +67,8 @@ def test_a_layer_is_dead_when_no_error_comes_through_it(layers, dead):
 
 def test_the_test_part_counts_before_the_validation_part():
     results, layers = {"test_accuracy": 0.1135, "validation_accuracy": 0.9}, {}
-    (told,) = outcome.warnings(results, {"test": TEN, "validation": TEN}, layers)
-    assert told.startswith("nothing was learned: test accuracy 11.35%, and always the largest class is 10.00%; try")
+    (warning,) = outcome.warnings(results, {"test": TEN, "validation": TEN}, layers)
+    assert warning.startswith("nothing was learned: test accuracy 11.35%, and always the largest class is 10.00%; try")
     assert outcome.warnings(results, {"validation": TEN}, layers) == []
     assert outcome.warnings(results, {"test": TEN[:0]}, layers) == []
     assert outcome.warnings({}, {}, {"a": {"dead": 1.0}, "b": {"gradient_norm": 1.0}}) == [
