@@ -12,7 +12,7 @@ from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
 from adam_mpi.sharding.factors import matrices, plans
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 
 SENT_AGAIN = "it has come before"
 NO_BATCHES = np.empty(0, np.int64)

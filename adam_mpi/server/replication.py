@@ -25,7 +25,7 @@ from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 from adam_mpi.transport.ring_sender import RingSender
 
 # Kinds of bodies between servers: a step to take, a part of a whole copy, and what a copy must come to.

@@ -53,7 +53,7 @@ from adam_mpi.sharding.spans import Spans
 from adam_mpi.transport.conservation import leave_copies
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 
 MOST_FOLDED = RECORD_BATCHES // MOST_BATCHES
 COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")

@@ -18,7 +18,7 @@ from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.transport.mailbox import ReceivedMessage
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 
 # Parameters that factors are multiplied for at a time: enough rows for BLAS to be quick. A product that is not added to
 # the weights at once has to be in the cache still when it is applied.

@@ -18,7 +18,7 @@ from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_format import FACTOR, HEADER
 from adam_mpi.sharding.push_protocol import choose
 from adam_mpi.transport.mailbox import ReceivedMessage
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 
 SIDE, IMAGES, SECONDS = 4096, 64, 2.0
 
