@@ -41,11 +41,11 @@ class House:
 
     @property
     def weights(self):
-        return np.concatenate([self.server.published.weights[shard.index] for shard in self.memory_layout.shards])
+        return np.concatenate([self.server.session.published.weights[shard.index] for shard in self.memory_layout.shards])
 
     @property
     def counts(self):
-        return self.server.counts + self.server.push_queue.counts
+        return self.server.counts + self.server.session.push_queue.counts
 
     def contribution(self, values, images=1):
         done = [BatchResult(0, 0, images, 0.0, 0)]

@@ -27,7 +27,7 @@ def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP),
 
 
 def numbers(kind, rate=RATE, keep=KEEP, decay=DECAY, batches=1.0):
-    return optimizer_rules.numbers(kind, (float(keep), float(decay)), float(rate), batches, batches)
+    return optimizer_rules.coefficients(kind, (float(keep), float(decay)), float(rate), batches, batches)
 
 
 def take(kind, *messages, **given):

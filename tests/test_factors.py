@@ -134,7 +134,7 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
         built.settle()
         plain.push(gradient, images)
     for region in built.memory_layout.regions:
-        got, wanted = (np.concatenate([*one.server.published.regions[region].values()]) for one in (built, plain))
+        got, wanted = (np.concatenate([*one.server.session.published.regions[region].values()]) for one in (built, plain))
         assert np.abs(wanted).max() > 0.1
         assert np.allclose(got, wanted, atol=2e-3 if HALF in settings else 1e-5)
     assert built.counts["applied"] == 4 and built.counts["refused"] == built.counts["duplicates"] == 0
@@ -146,16 +146,16 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
 def test_a_push_that_comes_again_passes_over_the_shards_that_have_it(settings):
     """Those on both sides of one that has it are no neighbors."""
     built, plain = house(*settings), house(*settings, "push.protocol=delta")
-    layer = [shard.index for shard in built.server.shards if shard.layer == "dense1"]
+    layer = [shard.index for shard in built.server.session.shards if shard.layer == "dense1"]
     assert len(layer) >= 3
-    built.server.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
+    built.server.session.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
     gradient = push(built, 3)
     built.settle()
     plain.push(gradient, 3)
     before = house(*settings)
-    for index in built.server.place:
+    for index in built.server.session.place:
         wanted = before if index == layer[1] else plain
-        assert np.allclose(*(one.server.published.weights[index] for one in (built, wanted)), atol=1e-5), index
+        assert np.allclose(*(one.server.session.published.weights[index] for one in (built, wanted)), atol=1e-5), index
     for one in (built, plain, before):
         one.free()
 

@@ -189,11 +189,10 @@ def test_in_asynchronous_training_there_are_no_joint_batches():
 
 def test_what_copies_take_does_not_move_the_position_of_a_snapshot():
     """Other servers go on when they have made their part of it, and send us what they apply."""
-    books = ServerProgress(load(None, ["consistency.staleness=3"]), Position(BATCHES, 1, 64), 640)
-    books.taken(SimpleNamespace(sequence=1, images=32), np.array([batch_id(1, 4)]))
-    books.went_on, books.feeding = {}, (0,)
-    assert books.position.count == 0
+    progress = ServerProgress(load(None, ["consistency.staleness=3"]), Position(BATCHES, 1, 64), 640)
+    progress.note_copy_step(SimpleNamespace(sequence=1, images=32), np.array([batch_id(1, 4)]))
+    assert progress.position.count == 0
     state = RankState(0)
-    books.export_state(state)
+    progress.export_state(state)
     known = [(position.batches.nonzero()[0].tolist(), position.images) for position in state.positions.values()]
     assert known == [([], 64), ([4], 64)]

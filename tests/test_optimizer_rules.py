@@ -6,8 +6,8 @@ from house import House
 
 from adam_mpi import config
 from adam_mpi.server import apply_kernels, optimizer_rules
-from adam_mpi.server.optimizer_rules import Counted
-from adam_mpi.server.replication import Record, RecordMessage
+from adam_mpi.server.optimizer_rules import ImageCounts
+from adam_mpi.server.replication_messages import Record, RecordMessage
 from adam_mpi.sharding import message_format
 from adam_mpi.transport.mailbox import ReceivedMessage
 
@@ -29,7 +29,7 @@ def textbook(kind, weights, velocity, gradient, momentum, decay, rate):
 
 def stepped(kind, weights, velocity, total, momentum, decay, rate, begun, present):
     """A step of the kernel on a sum of gradients."""
-    factors = optimizer_rules.numbers(kind, (momentum, decay), rate, begun, present)
+    factors = optimizer_rules.coefficients(kind, (momentum, decay), rate, begun, present)
     one, scale = np.zeros(1, np.int64), np.ones(1, np.float32)
     weights, velocity = (part.astype(np.float32) for part in (weights, velocity))
     apply_kernels.step(
@@ -140,10 +140,10 @@ def test_the_average_moves_as_often_as_there_were_batches():
     for pushes in (1, 4):
         house = served("optimizer.ema=0.2", "optimizer.learning_rate=0.0")
         for shard in house.memory_layout.shards:
-            house.server.holdings[shard.index].ema[:] = 1.0
+            house.server.shard_copies[shard.index].ema[:] = 1.0
         for _ in range(pushes):
             house.push(1.0, 4 * BATCH // pushes)
-        means.append(house.server.holdings[0].ema[0])
+        means.append(house.server.shard_copies[0].ema[0])
         house.free()
     assert means == pytest.approx([0.8**4] * 2)
 
@@ -165,20 +165,20 @@ def test_a_refused_push_does_not_count():
 def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
     """By what its record carries: a fold of three pushes, the second half of a fourth, and a refused one."""
     house, copy = served(*rule), served(*rule)
-    stepper = house.server.stepper
+    stepper = house.server.session.stepper
     for number, (images, part) in enumerate([(BATCH, 0), (3, 0), (2 * BATCH, 0), (5 * BATCH, 1)]):
         values = drawn(1, number)[0].astype(np.float32)
         mails = [mail(number, images, part), mail(100, BATCH, 0, finite=0)]
-        counted = stepper.counted(mails)
+        counted = stepper.count_images(mails)
         assert counted == (images if part == 0 else 0, images, images if part == 1 else 0)
-        stepper.take(0, values, 0.1, counted)
+        stepper.step_folded(0, values, 0.1, counted)
         record = Record(
             house.memory_layout.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted
         )
         header = RecordMessage(record, np.zeros((), message_format.HEADER), 0).write(np.zeros(0, np.uint32))
-        carried = Counted(*(int(header[name]) for name in ("clock", "part", "codec")))
-        copy.server.stepper.take(0, values, float(header["seen"].view(np.float64)), carried)
-    for one, other in zip(house.server.holdings[0].parts, copy.server.holdings[0].parts, strict=True):
+        carried = ImageCounts(*(int(header[name]) for name in ("clock", "part", "codec")))
+        copy.server.session.stepper.step_folded(0, values, float(header["seen"].view(np.float64)), carried)
+    for one, other in zip(house.server.shard_copies[0].parts, copy.server.shard_copies[0].parts, strict=True):
         assert np.array_equal(one, other)
     house.free(), copy.free()
 
@@ -190,5 +190,5 @@ def mail(sequence, images, part, finite=1):
 
 def test_a_clock_of_synchronous_training_is_one_batch_however_many_images_came():
     house = served("consistency.staleness=0")
-    assert house.server.stepper.counted([mail(1, 3, 0), mail(2, 2, 0)]) == (BATCH, BATCH, BATCH)
+    assert house.server.session.stepper.count_images([mail(1, 3, 0), mail(2, 2, 0)]) == (BATCH, BATCH, BATCH)
     house.free()

@@ -63,7 +63,7 @@ def pairs(indices):
 
 
 WRONG = {
-    "generation": (Forged({"generation": 3}), "generation 3, now is 0"),
+    "generation": (Forged({"generation": 3}), "generation 3, the current one is 0"),
     "unknown shard": (Forged({"shard": 99}), "shard 99 is not held here"),
     "negative shard": (Forged({"shard": -1}), "shard -1 is not held here"),
     "more values than the shard": (Forged({"values": 129, "words": 129}), "129 values from 0 of shard 1 with 128"),
@@ -126,7 +126,7 @@ def test_a_push_sent_again_is_dropped(build, caplog):
     house.settle()
     assert house.weights[128:228].tolist() == [3.0] * 100 and house.weights.sum() == 300
     assert house.counts["duplicates"] == 2 and house.counts["refused"] == 0
-    assert "it has come before" in caplog.text
+    assert "it was applied before" in caplog.text
 
 
 def test_a_nan_ends_the_job_where_that_is_wanted(build):
@@ -165,7 +165,7 @@ def test_a_torn_message_is_asked_for_again_and_applied_once(word, build, caplog)
     assert np.array_equal(house.weights, np.ones(SIZE))
     assert house.counts["torn"] == 1 and house.lane.resent == 1
     assert house.counts["duplicates"] == house.counts["refused"] == 0
-    assert "message 1 of rank 0" in caplog.text and "stays torn; asked for it again" in caplog.text
+    assert "message 1 of rank 0" in caplog.text and "stays torn; it is asked for again" in caplog.text
 
 
 def test_a_message_that_is_torn_again_is_asked_for_again(build):
@@ -202,7 +202,7 @@ def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
 
     for _ in range(3):
         push()
-    buffers, grown = house.server.stepper.pool.allocated, []
+    buffers, grown = house.server.session.stepper.values.pool.allocated, []
     tracemalloc.start()
     try:
         for _ in range(10):
@@ -213,7 +213,7 @@ def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
     finally:
         tracemalloc.stop()
     assert max(grown) < 64 << 10
-    assert house.server.stepper.pool.allocated == buffers == (1 if codec == "onebit" else 0)
+    assert house.server.session.stepper.values.pool.allocated == buffers == (1 if codec == "onebit" else 0)
 
 
 def test_a_pull_brings_what_has_changed_and_reads_nothing_else(build):

@@ -21,7 +21,7 @@ def copies(work, **settings):
         work(server, np.random.default_rng(COMM.rank))
         server.world.wait(lambda: server.step() and server.idle, "own pushes", 60)
     # What is acknowledged is on all copies; the windows still have the memory of those that are served.
-    held = server.server.holdings if server.server is not None else {}
+    held = server.server.shard_copies if server.server is not None else {}
     mine = {index: (holding.version, holding.weights.copy()) for index, holding in held.items()}
     server.close()
     return server, COMM.allgather(mine)
@@ -78,9 +78,9 @@ def test_more_folds_than_the_arena_holds_are_copied(monkeypatch):
 def test_a_step_that_is_taken_back_has_not_happened_on_any_copy():
     """Its pushes come again, with the numbers they had: none may be taken for one that was applied."""
     server = ParameterServer(COMM, SIZE, SERVERS, shard=128, copies=3)
-    held = server.server.holdings if server.server is not None else {}
+    held = server.server.shard_copies if server.server is not None else {}
     if server.server is not None:
-        server.server.stepper.remembers = True
+        server.server.session.stepper.remembers = True
     if not server.serve():
         for value in range(3):
             server.wait(server.push(np.full(SIZE, value, np.float32)))

@@ -199,7 +199,7 @@ def kinds(waits):
 
 def test_with_clocks_the_arrival_of_a_push_is_owed_at_once_and_only_its_application_may_take_long():
     house = far_house(0)
-    house.server.cut.hold()
+    house.server.session.barrier.hold()
     house.pushes.push(house.contribution(1.0))
     house.pushes.step()
     assert kinds(house.pushes.awaits()) == {("arrival", False), ("acknowledgement", True)}
@@ -210,7 +210,7 @@ def test_with_clocks_the_arrival_of_a_push_is_owed_at_once_and_only_its_applicat
         return kinds(house.pushes.awaits()) == {("acknowledgement", True)}
 
     house.world.wait(arrived, "the server to say what has arrived", 20)
-    house.server.cut.release()
+    house.server.session.barrier.release()
     house.settle()
     assert list(house.pushes.awaits()) == []
     house.free()
@@ -246,8 +246,8 @@ def test_a_pull_waits_patiently_for_a_clock_but_not_for_an_answer():
 
 def test_a_server_waits_for_word_of_its_copies():
     server = Server.__new__(Server)
-    server.replicator = None
+    server.session = types.SimpleNamespace(replicator=None)
     assert server.awaits() == []
     lanes = {3: types.SimpleNamespace(sent=["record"], applied=7), 4: types.SimpleNamespace(sent=[], applied=9)}
-    server.replicator = types.SimpleNamespace(lanes=lanes)
+    server.session.replicator = types.SimpleNamespace(ring_senders=lanes)
     assert [(wait.rank, wait.turn, wait.patient) for wait in server.awaits()] == [(3, 7, False)]

@@ -165,9 +165,9 @@ class ReceivedMessage:
     targets: Sequence[int] = ()
     """Shards that it is for and that do not have it yet."""
     known: Sequence[int] = ()
-    """Those that have it: it was sent again."""
-    shards: int = 1
-    """How many of them have still to be stepped on by it."""
+    """Shards that have it already, because it was sent again."""
+    pending: int = 1
+    """How many of these shards are not complete: stepped, on all copies."""
     factors: np.ndarray | None = None
     """The body of a factor push as float32, and the buffer it was unpacked into if it was."""
     buffer: np.ndarray | None = None

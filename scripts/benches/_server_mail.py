@@ -42,7 +42,7 @@ def serve(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
         finished = comm.Ibarrier()
         while not finished.Test():
             server.server.step()
-    values = server.server.published.weights[0]
+    values = server.server.session.published.weights[0]
     assert np.all(values == values[0]) and values[0] == ROUNDS * PUSHES, "a push was lost or torn"
     return {
         "apply": median_rate(applied, 4 * SIZE),

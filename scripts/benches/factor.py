@@ -70,6 +70,6 @@ def _serve(stepper: Stepper, plan: FactorPlan) -> None:
     """From the mailbox into the weights, as a server with one thread does."""
     mail = ReceivedMessage(**dict.fromkeys(HEADER.names, 0), ring=0, start=0)
     mail.kind, mail.values, mail.words, mail.finite = FACTOR, IMAGES, plan.words(IMAGES), 1
-    stepper.unpack(mail, plan)
+    stepper.values.unpack(mail, plan)
     stepper.step([(band, [mail], [0]) for band in stepper.bands({shard.index: [mail] for shard in plan.shards})], 1e-6)
-    stepper.release(mail)
+    stepper.values.release(mail)
