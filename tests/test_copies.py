@@ -5,7 +5,7 @@ import pytest
 from launch import available, given, start
 from test_train import SMOOTH
 
-from adam_mpi.transport.conservation import counted
+from adam_mpi.transport.conservation import count_pushes
 
 pytestmark = [
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),
@@ -26,10 +26,10 @@ MORE = 5
 
 
 def acknowledged(job):
-    """Pushes, counted outside of the program's own books."""
+    """Return how many pushes were acknowledged, as recorded outside of the program's own counts."""
     if not (job.run / "conservation").exists():
         return 0
-    return sum(known for _, known in counted(job.run).values())
+    return sum(known for _, known in count_pushes(job.run).values())
 
 
 @pytest.mark.timeout(430)

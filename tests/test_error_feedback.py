@@ -8,7 +8,7 @@ from launch import available, given
 from test_consistency import TENSORS
 
 from adam_mpi.checkpoint import model_file
-from adam_mpi.transport.conservation import counted, given_up, unexplained
+from adam_mpi.transport.conservation import count_pushes, count_withdrawn, unexplained_weights
 
 EPOCHS, IMAGES, BATCHES, REPLICAS = 2, 3200, 100, 3
 LAYOUT = ["layout.data=2", "layout.servers=2", "worker.threads=1", f"train.epochs={EPOCHS}", "train.test=false"]
@@ -49,15 +49,15 @@ def weights(job):
 
 def check_counts(job, dead):
     """Every push of the living is acknowledged or taken back; every image is trained on or skipped."""
-    back = given_up(job.run)
-    told = {member: counts for member, counts in counted(job.run).items() if member not in dead}
+    back = count_withdrawn(job.run)
+    told = {member: counts for member, counts in count_pushes(job.run).items() if member not in dead}
     assert all(pushed == known + back[member] for member, (pushed, known) in told.items()), (told, back)
     summary = job.summary
     assert summary["images"] + summary["images_skipped"] == EPOCHS * IMAGES, summary["images_skipped"]
 
 
 def check_conserved(job, dead, codec):
-    off = np.abs(unexplained(job.run, weights(job), dead))
+    off = np.abs(unexplained_weights(job.run, weights(job), dead))
     # The means of onebit are rounded, in every push.
     assert off.max() < (0.1 if codec == "onebit" else 1e-4), (off.max(), int((off > 0.1).sum()))
 
@@ -107,7 +107,7 @@ def test_strips_take_back_what_no_shard_has(codec, staleness, fault, launch):
 def test_with_a_bound_every_share_of_the_living_is_pushed(codec, faults, launch):
     job, dead = run(launch, RANKS, "3", faults, *CONSERVE, f"push.codec={codec}")
     check_counts(job, dead)
-    told, summary = counted(job.run), job.summary
+    told, summary = count_pushes(job.run), job.summary
     known = sum(acknowledged for _, acknowledged in told.values())
     unknown = sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
     values = weights(job)

@@ -24,13 +24,13 @@ def message(body, batches=(), position=1, seed=0, **fields):
         header[name] = value
     mailbox.body(slot)[:body] = np.random.default_rng(seed).integers(0, 2**32, body, np.uint32)
     length = mailbox.seal(slot, header, np.array(batches, np.int64))
-    mailbox.post(slot[:length], position)
+    mailbox.write_position(slot[:length], position)
     mailbox.sign(slot[:length])
     return slot, length
 
 
 def state(slot, position=1, near=False):
-    return mailbox.state(slot, 0, SLOT, position, near)
+    return mailbox.slot_state(slot, 0, SLOT, position, near)
 
 
 BODIES = st.integers(0, 90)
@@ -153,12 +153,12 @@ def test_a_copy_tells_of_a_nan_or_an_infinity(size):
 
 def test_the_rest_of_a_message_is_read_behind_a_barrier():
     """On CPUs that swap reads a header may else be older than its position."""
-    # Compiled anew: what comes from the cache cannot be looked at.
-    compiled = njit(mailbox.state.py_func)
+    # Compiled again: what comes from the cache cannot be looked at.
+    compiled = njit(mailbox.slot_state.py_func)
     compiled(np.zeros(SLOT, np.uint32), 0, SLOT, 1, True)
     (code,) = compiled.inspect_llvm().values()
     own = code[code.index("define ") :].partition("\n}\n")[0]
-    assert "mailbox5state" in own.partition("\n")[0]
+    assert "mailbox10slot_state" in own.partition("\n")[0]
     (block,) = (block for block in own.split("\n\n") if "fence acquire" in block)
     before, after = block.split("fence acquire")
     assert " load " not in before and after.count(" load ") == 2, "the lengths are read right behind it"

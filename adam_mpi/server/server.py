@@ -52,7 +52,7 @@ from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.transport.conservation import leave_copies
+from adam_mpi.transport.conservation import write_copies
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
 
@@ -208,7 +208,7 @@ class Server:
         self.finishing = None
         if order.copies:
             whole = {index: own.weights for index, own in self.shard_copies.items() if own.whole and not own.behind}
-            leave_copies(Path(order.copies), self.session.world.place.member, whole)
+            write_copies(Path(order.copies), self.session.world.place.member, whole)
         self._report(Statistics(self.stats(), final=True))
 
     def _report(self, message: Message) -> None:

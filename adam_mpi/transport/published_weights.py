@@ -1,4 +1,4 @@
-"""The memory a server lets others read: its clock and rate, a line per pusher, versions and weights of its shards."""
+"""The memory of a server that others read: its clock and rate, a line per ring, versions and weights of its shards."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,39 +12,58 @@ DTYPES = {"weights": np.float32, "ema": np.float32, "short": np.uint16}
 
 
 class PublishedWeights:
+    """Views of what one server publishes in its part of the weights window; `MemoryLayout` says where it lies."""
+
     def __init__(self, memory_layout: MemoryLayout, server: int, memory: np.ndarray) -> None:
+        """`memory` is the part of `server` in the weights window."""
         self.memory = memory
-        lines = self.memory[: memory_layout.version_offset].view(np.int64).reshape(-1, LINE // 8)
-        self.clock, self.rate = lines[0, :1], lines[0, 1:2].view(np.float64)
-        self.applied, self.torn, self.asked, self.different, self.arrived = (lines[1:, column] for column in range(5))
-        """Per ring: the last position dealt with; the one that stayed torn; how often we have asked for such a one;
-        of a peer, how many of our copies were not like its own; and the last position that has arrived."""
-        start, shards = memory_layout.version_offset, memory_layout.held[server]
-        self.versions = self.memory[start : start + 8 * len(shards)].view(np.int64)
+        lines = memory[: memory_layout.version_offset].view(np.int64).reshape(-1, LINE // 8)
+        self.clock = lines[0, :1]
+        self.rate = lines[0, 1:2].view(np.float64)
+        rings = lines[1:]
+        self.applied = rings[:, 0]
+        """Of each ring: the position of the last message that is acknowledged."""
+        self.torn = rings[:, 1]
+        """Of each ring: the position of the last message that stayed torn."""
+        self.asked = rings[:, 2]
+        """Of each ring: how often a torn message was asked for again."""
+        self.different = rings[:, 3]
+        """Of each ring of another server: how many of our copies were different from its own."""
+        self.arrived = rings[:, 4]
+        """Of each ring: the position of the last message that has arrived."""
+        shards = memory_layout.held[server]
+        start = memory_layout.version_offset
+        self.versions = memory[start : start + 8 * len(shards)].view(np.int64)
         self.regions: dict[str, dict[int, np.ndarray]] = {}
         for region in memory_layout.regions:
-            offset = memory_layout.region_offset(server, region)
-            self.regions[region] = views = {}
-            for shard in shards:
-                size = WIDTHS[region] * shard.size
-                views[shard.index] = self.memory[offset : offset + size].view(DTYPES[region])
-                offset += size
+            self.regions[region] = self._views(region, shards, memory_layout.region_offset(server, region))
+
+    def _views(self, region: str, shards: Sequence[Shard], offset: int) -> dict[int, np.ndarray]:
+        """Return shard -> its values in `region`, which begins at byte `offset`."""
+        views = {}
+        for shard in shards:
+            size = WIDTHS[region] * shard.size
+            views[shard.index] = self.memory[offset : offset + size].view(DTYPES[region])
+            offset += size
+        return views
 
     def run(self, shards: Sequence[Shard]) -> np.ndarray:
-        """The weights of shards that are held one after the other, as one array."""
-        first, size = self.weights[shards[0].index], 4 * sum(shard.size for shard in shards)
-        offset = first.ctypes.data - self.memory.ctypes.data
+        """Return the weights of `shards`, which lie one after the other, as one array."""
+        size = 4 * sum(shard.size for shard in shards)
+        offset = self.weights[shards[0].index].ctypes.data - self.memory.ctypes.data
         return self.memory[offset : offset + size].view(np.float32)
 
-    def take_over(self, served: Iterable[Shard], kept: Mapping[int, ShardCopy]) -> dict[int, ShardCopy]:
-        """Shards that are served from here: those we have had a copy of, or new ones, moved to where they are read."""
-        emas, taken = self.regions.get("ema", {}), {}
+    def take_over(self, served: Iterable[Shard], earlier: Mapping[int, ShardCopy]) -> dict[int, ShardCopy]:
+        """Move the copies of the shards in `served`, those in `earlier` or new ones, into this memory; return them."""
+        emas = self.regions.get("ema", {})
+        taken = {}
         for shard in served:
-            holding = kept.get(shard.index) or ShardCopy.empty(shard, bool(emas))
-            holding.move(self.weights[shard.index], emas.get(shard.index, holding.ema))
-            taken[shard.index] = holding
+            own = earlier.get(shard.index) or ShardCopy.empty(shard, bool(emas))
+            own.move(self.weights[shard.index], emas.get(shard.index, own.ema))
+            taken[shard.index] = own
         return taken
 
     @property
     def weights(self) -> dict[int, np.ndarray]:
+        """Return the weights of each shard."""
         return self.regions["weights"]

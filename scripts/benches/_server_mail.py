@@ -80,7 +80,7 @@ def feed(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
         pulled.append(timed(lambda: server.wait(server.pull(into=weights))))
         comm.Ibarrier().Wait()
     lane = next(iter(server.lanes.values()))
-    return {"pull": median_rate(pulled, 4 * SIZE), "past": lane.copier.way}
+    return {"pull": median_rate(pulled, 4 * SIZE), "past": lane.memcpy.way}
 
 
 def main() -> None:
