@@ -45,7 +45,7 @@ def conserved(directory: Path, summary: dict) -> None:
 
 
 def _whole(name: str, values: np.ndarray, acknowledged: int, under_way: int) -> None:
-    """Check that every weight is a number of whole pushes: the acknowledged ones, and some that the dead had under way."""
+    """Check that every weight is a number of pushes: the acknowledged ones, and some that the dead had under way."""
     least, most = values.min(), values.max()
     known = f"{name}: weights of {least} to {most}, acknowledged {acknowledged}, {under_way} under way of the dead"
     assert acknowledged <= least and most <= acknowledged + under_way, known

@@ -1,11 +1,11 @@
-"""What a server refuses, asks for again, and never allocates: one server and one pusher in one process."""
+"""The push queue: what it refuses and asks for again, and that pushes allocate nothing; in one process."""
 
 import tracemalloc
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from house import House, additive
+from local_server import LocalServer, additive
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.sharding import message_format
@@ -16,21 +16,21 @@ SIZE = 500  # four shards, the last one smaller
 
 @pytest.fixture
 def build():
-    """Makes houses and frees their windows in the end."""
+    """Return a function that makes local servers; their windows are freed at the end."""
     made = []
 
     def call(size=SIZE, **settings):
-        made.append(House(additive(**settings), size))
+        made.append(LocalServer(additive(**settings), size))
         return made[-1]
 
     yield call
-    for house in made:
-        house.free()
+    for local in made:
+        local.free()
 
 
 @dataclass
 class Forged:
-    """A letter of 100 ones for the first parameters of shard 1, with any field of its header changed."""
+    """A message of 100 ones for the first parameters of shard 1, with any field of its header changed."""
 
     fields: dict
     words: np.ndarray = field(default_factory=lambda: np.ones(100, np.float32).view(np.uint32))
@@ -88,121 +88,124 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_push_is_refused_and_named(name, build, caplog):
-    house, (letter, words) = build(), WRONG[name]
-    house.push(2.0)
+    local = build()
+    message, reason = WRONG[name]
+    local.push(2.0)
     # More often than there are slots: each must be freed.
-    for number in range(house.memory_layout.slots + 1):
-        letter.answered, letter.fields["sequence"] = False, 10 + number
-        house.lane.waiting.append(letter)
-        house.settle()
-        assert letter.answered
-    assert np.array_equal(house.weights, np.full(SIZE, 2.0))
-    assert house.counts["refused"] == house.memory_layout.slots + 1
+    for number in range(local.memory_layout.slots + 1):
+        message.answered = False
+        message.fields["sequence"] = 10 + number
+        local.lane.waiting.append(message)
+        local.settle()
+        assert message.answered
+    assert np.array_equal(local.weights, np.full(SIZE, 2.0))
+    assert local.counts["refused"] == local.memory_layout.slots + 1
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == house.memory_layout.slots + 1
-    assert said[0].startswith("push 10 of rank 0, data+worker+server") and words in said[0]
+    assert len(said) == local.memory_layout.slots + 1
+    assert said[0].startswith("push 10 of rank 0, data+worker+server") and reason in said[0]
 
 
 def test_a_good_push_after_a_wrong_one_is_applied(build):
-    house = build()
-    house.lane.waiting.append(Forged({"shard": 99}))
-    house.push(1.0)
-    house.push(1.0)
-    assert np.array_equal(house.weights, np.full(SIZE, 2.0))
+    local = build()
+    local.lane.waiting.append(Forged({"shard": 99}))
+    local.push(1.0)
+    local.push(1.0)
+    assert np.array_equal(local.weights, np.full(SIZE, 2.0))
 
 
 def test_several_apply_threads_add_the_same(build):
-    house = build(size=2000, threads=3)
+    local = build(size=2000, threads=3)
     for number in range(1, 6):
-        house.push(np.arange(2000) * number)
-    assert np.array_equal(house.weights, 15.0 * np.arange(2000))
+        local.push(np.arange(2000) * number)
+    assert np.array_equal(local.weights, 15.0 * np.arange(2000))
 
 
 def test_a_push_sent_again_is_dropped(build, caplog):
     caplog.set_level("DEBUG")
-    house = build()
+    local = build()
     for sequence in (1, 2, 2, 1, 3):
-        house.lane.waiting.append(Forged({"sequence": sequence}))
-    house.settle()
-    assert house.weights[128:228].tolist() == [3.0] * 100 and house.weights.sum() == 300
-    assert house.counts["duplicates"] == 2 and house.counts["refused"] == 0
+        local.lane.waiting.append(Forged({"sequence": sequence}))
+    local.settle()
+    assert local.weights[128:228].tolist() == [3.0] * 100 and local.weights.sum() == 300
+    assert local.counts["duplicates"] == 2 and local.counts["refused"] == 0
     assert "it was applied before" in caplog.text
 
 
-def test_a_nan_ends_the_job_where_that_is_wanted(build):
-    house = build()
-    house.world.config.server.on_nan = "stop"
+def test_a_nan_ends_the_job_where_that_is_configured(build):
+    local = build()
+    local.world.config.server.on_nan = "stop"
     values = np.ones(SIZE, np.float32)
     values[200] = np.nan
     with pytest.raises(UserError, match=r"push 1 of rank 0.*NaN or infinity for shard 1 \(dense1\).*on_nan = stop"):
-        house.push(values)
+        local.push(values)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_nan_costs_its_own_shard_of_one_push_only(codec, build):
-    """With error feedback it must not live on in the residual either."""
-    house = build(codec=codec)
+    """With error feedback it must not stay in the residual either."""
+    local = build(codec=codec)
     values = np.ones(SIZE, np.float32)
     values[200] = np.nan
-    house.push(values)
-    assert house.counts["refused"] == 1
-    assert not house.weights[128:256].any() and house.weights[:128].any()
-    house.push(1.0)
-    assert house.counts["refused"] == 1 and np.isfinite(house.weights).all()
-    assert house.weights[128:256].any()
+    local.push(values)
+    assert local.counts["refused"] == 1
+    assert not local.weights[128:256].any() and local.weights[:128].any()
+    local.push(1.0)
+    assert local.counts["refused"] == 1 and np.isfinite(local.weights).all()
+    assert local.weights[128:256].any()
 
 
 @pytest.mark.parametrize("word", [8, message_format.HEADER_WORDS, message_format.HEADER_WORDS + 50])
 def test_a_torn_message_is_asked_for_again_and_applied_once(word, build, caplog):
-    house = build()
-    house.pushes.push(house.contribution(1.0))
-    house.pushes.step()
-    house.world.wait(lambda: all(request is None or request.Test() for request in house.lane.requests), "puts", 20)
-    house.generation.mailbox_window.sync()
+    local = build()
+    local.pushes.push(local.contribution(1.0))
+    local.pushes.step()
+    local.world.wait(lambda: all(request is None or request.Test() for request in local.lane.requests), "puts", 20)
+    local.generation.mailbox_window.sync()
     # The first message of the ring loses a word on its way.
-    house.generation.mailbox_window.memory.view(np.uint32)[word] ^= np.uint32(0x10)
-    house.settle()
-    assert np.array_equal(house.weights, np.ones(SIZE))
-    assert house.counts["torn"] == 1 and house.lane.resent == 1
-    assert house.counts["duplicates"] == house.counts["refused"] == 0
+    local.generation.mailbox_window.memory.view(np.uint32)[word] ^= np.uint32(0x10)
+    local.settle()
+    assert np.array_equal(local.weights, np.ones(SIZE))
+    assert local.counts["torn"] == 1 and local.lane.resent == 1
+    assert local.counts["duplicates"] == local.counts["refused"] == 0
     assert "message 1 of rank 0" in caplog.text and "stays torn; it is asked for again" in caplog.text
 
 
 def test_a_message_that_is_torn_again_is_asked_for_again(build):
-    house = build()
-    house.pushes.push(house.contribution(1.0))
-    house.pushes.step()
+    local = build()
+    local.pushes.push(local.contribution(1.0))
+    local.pushes.step()
     for times in (1, 2, 3):
-        house.world.wait(lambda: all(request is None or request.Test() for request in house.lane.requests), "puts", 20)
-        house.generation.mailbox_window.sync()
-        house.generation.mailbox_window.memory.view(np.uint32)[60] ^= np.uint32(0x10)
-        house.world.wait(lambda times=times: sent_again(house, times), "it to be sent again", 20)
-    house.settle()
-    assert np.array_equal(house.weights, np.ones(SIZE)) and house.counts["torn"] == 3
+        local.world.wait(lambda: all(request is None or request.Test() for request in local.lane.requests), "puts", 20)
+        local.generation.mailbox_window.sync()
+        local.generation.mailbox_window.memory.view(np.uint32)[60] ^= np.uint32(0x10)
+        local.world.wait(lambda times=times: sent_again(local, times), "it to be sent again", 20)
+    local.settle()
+    assert np.array_equal(local.weights, np.ones(SIZE)) and local.counts["torn"] == 3
 
 
-def sent_again(house, times):
-    """One step at a time, so that the server does not take the message before the test has torn it."""
-    if house.counts["torn"] < times:
-        house.server.step()
-    house.pushes.step()
-    return house.lane.resent == times
+def sent_again(local, times):
+    """Step once, so that the server does not take the message before the test has torn it."""
+    if local.counts["torn"] < times:
+        local.server.step()
+    local.pushes.step()
+    return local.lane.resent == times
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
 @pytest.mark.parametrize("codec", ["none", "onebit"])
 def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
-    """Neither at the pusher nor at the server: shards of 1 MB, less than 64 KB of Python's own."""
-    house = build(size=2 * 262_144, shard=262_144, codec=codec, transport=transport)
-    contribution = house.contribution(1.0)
+    """Neither the pusher nor the server allocates: of shards of 1 MB, Python itself takes less than 64 KB."""
+    local = build(size=2 * 262_144, shard=262_144, codec=codec, transport=transport)
+    contribution = local.contribution(1.0)
 
     def push():
-        house.pushes.push(contribution)
-        house.settle()
+        local.pushes.push(contribution)
+        local.settle()
 
     for _ in range(3):
         push()
-    buffers, grown = house.server.session.stepper.values.pool.allocated, []
+    buffers = local.server.session.stepper.values.pool.allocated
+    grown = []
     tracemalloc.start()
     try:
         for _ in range(10):
@@ -213,31 +216,31 @@ def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
     finally:
         tracemalloc.stop()
     assert max(grown) < 64 << 10
-    assert house.server.session.stepper.values.pool.allocated == buffers == (1 if codec == "onebit" else 0)
+    assert local.server.session.stepper.values.pool.allocated == buffers == (1 if codec == "onebit" else 0)
 
 
-def test_a_pull_brings_what_has_changed_and_reads_nothing_else(build):
-    house = build()
-    house.push(1.0)
-    assert np.all(house.pull() == 1.0) and house.pulls.runs
-    house.push(1.0)
-    house.pulls.start()
-    house.world.wait(house.pulls.step, "weights", 20)
-    assert not house.pulls.active and not house.pulls.step()
-    assert np.all(house.pulls.latest == 2.0)
-    assert np.all(house.pull() == 2.0) and house.pulls.runs == []
+def test_a_pull_reads_what_has_changed_and_nothing_else(build):
+    local = build()
+    local.push(1.0)
+    assert np.all(local.pull() == 1.0) and local.pulls.runs
+    local.push(1.0)
+    local.pulls.start()
+    local.world.wait(local.pulls.step, "weights", 20)
+    assert not local.pulls.active and not local.pulls.step()
+    assert np.all(local.pulls.latest == 2.0)
+    assert np.all(local.pull() == 2.0) and local.pulls.runs == []
 
 
 def test_a_pull_allocates_nothing_after_warm_up(build):
-    house = build(size=2 * 262_144, shard=262_144)
-    house.push(1.0)
-    house.pull()
+    local = build(size=2 * 262_144, shard=262_144)
+    local.push(1.0)
+    local.pull()
     tracemalloc.start()
     try:
-        house.push(1.0)
+        local.push(1.0)
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        assert house.pull()[0] == 2
+        assert local.pull()[0] == 2
         assert tracemalloc.get_traced_memory()[1] - before < 64 << 10
     finally:
         tracemalloc.stop()

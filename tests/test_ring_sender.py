@@ -1,4 +1,4 @@
-"""A ring in a server's mailbox, seen from the pusher, without a job around it."""
+"""The sender of a ring, without a job."""
 
 import gc
 import weakref
@@ -17,16 +17,16 @@ class Near:
         return np.zeros(size, np.uint8)
 
 
-def test_a_lane_of_a_generation_that_is_over_goes_without_a_search_for_rings():
-    """Its memory is shared with the server: as long as it is there, the server's is."""
-    lane = RingSender(Rings(1, 2, 256, 0), 0, 0, Near(), Near())
-    for letters in (lane.waiting, lane.held, lane.sent):
-        letters.append(SimpleNamespace(copy=lane.copy))
-    left = weakref.ref(lane)
+def test_a_sender_of_a_generation_that_is_over_is_freed_without_a_garbage_collection():
+    """Its memory is shared with the server: as long as the sender exists, the memory of the server does."""
+    sender = RingSender(Rings(1, 2, 256, 0), 0, 0, Near(), Near())
+    for messages in (sender.waiting, sender.held, sender.sent):
+        messages.append(SimpleNamespace(copy=sender.copy))
+    left = weakref.ref(sender)
     gc.disable()
     try:
-        lane.drop()
-        del lane
+        sender.drop()
+        del sender
         assert left() is None
     finally:
         gc.enable()

@@ -39,7 +39,7 @@ def test_a_rate_is_never_negative_nor_above_the_first(schedule, images, total, w
 
 
 def trained(batches, images=8, epochs=3):
-    """Return the rates in `epochs` epochs of `batches` batches of `images` images, where 80 images in batches of 8 were due."""
+    """Return the rates in epochs of `batches` batches of `images` images, where 80 images in batches of 8 were due."""
     settings = ["train.batch=8", f"train.epochs={epochs}", "optimizer.learning_rate=0.5", "optimizer.schedule=cosine"]
     progress = ServerProgress(load(None, settings), Position(12), 80)
     rates = []

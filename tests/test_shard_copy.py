@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from house import House, additive
+from local_server import LocalServer, additive
 
 from adam_mpi.base.errors import LostState
 from adam_mpi.config import Config
@@ -147,64 +147,64 @@ def test_in_synchronous_training_a_copy_arrives_with_its_last_step_so_that_the_s
 
 
 @pytest.fixture
-def house():
-    made = House(additive(), 500)
+def local():
+    made = LocalServer(additive(), 500)
     yield made
     made.free()
 
 
-def pushes_in_all_shards(house):
-    session = house.server.session
+def pushes_in_all_shards(local):
+    session = local.server.session
     return last_pushes(session.memory_layout, session.shards, session.shard_copies, session.began)
 
 
-def test_a_push_is_in_all_shards_or_it_is_not_counted(house):
-    house.push(1.0)
-    house.push(1.0)
-    assert pushes_in_all_shards(house) == house.server.stats()["tables"] == [("0", 0, 2)]
-    house.server.shard_copies[1].table = {0: MOST_PARTS}
-    assert pushes_in_all_shards(house) == [("0", 0, 1)]
-    house.server.shard_copies[3].table = {}
-    assert pushes_in_all_shards(house) == [("0", 0, 0)]
-    assert house.pushes.last == (2, 2)
+def test_a_push_is_in_all_shards_or_it_is_not_counted(local):
+    local.push(1.0)
+    local.push(1.0)
+    assert pushes_in_all_shards(local) == local.server.stats()["tables"] == [("0", 0, 2)]
+    local.server.shard_copies[1].table = {0: MOST_PARTS}
+    assert pushes_in_all_shards(local) == [("0", 0, 1)]
+    local.server.shard_copies[3].table = {}
+    assert pushes_in_all_shards(local) == [("0", 0, 0)]
+    assert local.pushes.last == (2, 2)
 
 
-def test_a_server_does_not_begin_with_a_shard_that_lacks_an_acknowledged_push(house):
-    house.push(1.0)
-    house.server.begin(house.generation, acknowledged={0: 1})
-    house.server.shard_copies[2].table = {}
+def test_a_server_does_not_begin_with_a_shard_that_lacks_an_acknowledged_push(local):
+    local.push(1.0)
+    local.server.begin(local.generation, acknowledged={0: 1})
+    local.server.shard_copies[2].table = {}
     with pytest.raises(LostState, match="shards 2 lack acknowledged pushes"):
-        house.server.begin(house.generation, acknowledged={0: 1})
+        local.server.begin(local.generation, acknowledged={0: 1})
 
 
-def test_a_server_reports_which_copies_were_not_waited_for_and_since_when(house):
-    house.push(1.0)
-    house.server.begin(house.generation, acknowledged={0: 1}, lacking=[(0, 1), (5, 2)])
+def test_a_server_reports_which_copies_were_not_waited_for_and_since_when(local):
+    local.push(1.0)
+    local.server.begin(local.generation, acknowledged={0: 1}, lacking=[(0, 1), (5, 2)])
     state = RankState(0)
-    house.server.export_state(state)
+    local.server.export_state(state)
     assert state.behind == {1: 0} and state.began == {0: {0: 1}} and set(state.copies) == {0, 1, 2, 3}
-    house.server.discard([1])
-    house.server.export_state(state)
+    local.server.discard([1])
+    local.server.export_state(state)
     assert set(state.copies) == {0, 2, 3} and not state.behind
-    house.server.begin(house.generation)
-    house.server.export_state(state)
+    local.server.begin(local.generation)
+    local.server.export_state(state)
     assert not state.behind
 
 
-def test_counts_of_a_generation_that_is_over_are_kept(house):
-    house.push(np.nan)
-    refused = house.counts["refused"]
-    house.server.begin(house.generation)
-    assert refused > 0 and house.counts["refused"] == refused
+def test_counts_of_a_generation_that_is_over_are_kept(local):
+    local.push(np.nan)
+    refused = local.counts["refused"]
+    local.server.begin(local.generation)
+    assert refused > 0 and local.counts["refused"] == refused
 
 
-def test_the_session_of_a_generation_that_is_over_is_freed_without_a_garbage_collection(house):
+def test_the_session_of_a_generation_that_is_over_is_freed_without_a_garbage_collection(local):
     """It refers to the memory of windows: as long as it exists, that memory does."""
-    house.push(1.0)
-    earlier = weakref.ref(house.server.session)
+    local.push(1.0)
+    earlier = weakref.ref(local.server.session)
     gc.disable()
     try:
-        house.server.begin(house.generation)
+        local.server.begin(local.generation)
         assert earlier() is None
     finally:
         gc.enable()
@@ -220,17 +220,17 @@ def test_a_server_without_shards_of_its_own_may_miss_clocks_before_its_first_cop
     assert set(progress.positions) == {0, 1}
 
 
-def test_a_lost_rank_that_mpi_reports_finds_no_step_that_is_in_the_weights_and_in_no_table(house, monkeypatch):
+def test_a_lost_rank_that_mpi_reports_finds_no_step_that_is_in_the_weights_and_in_no_table(local, monkeypatch):
     """Its pushes are sent again, and would be applied again."""
 
     def check_and_sync():
-        in_weights = {index: bool(own.weights.any()) for index, own in house.server.shard_copies.items()}
-        in_tables = {index: bool(own.table) for index, own in house.server.shard_copies.items()}
+        in_weights = {index: bool(own.weights.any()) for index, own in local.server.shard_copies.items()}
+        in_tables = {index: bool(own.table) for index, own in local.server.shard_copies.items()}
         assert in_weights == in_tables
         sync()
 
-    window = house.generation.weights_window
+    window = local.generation.weights_window
     sync = window.sync
     monkeypatch.setattr(window, "sync", check_and_sync)
-    house.push(1.0)
-    assert (house.weights == 1).all()
+    local.push(1.0)
+    assert (local.weights == 1).all()

@@ -9,9 +9,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from house import House, additive
 from hypothesis import given
 from hypothesis import strategies as st
+from local_server import LocalServer as House
+from local_server import additive
 
 from adam_mpi.base.errors import LostRun
 from adam_mpi.checkpoint import model_file, owner, snapshot

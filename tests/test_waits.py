@@ -7,8 +7,9 @@ import types
 
 import psutil
 import pytest
-from house import House, additive
 from launch import Disk, Freezer, available, given
+from local_server import LocalServer as House
+from local_server import additive
 
 from adam_mpi.checkpoint.run_directory import grow
 from adam_mpi.server.server import Server

@@ -25,7 +25,7 @@ from adam_mpi.server.optimizer_rules import ImageCounts
 from adam_mpi.sharding.shards import Shard
 
 # Kinds of bodies, beside those of pushes.
-RECORD, PART, CHECK = 4, 5, 6
+RECORD, PART, CHECK = range(4, 7)
 
 
 @dataclass(eq=False)

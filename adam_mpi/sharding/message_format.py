@@ -32,9 +32,9 @@ HEADER = np.dtype(
 )
 """position: place in the ring since the generation began, from 1; pusher: its member number; sequence: number of the
 push of this member, across generations; words: length of the body; batches: how many batch ids follow it; first,
-values: which parameters of the shard; images: how many images' gradients are summed; seen: version of the shard that they were
-computed on; last: the push has no more messages for this server; finite: there is no NaN or infinity among the values;
-part, parts: a large factor push has several messages."""
+values: which parameters of the shard; images: how many images' gradients are summed; seen: version of the shard that
+they were computed on; last: the push has no more messages for this server; finite: there is no NaN or infinity among
+the values; part, parts: a large factor push has several messages."""
 
 # Kinds of bodies: values of a run of parameters; (index, value) pairs; activations and errors to be multiplied.
 DELTA, SPARSE, FACTOR = range(1, 4)
