@@ -95,6 +95,19 @@ def test_placement_depends_on_nothing_but_its_arguments():
     assert said.stdout.strip() == repr(first)
 
 
+def test_sharding_is_pure():
+    """Nothing in the package imports MPI, directly or through another module."""
+    program = (
+        "import importlib, pkgutil, sys, adam_mpi.sharding as package\n"
+        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print('adam_mpi.sharding.memory_layout' in sys.modules, 'mpi4py' in sys.modules)"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=paths)
+    assert said.stdout.split() == ["True", "False"]
+
+
 @settings(max_examples=30)
 @given(st.integers(2, 40), st.integers(25, 40), st.lists(st.integers(1, 1000), max_size=40))
 def test_no_server_has_more_than_its_share(servers, per_server, small):

@@ -245,7 +245,7 @@ def test_a_pull_waits_patiently_for_a_clock_but_not_for_an_answer():
     house.free()
 
 
-def test_a_server_waits_for_word_of_its_copies():
+def test_a_server_waits_for_acknowledgements_of_its_copies():
     server = Server.__new__(Server)
     server.session = types.SimpleNamespace(replicator=None)
     assert server.awaits() == []

@@ -265,7 +265,7 @@ class Server:
 
     def awaits(self) -> list[Wait]:
         """Return what other servers owe: that they take the records that they were sent, at once."""
-        what = "word that its copies are up to date"
+        what = "acknowledgement of records for copies of its shards"
         return [Wait(what, server, sender.applied) for server, sender in self._ring_senders().items() if sender.sent]
 
     def _ring_senders(self) -> Mapping[int, RingSender[Any]]:
