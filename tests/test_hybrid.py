@@ -27,7 +27,7 @@ from adam_mpi.model.partition import partition
 from adam_mpi.model.strip_context import StripContext
 from adam_mpi.planning.report import plan
 from adam_mpi.sharding import batch_parts
-from adam_mpi.sharding.batch_parts import Batch, cut_rounds, shares
+from adam_mpi.transport.batch_message import Batch, cut_rounds, shares
 
 IMAGES, BATCH = 9, 104
 HYBRID = "layout.scheme=hybrid"

@@ -9,10 +9,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from house import House, additive
 from hypothesis import given
 from hypothesis import strategies as st
-from local_server import LocalServer as House
-from local_server import additive
 
 from adam_mpi.base.errors import LostRun
 from adam_mpi.checkpoint import model_file, owner, snapshot
@@ -316,7 +315,7 @@ def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
     house = House(additive(), 300)
     house.push(1.0)
     server = house.server
-    assert server.session.barrier.hold() == [1]
+    assert server.cut.hold() == [1]
     for _ in range(3):
         house.pushes.push(house.contribution(1.0))
 
@@ -325,10 +324,10 @@ def test_a_server_holds_back_what_is_after_the_cut(tmp_path):
         house.pushes.step()
         return happened()
 
-    house.world.wait(lambda: move(lambda: len(server.session.staged.by_shard) == 3), "pushes", 20)
+    house.world.wait(lambda: move(lambda: len(server.staged) == 3), "pushes", 20)
     assert (house.weights == 1).all()
-    server.session.barrier.at([3], tmp_path)
-    house.world.wait(lambda: move(lambda: server.session.barrier.limits is None), "the cut", 20)
+    server.cut.at([3], tmp_path)
+    house.world.wait(lambda: move(lambda: server.cut.limits is None), "the cut", 20)
     house.settle()
     assert (house.weights == 4).all()
     house.world.wait(lambda: (tmp_path / "server-00000.h5").exists(), "the file", 20)
@@ -349,10 +348,10 @@ def test_at_the_cut_weights_and_residual_are_all_that_was_pushed(tmp_path, codec
             pushes.push(house.contribution(row))
 
     push(values[:8])
-    server.session.barrier.hold()
+    server.cut.hold()
     assert pushes.residual.hold(pushes.sent) == [8]
     push(values[8:])
-    server.session.barrier.at([8], tmp_path)
+    server.cut.at([8], tmp_path)
     pushes.residual.at([8], tmp_path)
     house.settle()
     files = [tmp_path / "server-00000.h5", tmp_path / "residual-00000.h5"]

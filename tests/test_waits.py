@@ -7,9 +7,8 @@ import types
 
 import psutil
 import pytest
+from house import House, additive
 from launch import Disk, Freezer, available, given
-from local_server import LocalServer as House
-from local_server import additive
 
 from adam_mpi.checkpoint.run_directory import grow
 from adam_mpi.server.server import Server
@@ -200,7 +199,7 @@ def kinds(waits):
 
 def test_with_clocks_the_arrival_of_a_push_is_owed_at_once_and_only_its_application_may_take_long():
     house = far_house(0)
-    house.server.session.barrier.hold()
+    house.server.cut.hold()
     house.pushes.push(house.contribution(1.0))
     house.pushes.step()
     assert kinds(house.pushes.awaits()) == {("arrival", False), ("acknowledgement", True)}
@@ -211,7 +210,7 @@ def test_with_clocks_the_arrival_of_a_push_is_owed_at_once_and_only_its_applicat
         return kinds(house.pushes.awaits()) == {("acknowledgement", True)}
 
     house.world.wait(arrived, "the server to say what has arrived", 20)
-    house.server.session.barrier.release()
+    house.server.cut.release()
     house.settle()
     assert list(house.pushes.awaits()) == []
     house.free()
@@ -245,10 +244,10 @@ def test_a_pull_waits_patiently_for_a_clock_but_not_for_an_answer():
     house.free()
 
 
-def test_a_server_waits_for_acknowledgements_of_its_copies():
+def test_a_server_waits_for_word_of_its_copies():
     server = Server.__new__(Server)
-    server.session = types.SimpleNamespace(replicator=None)
+    server.replicator = None
     assert server.awaits() == []
     lanes = {3: types.SimpleNamespace(sent=["record"], applied=7), 4: types.SimpleNamespace(sent=[], applied=9)}
-    server.session.replicator = types.SimpleNamespace(ring_senders=lanes)
+    server.replicator = types.SimpleNamespace(lanes=lanes)
     assert [(wait.rank, wait.turn, wait.patient) for wait in server.awaits()] == [(3, 7, False)]

@@ -18,8 +18,8 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import Partition, partition
 from adam_mpi.planning.plan import network
 from adam_mpi.runtime import compile
-from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.sharding.spans import Spans
+from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker import channels
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.link import Link

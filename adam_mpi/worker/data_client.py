@@ -9,10 +9,10 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.sharding.joint_batches import Piece
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.transport import batch_message as batch
+from adam_mpi.transport.batch_message import Batch
 
 # Batches a replica may hold at any time.
 LEAST = 3

@@ -11,7 +11,7 @@ from adam_mpi.model.context import Context
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.parameters import Tensor, feeds, tensors, views
-from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.transport.batch_message import Batch
 
 MOST_IMAGES = 64
 

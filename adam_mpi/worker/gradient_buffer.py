@@ -11,8 +11,8 @@ from numba import njit
 from adam_mpi.config import Config
 from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.sharding.factors import Matrix
+from adam_mpi.transport.batch_message import Batch
 
 MOST_PUSHES = 2
 """How many pushes' images one contribution takes at the most, while servers are slow."""

@@ -26,10 +26,10 @@ from adam_mpi.model.exchange_buffers import FORWARD
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding import batch_parts as parts
-from adam_mpi.sharding.batch_parts import Batch, cut_batch, cut_rounds
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.transport.batch_message import Batch, cut_batch, cut_rounds
 from adam_mpi.transport.generation import Generation
 from adam_mpi.worker import channels
 from adam_mpi.worker.data_client import DataClient, Slot

@@ -15,7 +15,6 @@ from adam_mpi.cluster.messages import HoldSnapshot, Message, SnapshotHeld, Snaps
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
 from adam_mpi.model.network import Network
-from adam_mpi.sharding.batch_parts import cut_batch
 from adam_mpi.sharding.factors import matrices
 from adam_mpi.sharding.joint_batches import Cuts, Piece
 from adam_mpi.sharding.position import batch_id
@@ -23,6 +22,7 @@ from adam_mpi.sharding.push_protocol import largest_push
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.transport.batch_message import cut_batch
 from adam_mpi.transport.conservation import Conservation
 from adam_mpi.transport.generation import Generation
 from adam_mpi.worker import statistics, trainer

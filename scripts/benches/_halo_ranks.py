@@ -21,7 +21,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.sharding.batch_parts import Batch, shares
+from adam_mpi.transport.batch_message import Batch, shares
 from adam_mpi.worker import channels
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.gradient_buffer import GradientBuffer, descend
