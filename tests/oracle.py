@@ -1,4 +1,4 @@
-"""The oracle of conservation runs: every push adds exactly 1 to every parameter, so weights tell what became of it."""
+"""The oracle of conservation runs: every push adds exactly 1 to every parameter, so weights show what was applied."""
 
 from pathlib import Path
 
@@ -8,17 +8,23 @@ from test_consistency import TENSORS
 from adam_mpi.checkpoint import model_file, store_file
 from adam_mpi.config import load
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.transport.conservation import counted, encoded, given_up, left_copies, unexplained
+from adam_mpi.transport.conservation import (
+    count_pushes,
+    count_withdrawn,
+    read_copies,
+    read_messages,
+    unexplained_weights,
+)
 
 # Rounding of the means that `onebit` sends; other codecs carry whole steps.
 ROUNDED = {"onebit": 1e-2}
 
 
 def conserved(directory: Path, summary: dict) -> None:
-    """The oracle: the weights of every copy, in the end and in the store, against acknowledgements counted outside.
+    """Check the weights of every copy, at the end and in the store, against recorded acknowledgements.
 
-    With a codec that carries what it leaves out into later pushes, what is carried counts too. Pushes that a dead
-    pusher had under way may be in some shards and not in others.
+    With a codec that has error feedback, residuals count too. Pushes that a dead pusher had under way may be in some
+    shards and not in others.
     """
     config = load(directory / "config.toml")
     dead = {member for recovery in summary["recoveries"] for member in recovery["members"]}
@@ -27,18 +33,19 @@ def conserved(directory: Path, summary: dict) -> None:
         held["weights"] = weights(directory / "weights.h5")
     if config.asynchronous and config.store.interval > 0:
         held["store"] = stored(directory)
-    told, back = counted(directory), given_up(directory)
-    lost = {m: pushed - known - back[m] for m, (pushed, known) in told.items()}
+    counts = count_pushes(directory)
+    withdrawn = count_withdrawn(directory)
+    lost = {m: pushed - known - withdrawn[m] for m, (pushed, known) in counts.items()}
     assert not any(count for member, count in lost.items() if member not in dead), f"not acknowledged: {lost}"
     for name, values in held.items():
         if CODECS[config.push.codec].feedback:
             _explained(name, directory, config.push.codec, values, dead)
         else:
-            _whole(name, values, sum(known for _, known in told.values()), sum(lost.values()))
+            _whole(name, values, sum(known for _, known in counts.values()), sum(lost.values()))
 
 
 def _whole(name: str, values: np.ndarray, acknowledged: int, under_way: int) -> None:
-    """Every weight is a number of whole pushes: those acknowledged, and some that the dead had under way."""
+    """Check that every weight is a number of pushes: the acknowledged ones, and some that the dead had under way."""
     least, most = values.min(), values.max()
     known = f"{name}: weights of {least} to {most}, acknowledged {acknowledged}, {under_way} under way of the dead"
     assert acknowledged <= least and most <= acknowledged + under_way, known
@@ -46,19 +53,20 @@ def _whole(name: str, values: np.ndarray, acknowledged: int, under_way: int) -> 
 
 
 def _explained(name: str, directory: Path, codec: str, values: np.ndarray, dead: set[int]) -> None:
-    """Weights and what is carried are one for every push; each message of an acknowledged push is in them."""
-    for member, (_, known) in counted(directory).items():
-        messages = {len(same) for same in encoded(directory, member).values()} or {0}
+    """Check that weights and residuals are one for every push, and have each message of an acknowledged push."""
+    for member, (_, known) in count_pushes(directory).items():
+        messages = {len(same) for same in read_messages(directory, member).values()} or {0}
         right = min(messages) >= known if member in dead else messages == {known}
         assert right, f"rank {member}: {messages} messages for a shard, {known} pushes acknowledged"
-    off = np.abs(unexplained(directory, values, dead))
-    wrong, limit = int((off > ROUNDED.get(codec, 1e-4)).sum()), ROUNDED.get(codec, 1e-4)
+    off = np.abs(unexplained_weights(directory, values, dead))
+    limit = ROUNDED.get(codec, 1e-4)
+    wrong = int((off > limit).sum())
     assert off.max() <= limit, f"{name}: {wrong} of {off.size} parameters are wrong, by up to {off.max():g} pushes"
 
 
 def _same_copies(directory: Path, summary: dict) -> np.ndarray:
-    """The flat vector that the copies of all shards have come to; all copies of a shard must be the same."""
-    copies = left_copies(directory)
+    """Return the flat vector of the copies of all shards; check that all copies of a shard are the same."""
+    copies = read_copies(directory)
     for shard, same in copies.items():
         assert len(same) >= min(2, summary["ranks"]["server"]), f"shard {shard} has {len(same)} copies"
         assert all(np.array_equal(other, same[0]) for other in same[1:]), f"shard {shard}: its copies differ"
@@ -68,11 +76,12 @@ def _same_copies(directory: Path, summary: dict) -> np.ndarray:
 
 
 def weights(path: Path) -> np.ndarray:
+    """Return the flat weights of a model file."""
     return model_file.read(path, TENSORS)
 
 
 def stored(directory: Path) -> np.ndarray:
-    """The weights in the newest store."""
+    """Return the flat weights of the newest store."""
     folder = max((directory / "store").glob("[0-9]*"))
     pieces = [piece for path in sorted(folder.glob("server-*.h5")) for piece in store_file.read(path).written]
     return np.concatenate([piece.values["weights"] for piece in sorted(pieces, key=lambda piece: piece.start)])

@@ -1,4 +1,4 @@
-"""Codecs: what comes back, how much room it takes, and that error feedback loses nothing."""
+"""Codecs: what is decoded, how many words it takes, and that error feedback loses nothing."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def draw(size, seed=0):
 
 
 def sent(codec, values, residual):
-    """Encode into memory with a guard behind it; decode into memory full of NaN."""
+    """Encode into memory with a guard behind it; return the values, decoded into memory full of NaN."""
     room = codec.words(values.size)
     out = np.full(room + 8, 0xDEADBEEF, np.uint32)
     used = codec.encode(values, residual, out[:room])
@@ -28,13 +28,13 @@ def sent(codec, values, residual):
     return back
 
 
-def test_numbers_in_messages_name_the_codecs():
+def test_numbers_in_messages_identify_the_codecs():
     assert [BY_NUMBER[NUMBERS[name]] for name in CODECS] == list(CODECS.values())
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PRECISION)
-def test_values_come_back_within_their_precision(name, size):
+def test_values_are_decoded_within_their_precision(name, size):
     values = draw(size)
     back = sent(CODECS[name], values, np.zeros(0, np.float32))
     assert np.all(np.abs(back - values) <= PRECISION[name] * np.abs(values))
@@ -42,7 +42,7 @@ def test_values_come_back_within_their_precision(name, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CODECS)
-def test_words_are_enough_and_zeros_come_back_as_zeros(name, size):
+def test_words_are_enough_and_zeros_are_decoded_as_zeros(name, size):
     codec = CODECS[name]
     back = sent(codec, np.zeros(size, np.float32), np.zeros(size if codec.feedback else 0, np.float32))
     assert np.array_equal(back, np.zeros(size))
@@ -114,7 +114,7 @@ def test_topk_sends_the_largest_values_as_they_are():
 
 
 def nearest_even(value):
-    """bfloat16 by definition: the nearer of the two neighbors, the even one half-way between."""
+    """Return the bfloat16 nearest to `value` by definition; half-way between two, the even one."""
     word = int(np.float32(value).view(np.uint32))
     low, rest = word >> 16, word & 0xFFFF
     return low + (rest > 0x8000 or (rest == 0x8000 and low % 2 == 1))

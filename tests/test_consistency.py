@@ -20,7 +20,7 @@ TURNS = cycle(range(2))
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Runs a training job with so many replicas and servers and some settings to its end."""
+    """Return a function that runs a training job with `replicas`, `servers` and `settings` to its end."""
     jobs = []
 
     def call(replicas, servers, *settings, mpi=None, timeout=250):
@@ -43,7 +43,7 @@ def weights(job):
 
 
 def check_counts(job):
-    """Every push was dealt with once by every server."""
+    """Check that every server has applied every push once."""
     pushes = job.summary["pushes"]
     assert pushes["sent"] == pushes["acknowledged"] == pushes["applied"] > 0
     assert pushes["duplicates"] == pushes["refused"] == 0
@@ -60,7 +60,7 @@ def small(train, replicas, servers, staleness, *settings, **options):
 
 
 CODECS = {"float16": 1.9, "bfloat16": 1.9, "onebit": 25, "topk": 25}
-# Synchronous: nothing is left to chance, so a comparison of accuracies means something.
+# Synchronous training is deterministic, so that accuracies can be compared.
 WHOLE = [
     "push.protocol=delta",
     "train.epochs=2",
@@ -94,7 +94,7 @@ QUICK = [(2, 3, "2"), (3, 2, "0"), (3, 3, "inf")]
     ("replicas", "servers", "staleness"),
     [c if c in QUICK else pytest.param(*c, marks=pytest.mark.full) for c in COMBINATIONS],
 )
-def test_every_layout_keeps_its_promise(replicas, servers, staleness, train):
+def test_every_layout_keeps_the_bound_on_staleness(replicas, servers, staleness, train):
     job = small(train, replicas, servers, staleness)
     assert job.summary["staleness"]["max"] <= float(staleness)
     if staleness != "inf":
@@ -114,11 +114,11 @@ def test_synchronous_training_gives_equal_bits_and_the_numbers_of_one_replica(mp
     ("staleness", "least", "most"),
     [("0", 0, 0), ("2", 2, 2), ("inf", 5, 1000)],
 )
-def test_a_slow_replica_holds_the_others_back_as_far_as_wanted(staleness, least, most, train):
+def test_a_slow_replica_holds_the_others_back_as_far_as_configured(staleness, least, most, train):
     # Enough images that the fast one gets ahead, on a busy machine too, and batches that take longer than a poll.
     images = 9600 if staleness == "inf" else 1600
     settings = [f"data.images={images}", "train.batch=64", "push.images=64", "kernels.engine=reference"]
-    # Few messages in a push: one that waits for room is added to, and counts once.
+    # Few messages in a push: gradients are added to a push that waits for a slot, and it counts once.
     settings += ["server.shard=262144"]
     job = small(train, 2, 1, staleness, 'inject.faults=["slow rank=3 factor=5"]', *settings)
     assert least <= job.summary["staleness"]["max"] <= most

@@ -1,11 +1,11 @@
-"""Copies that are behind when the others are lost: real jobs, with an MPI that can go on without the dead."""
+"""Copies that are behind when the others are lost: real jobs, with an MPI that survives a lost rank."""
 
 import chaos
 import pytest
 from launch import available, given, start
 from test_train import SMOOTH
 
-from adam_mpi.transport.conservation import counted
+from adam_mpi.transport.conservation import count_pushes
 
 pytestmark = [
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),
@@ -26,16 +26,16 @@ MORE = 5
 
 
 def acknowledged(job):
-    """Pushes, counted outside of the program's own books."""
+    """Return how many pushes were acknowledged, as recorded outside of the program's own counts."""
     if not (job.run / "conservation").exists():
         return 0
-    return sum(known for _, known in counted(job.run).values())
+    return sum(known for _, known in count_pushes(job.run).values())
 
 
 @pytest.mark.timeout(430)
 @pytest.mark.parametrize("pushes", [1, MORE])
 def test_a_copy_that_lacks_acknowledged_pushes_does_not_serve(pushes, mpi, tmp_path):
-    """One server dies, then all that were waited for since: the one that is left has old copies only."""
+    """One server dies, then all others whose copies were complete: the one that is left has old copies only."""
     job = start(mpi, 8, "train", *SLOW, folder=tmp_path)
     try:
         job.until(lambda: acknowledged(job) >= MORE, "its first pushes", 100)
@@ -61,7 +61,7 @@ def test_a_copy_that_lacks_acknowledged_pushes_does_not_serve(pushes, mpi, tmp_p
 
 
 # Ranks 0 and 1 serve data, 2 to 6 parameters, 7 to 9 train.
-IN_STEP = given(
+SYNCHRONOUS = given(
     "consistency.staleness=0",
     "layout.servers=5",
     "layout.data=2",
@@ -75,18 +75,18 @@ IN_STEP = given(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A job that nobody disturbs: any layout comes to its weights."""
+    """Return a job without faults: any layout has the same weights at the end."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    clocks = [*IN_STEP, *given("layout.servers=1", "layout.data=1")]
+    clocks = [*SYNCHRONOUS, *given("layout.servers=1", "layout.data=1")]
     openmpi = next(mpi for mpi in available() if mpi.name == "openmpi")
     return start(openmpi, 1, "train", *clocks, folder=folder).wait(200)
 
 
 @pytest.mark.timeout(430)
 @pytest.mark.parametrize("step", [5, 8, 10, 12, 14, 16, 18, 20, 30])
-def test_a_second_loss_while_copies_are_rebuilt_in_step(step, mpi, tmp_path, undisturbed):
+def test_a_second_loss_while_copies_are_rebuilt_in_synchronous_training(step, mpi, tmp_path, undisturbed):
     faults = f'inject.faults=["kill rank=2 at=apply step=40", "kill rank=3 at=rebuild step={step}"]'
-    job = start(mpi, 10, "train", *IN_STEP, *given(faults), folder=tmp_path).wait(200)
+    job = start(mpi, 10, "train", *SYNCHRONOUS, *given(faults), folder=tmp_path).wait(200)
     assert (job.run / "DONE").exists() and job.left_over() == [], job.said()
     assert chaos.distance(job, undisturbed) < 1e-4
     dead = {member for recovery in job.summary["recoveries"] for member in recovery["members"]}

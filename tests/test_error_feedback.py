@@ -1,4 +1,4 @@
-"""Whole jobs that lose ranks: every push is in the weights and in what is carried, once, and every image counts."""
+"""Whole jobs that lose ranks: every push is in weights and residuals once, and every image counts."""
 
 import re
 
@@ -8,9 +8,12 @@ from launch import available, given
 from test_consistency import TENSORS
 
 from adam_mpi.checkpoint import model_file
-from adam_mpi.transport.conservation import counted, given_up, unexplained
+from adam_mpi.transport.conservation import count_pushes, count_withdrawn, unexplained_weights
 
-EPOCHS, IMAGES, BATCHES, REPLICAS = 2, 3200, 100, 3
+EPOCHS = 2
+IMAGES = 3200
+BATCHES = 100
+REPLICAS = 3
 LAYOUT = ["layout.data=2", "layout.servers=2", "worker.threads=1", f"train.epochs={EPOCHS}", "train.test=false"]
 CONSERVE = [
     *LAYOUT,
@@ -22,8 +25,11 @@ CONSERVE = [
     "optimizer.learning_rate=1",
     "optimizer.schedule=constant",
 ]
-RANKS, STRIPS = 4 + REPLICAS, "layout.partitions=2"
-DATA, SERVER, WORKER = "kill rank=1 at=batch step=40", "kill rank=2 at=applied step=60", "kill rank=5 at=push step=20"
+RANKS = 4 + REPLICAS
+STRIPS = "layout.partitions=2"
+DATA = "kill rank=1 at=batch step=40"
+SERVER = "kill rank=2 at=applied step=60"
+WORKER = "kill rank=5 at=push step=20"
 pytestmark = [
     pytest.mark.timeout(250),
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="needs an Open MPI that survives"),
@@ -33,7 +39,7 @@ full = pytest.mark.full
 
 
 def run(launch, ranks, staleness, faults, *settings):
-    """Runs a job with losses to its end; returns it and who was lost."""
+    """Run a job with `faults` to its end; return it and the members that were lost."""
     wanted = [f"consistency.staleness={staleness}", *settings]
     lines = ", ".join(f'"{fault}"' for fault in faults)
     job = launch(ranks, "train", *given(*wanted, f"inject.faults=[{lines}]"), timeout=200)
@@ -48,16 +54,16 @@ def weights(job):
 
 
 def check_counts(job, dead):
-    """Every push of the living is acknowledged or taken back; every image is trained on or skipped."""
-    back = given_up(job.run)
-    told = {member: counts for member, counts in counted(job.run).items() if member not in dead}
-    assert all(pushed == known + back[member] for member, (pushed, known) in told.items()), (told, back)
+    """Check that every push of the living is acknowledged or withdrawn, and every image is trained on or skipped."""
+    withdrawn = count_withdrawn(job.run)
+    known = {member: counts for member, counts in count_pushes(job.run).items() if member not in dead}
+    assert all(sent == done + withdrawn[member] for member, (sent, done) in known.items()), (known, withdrawn)
     summary = job.summary
     assert summary["images"] + summary["images_skipped"] == EPOCHS * IMAGES, summary["images_skipped"]
 
 
 def check_conserved(job, dead, codec):
-    off = np.abs(unexplained(job.run, weights(job), dead))
+    off = np.abs(unexplained_weights(job.run, weights(job), dead))
     # The means of onebit are rounded, in every push.
     assert off.max() < (0.1 if codec == "onebit" else 1e-4), (off.max(), int((off > 0.1).sum()))
 
@@ -72,7 +78,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("codec", "staleness", "fault"), list(cases()))
-def test_every_push_is_in_the_weights_or_carried_once(codec, staleness, fault, launch):
+def test_every_push_is_in_the_weights_or_the_residual_once(codec, staleness, fault, launch):
     job, dead = run(launch, RANKS, staleness, [fault], *CONSERVE, f"push.codec={codec}")
     check_conserved(job, dead, codec)
     check_counts(job, dead)
@@ -85,8 +91,8 @@ def test_every_push_is_in_the_weights_or_carried_once(codec, staleness, fault, l
 @pytest.mark.parametrize("codec", ["topk", "onebit"])
 @pytest.mark.parametrize("staleness", ["inf", "0", "3"])
 @pytest.mark.parametrize("fault", [DATA, WORKER])
-def test_strips_take_back_what_no_shard_has(codec, staleness, fault, launch):
-    """The strip whose replica is dissolved leaves what it carries behind, and says so."""
+def test_strips_withdraw_what_no_shard_has(codec, staleness, fault, launch):
+    """The strip whose replica is dissolved loses its residual, and reports it."""
     job, dead = run(launch, 8, staleness, [fault], *CONSERVE, f"push.codec={codec}", STRIPS)
     check_conserved(job, dead, codec)
     check_counts(job, dead)
@@ -107,12 +113,13 @@ def test_strips_take_back_what_no_shard_has(codec, staleness, fault, launch):
 def test_with_a_bound_every_share_of_the_living_is_pushed(codec, faults, launch):
     job, dead = run(launch, RANKS, "3", faults, *CONSERVE, f"push.codec={codec}")
     check_counts(job, dead)
-    told, summary = counted(job.run), job.summary
-    known = sum(acknowledged for _, acknowledged in told.values())
-    unknown = sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
+    counts = count_pushes(job.run)
+    summary = job.summary
+    known = sum(acknowledged for _, acknowledged in counts.values())
+    unknown = sum(pushed - acknowledged for member, (pushed, acknowledged) in counts.items() if member in dead)
     values = weights(job)
     assert known <= values.min() and values.max() <= known + unknown
-    assert {told[member][0] for member in told if member not in dead} == {EPOCHS * BATCHES}
+    assert {counts[member][0] for member in counts if member not in dead} == {EPOCHS * BATCHES}
     assert summary["staleness"]["max"] <= 3 and not any("clocks ahead" in text for text in job.logs().values())
     if WORKER not in faults:
         assert summary["images_skipped"] == 0 and known == EPOCHS * BATCHES * REPLICAS

@@ -1,12 +1,12 @@
-"""Factor pushes: what is sent multiplies to the gradient, and the choice between delta and factor is arithmetic."""
+"""Factor pushes: factors multiply to the gradient, and the choice between delta and factor is by arithmetic."""
 
 import re
 
 import numpy as np
 import pytest
-from house import House
 from hypothesis import given
 from hypothesis import strategies as st
+from local_server import LocalServer
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
@@ -32,7 +32,7 @@ def planned(tensors, servers, settings=()):
 
 
 def drawn(inputs, outputs, images):
-    """Activations, errors, and the gradient they multiply to, biases behind the weights."""
+    """Return activations, errors, and the gradient they multiply to, biases behind the weights."""
     draw = np.random.default_rng(inputs * 1000 + outputs)
     activations, errors = (draw.standard_normal((images, n)).astype(np.float32) for n in (inputs, outputs))
     return activations, errors, np.concatenate([(errors.T @ activations).ravel(), errors.sum(0)])
@@ -49,15 +49,15 @@ def drawn(inputs, outputs, images):
 )
 def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images, servers, shard, together, half):
     tensors = dense(inputs, outputs, offset=0)
-    shelved, _ = planned(tensors, servers, [f"server.shard={shard}"])
+    layout, _ = planned(tensors, servers, [f"server.shard={shard}"])
     activations, errors, gradient = drawn(inputs, outputs, images)
     product, weights = np.full_like(gradient, np.nan), np.ones_like(gradient)
-    for plan in plans(matrices(tensors)["dense1"], "dense1", shelved.held, half).values():
+    for plan in plans(matrices(tensors)["dense1"], "dense1", layout.held, half).values():
         words = plan.words(images)
         body = np.full(words + 3, 0xDEADBEEF, np.uint32)
         assert plan.write(body, activations, errors, gradient) == words and np.all(body[words:] == 0xDEADBEEF)
-        # A push is cut as if one server had all rows, so that it is cut the same whoever has them.
-        whole = FactorPlan(plan.matrix, tuple(shelved.shards), half)
+        # A push is cut as if one server had all rows, so that all servers see the same parts.
+        whole = FactorPlan(plan.matrix, tuple(layout.shards), half)
         assert plan.images(whole.words(images)) == whole.images(whole.words(images)) >= images
         assert plan.words(images) <= whole.words(images)
         floats = plan.unpack(body[:words], images, np.full(2 * words, np.nan, np.float32))
@@ -75,8 +75,8 @@ def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images
 
 def test_halves_keep_their_precision_and_the_largest_half_instead_of_an_infinity():
     tensors = dense(3, 2, offset=0)
-    shelved, _ = planned(tensors, 1)
-    plan = plans(matrices(tensors)["dense1"], "dense1", shelved.held, half=True)[0]
+    layout, _ = planned(tensors, 1)
+    plan = plans(matrices(tensors)["dense1"], "dense1", layout.held, half=True)[0]
     activations, errors = np.array([[1e6, -1e6, 1 / 3]], np.float32), np.array([[1e-3, 1e-6]], np.float32)
     body = np.zeros(plan.words(1), np.uint32)
     plan.write(body, activations, errors, np.array([0] * 6 + [1e9, 1 / 3], np.float32))
@@ -85,16 +85,17 @@ def test_halves_keep_their_precision_and_the_largest_half_instead_of_an_infinity
     assert floats[4] == pytest.approx(1e-6, abs=2**-25) and floats[5:] == pytest.approx([1e9, 1 / 3])
 
 
-def house(*settings):
-    """A server and a pusher of factors for a layer of 30 inputs, in shards of 34 rows; three images fit a message."""
+def factor_server(*settings):
+    """Return a server and a pusher of factors of a layer of 30 inputs, in shards of 34 rows; 3 images fit a message."""
     tensors = dense(30, 200, offset=0)
     given = ["push.protocol=factor", "server.shard=1024", "optimizer.learning_rate=0.5", "optimizer.schedule=constant"]
-    built = House(config.load(None, [*given, *settings]), 31 * 200, tensors)
+    built = LocalServer(config.load(None, [*given, *settings]), 31 * 200, tensors)
     assert built.pushes.choices["dense1"].protocol == built.world.config.push.protocol
     return built
 
 
 def push(built, images):
+    """Push factors of `images` images; return their gradient."""
     activations, errors, gradient = drawn(30, built.memory_layout.tensors[1].size, images)
     contribution = built.contribution(gradient, images)
     contribution.factors["dense1"] = factors = Factors(max(images, 1), 30, errors.shape[1])
@@ -103,7 +104,8 @@ def push(built, images):
     return gradient
 
 
-SYNCHRONOUS, HALF = "consistency.staleness=0", "push.factor_codec=float16"
+SYNCHRONOUS = "consistency.staleness=0"
+HALF = "push.factor_codec=float16"
 
 
 @pytest.mark.parametrize(
@@ -127,14 +129,17 @@ SYNCHRONOUS, HALF = "consistency.staleness=0", "push.factor_codec=float16"
 def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
     for name in ("BAND", "CACHED_BAND"):
         monkeypatch.setattr(stepper, name, 2100)
-    built, plain = house(*settings), house(*settings, "push.protocol=delta")
-    # None, and more than fit a message; asynchronous: than fit a ring, so that the server takes several steps on them.
+    built = factor_server(*settings)
+    plain = factor_server(*settings, "push.protocol=delta")
+    # No image, and more than fit a message; if asynchronous, more than fit a ring: the server takes several steps.
     for images in (3, 0, 20 if SYNCHRONOUS in settings else 40, 2):
         gradient = push(built, images)
         built.settle()
         plain.push(gradient, images)
     for region in built.memory_layout.regions:
-        got, wanted = (np.concatenate([*one.server.published.regions[region].values()]) for one in (built, plain))
+        got, wanted = (
+            np.concatenate([*one.server.session.published.regions[region].values()]) for one in (built, plain)
+        )
         assert np.abs(wanted).max() > 0.1
         assert np.allclose(got, wanted, atol=2e-3 if HALF in settings else 1e-5)
     assert built.counts["applied"] == 4 and built.counts["refused"] == built.counts["duplicates"] == 0
@@ -143,41 +148,43 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [[], ["optimizer.momentum=0.9"]], ids=" ".join)
-def test_a_push_that_comes_again_passes_over_the_shards_that_have_it(settings):
-    """Those on both sides of one that has it are no neighbors."""
-    built, plain = house(*settings), house(*settings, "push.protocol=delta")
-    layer = [shard.index for shard in built.server.shards if shard.layer == "dense1"]
+def test_a_push_that_is_sent_again_skips_the_shards_that_have_it(settings):
+    """The shards on both sides of one that has it are not neighbors."""
+    built = factor_server(*settings)
+    plain = factor_server(*settings, "push.protocol=delta")
+    layer = [shard.index for shard in built.server.session.shards if shard.layer == "dense1"]
     assert len(layer) >= 3
-    built.server.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
+    built.server.session.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
     gradient = push(built, 3)
     built.settle()
     plain.push(gradient, 3)
-    before = house(*settings)
-    for index in built.server.place:
+    before = factor_server(*settings)
+    for index in built.server.session.place:
         wanted = before if index == layer[1] else plain
-        assert np.allclose(*(one.server.published.weights[index] for one in (built, wanted)), atol=1e-5), index
+        assert np.allclose(*(one.server.session.published.weights[index] for one in (built, wanted)), atol=1e-5), index
     for one in (built, plain, before):
         one.free()
 
 
-def test_a_push_of_more_parts_than_a_ring_has_slots_is_no_factor_push_where_all_are_waited_for():
-    shelved, settings = planned(dense(30, 200, 0), 1, ["server.shard=1024", "push.protocol=factor"])
-    assert choose(shelved, settings, 3 * 8 + 1, hosts=1)["dense1"].protocol == "factor"
+def test_a_synchronous_push_of_more_parts_than_a_ring_has_slots_is_no_factor_push():
+    layout, settings = planned(dense(30, 200, 0), 1, ["server.shard=1024", "push.protocol=factor"])
+    assert choose(layout, settings, 3 * 8 + 1, hosts=1)["dense1"].protocol == "factor"
     _, settings = planned(dense(30, 200, 0), 1, ["push.protocol=factor", SYNCHRONOUS])
     for images, protocol in ((3 * 8, "factor"), (3 * 8 + 1, "delta")):
-        assert choose(shelved, settings, images, hosts=1)["dense1"].protocol == protocol
+        assert choose(layout, settings, images, hosts=1)["dense1"].protocol == protocol
 
 
-def test_an_asynchronous_push_that_adagrad_squares_comes_in_one_message():
+def test_an_asynchronous_push_that_adagrad_squares_is_one_message():
     adagrad = ["push.protocol=factor", "server.shard=1024", "optimizer.kind=adagrad"]
-    shelved, settings = planned(dense(30, 200, 0), 1, adagrad)
+    layout, settings = planned(dense(30, 200, 0), 1, adagrad)
     for images, protocol in ((3, "factor"), (4, "delta")):
-        assert choose(shelved, settings, images, hosts=1)["dense1"].protocol == protocol
+        assert choose(layout, settings, images, hosts=1)["dense1"].protocol == protocol
 
 
 def test_several_pushes_folded_are_one_step_on_their_sum():
     for settings in ([], ["optimizer.momentum=0.9"]):
-        built, plain = house(*settings), house(*settings, "push.protocol=delta")
+        built = factor_server(*settings)
+        plain = factor_server(*settings, "push.protocol=delta")
         total = push(built, 3) + push(built, 2)
         built.pushes.step()
         built.settle()
@@ -191,10 +198,11 @@ def test_several_pushes_folded_are_one_step_on_their_sum():
     "wrong", [{"codec": 1}, {"shard": 1}, {"values": 4}, {"values": -1}, {"values": 1 << 40}], ids=str
 )
 def test_factors_that_do_not_fit_are_refused(wrong, caplog, monkeypatch):
-    built, write = house(), FactorMessage.write
+    built = factor_server()
+    write = FactorMessage.write
 
-    def forged(letter, body):
-        header = write(letter, body)
+    def forged(message, body):
+        header = write(message, body)
         for name, value in wrong.items():
             header[name] = value
         return header
@@ -207,7 +215,7 @@ def test_factors_that_do_not_fit_are_refused(wrong, caplog, monkeypatch):
 
 
 def test_a_nan_among_factors_is_refused_also_in_halves(caplog):
-    built = house("push.factor_codec=float16")
+    built = factor_server("push.factor_codec=float16")
     contribution = built.contribution(0.0, 2)
     contribution.factors["dense1"] = Factors(2, 30, 200)
     contribution.factors["dense1"].add(np.full((2, 30), np.inf, np.float32), np.ones((2, 200), np.float32))
@@ -228,8 +236,8 @@ def test_halves_are_counted_and_shown_in_the_plan():
 
 def test_shards_that_cut_through_rows_cannot_take_factors():
     tensors = dense(1000, 3, offset=0)
-    shelved, _ = planned(tensors, 1, ["server.shard=64"])
-    assert plans(matrices(tensors)["dense1"], "dense1", shelved.held) is None
+    layout, _ = planned(tensors, 1, ["server.shard=64"])
+    assert plans(matrices(tensors)["dense1"], "dense1", layout.held) is None
 
 
 def test_a_large_layer_between_hosts_sends_factors_and_a_small_one_its_gradient():
@@ -244,17 +252,17 @@ def test_activations_are_counted_once_per_server():
     one, settings = planned(dense(512, 512, 0), 1, ["server.shard=8192"])
     three, _ = planned(dense(512, 512, 0), 3, ["server.shard=8192"])
     images, header = 10, 128
-    bytes_of = [choose(shelved, settings, images, hosts=2)["dense1"].factor_bytes for shelved in (one, three)]
+    bytes_of = [choose(layout, settings, images, hosts=2)["dense1"].factor_bytes for layout in (one, three)]
     assert bytes_of[0] == header + 4 * (images * 1024 + 512)
     assert bytes_of[1] == 3 * header + 4 * (images * (3 * 512 + 512) + 512)
 
 
 def test_the_choice_can_be_forced_and_is_refused_by_name_where_workers_step():
-    shelved, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor"])
-    assert choose(shelved, settings, 64, hosts=1)["dense1"].protocol == "factor"
-    shelved, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor", "optimizer.where=worker"])
+    layout, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor"])
+    assert choose(layout, settings, 64, hosts=1)["dense1"].protocol == "factor"
+    layout, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor", "optimizer.where=worker"])
     with pytest.raises(UserError, match="push.protocol"):
-        choose(shelved, settings, 64, hosts=1)
+        choose(layout, settings, 64, hosts=1)
 
 
 def test_the_largest_push_is_whole_batches():

@@ -1,4 +1,4 @@
-"""Messages in a mailbox: taken when whole, never before."""
+"""Messages in a mailbox: received when whole, never before."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ GUARD = 0xDEADBEEF
 
 
 def message(body, batches=(), position=1, seed=0, **fields):
-    """A signed message in a slot of its own; (slot, length in words)."""
+    """Return a slot with a message and its checksum, and the length of the message in words."""
     slot = np.zeros(SLOT, np.uint32)
     header = np.zeros((), message_format.HEADER)
     header["words"], header["batches"] = body, len(batches)
@@ -24,13 +24,13 @@ def message(body, batches=(), position=1, seed=0, **fields):
         header[name] = value
     mailbox.body(slot)[:body] = np.random.default_rng(seed).integers(0, 2**32, body, np.uint32)
     length = mailbox.seal(slot, header, np.array(batches, np.int64))
-    mailbox.post(slot[:length], position)
+    mailbox.write_position(slot[:length], position)
     mailbox.sign(slot[:length])
     return slot, length
 
 
 def state(slot, position=1, near=False):
-    return mailbox.state(slot, 0, SLOT, position, near)
+    return mailbox.slot_state(slot, 0, SLOT, position, near)
 
 
 BODIES = st.integers(0, 90)
@@ -38,7 +38,7 @@ BATCHES = st.lists(st.integers(0, 2**40), max_size=5)
 
 
 @given(BODIES, BATCHES)
-def test_a_whole_message_is_taken_with_all_it_carries(body, batches):
+def test_a_whole_message_is_received_with_all_it_carries(body, batches):
     slot, length = message(body, batches, shard=7, sequence=11, clock=3)
     assert state(slot) == WHOLE
     assert length == message_format.message_words(body, len(batches)) and length % 2 == 0
@@ -78,8 +78,8 @@ def test_blocks_that_change_places_are_noticed(body, data):
 
 @settings(max_examples=200)
 @given(st.integers(1, 90), BATCHES, st.data())
-def test_a_message_that_has_come_in_part_is_not_taken(body, batches, data):
-    """Over zeros, and over the last message of the slot."""
+def test_a_message_that_has_arrived_in_part_is_not_received(body, batches, data):
+    """The rest of the slot is zeros, or the last message of the slot."""
     slot, length = message(body, batches, position=5, seed=1, sequence=5)
     for under in (np.zeros(SLOT, np.uint32), message(body, batches, position=1, seed=2, sequence=1)[0]):
         first, last = sorted([data.draw(st.integers(0, length)), data.draw(st.integers(0, length))])
@@ -92,7 +92,7 @@ def test_a_message_that_has_come_in_part_is_not_taken(body, batches, data):
 @settings(max_examples=200)
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1), st.booleans())
 def test_wrong_sizes_in_a_header_are_read_nowhere_else(words, batches, near):
-    """The slot is the last of its memory: a length that reaches beyond it must not be summed up."""
+    """The slot is the last of its memory: words beyond it must not be summed."""
     slot, _ = message(10)
     header = slot[:HEADER_WORDS].view(message_format.HEADER)
     header["words"], header["batches"] = words, batches
@@ -109,8 +109,8 @@ def test_a_message_written_in_place_is_whole_when_its_position_is_there():
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(2, 6), st.data())
-def test_what_has_arrived_is_found_at_one_look(collected, slots, data):
-    """Of each ring the whole messages that come next, up to one that is torn, missing, or would not have room yet."""
+def test_arrived_messages_of_all_rings_are_found_in_one_call(collected, slots, data):
+    """They are the next whole messages of each ring, up to one that is torn, missing, or has no room yet."""
     words = np.zeros((len(collected), slots, SLOT), np.uint32)
     applied, near = np.zeros((len(collected), 2), np.int64)[:, 0], np.zeros(len(collected), bool)
     whole, torn = [], []
@@ -141,7 +141,7 @@ def test_sealing_leaves_the_rest_of_the_slot_alone():
 
 
 @pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1000])
-def test_a_copy_tells_of_a_nan_or_an_infinity(size):
+def test_a_copy_reports_a_nan_or_an_infinity(size):
     for place in {0, size // 2, size - 1}:
         for value, finite in ((np.nan, False), (np.inf, False), (-np.inf, False), (3e38, True), (1e-45, True)):
             values = np.ones(size, np.float32)
@@ -152,13 +152,13 @@ def test_a_copy_tells_of_a_nan_or_an_infinity(size):
 
 
 def test_the_rest_of_a_message_is_read_behind_a_barrier():
-    """On CPUs that swap reads a header may else be older than its position."""
-    # Compiled anew: what comes from the cache cannot be looked at.
-    compiled = njit(mailbox.state.py_func)
+    """On CPUs that reorder reads, a header could otherwise be older than its position."""
+    # Compiled again: what comes from the cache cannot be looked at.
+    compiled = njit(mailbox.slot_state.py_func)
     compiled(np.zeros(SLOT, np.uint32), 0, SLOT, 1, True)
     (code,) = compiled.inspect_llvm().values()
     own = code[code.index("define ") :].partition("\n}\n")[0]
-    assert "mailbox5state" in own.partition("\n")[0]
+    assert "mailbox10slot_state" in own.partition("\n")[0]
     (block,) = (block for block in own.split("\n\n") if "fence acquire" in block)
     before, after = block.split("fence acquire")
     assert " load " not in before and after.count(" load ") == 2, "the lengths are read right behind it"

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from adam_mpi.config import Optimizer, load
 from adam_mpi.server.progress import ServerProgress
-from adam_mpi.server.schedule import SCHEDULES, passed, rate
+from adam_mpi.server.schedule import SCHEDULES, images_passed, learning_rate
 from adam_mpi.sharding.position import Position, batch_id
 
 
 def rates(schedule, images, total=900, warmup=0.0):
-    return [rate(Optimizer(learning_rate=0.5, schedule=schedule, warmup=warmup), at, total) for at in images]
+    return [learning_rate(Optimizer(learning_rate=0.5, schedule=schedule, warmup=warmup), at, total) for at in images]
 
 
 def test_constant_stays():
@@ -27,7 +27,7 @@ def test_cosine_goes_from_the_rate_to_zero():
     assert rates("cosine", [0, 300, 450, 900, 1000]) == pytest.approx([0.5, 0.375, 0.25, 0, 0])
 
 
-def test_warm_up_rises_in_proportion_and_then_lets_go():
+def test_warmup_rises_linearly_and_then_has_no_effect():
     warmed = rates("constant", [0, 50, 89, 90, 91], warmup=0.1)
     assert warmed == pytest.approx([0.5 / 90, 0.5 * 51 / 90, 0.5, 0.5, 0.5])
     assert rates("cosine", [450], warmup=0.1) == rates("cosine", [450])
@@ -39,18 +39,19 @@ def test_a_rate_is_never_negative_nor_above_the_first(schedule, images, total, w
 
 
 def trained(batches, images=8, epochs=3):
-    """The rate after epochs of so many batches of so many images each, where 80 images in batches of 8 were due."""
+    """Return the rates in epochs of `batches` batches of `images` images, where 80 images in batches of 8 were due."""
     settings = ["train.batch=8", f"train.epochs={epochs}", "optimizer.learning_rate=0.5", "optimizer.schedule=cosine"]
-    books, rates = ServerProgress(load(None, settings), Position(12), 80), []
+    progress = ServerProgress(load(None, settings), Position(12), 80)
+    rates = []
     for epoch in range(1, epochs + 1):
         for number in range(batches):
-            books.position.add(np.array([batch_id(epoch, number)]))
-            books.position.images += images
-            rates.append(books.rate)
+            progress.position.add(np.array([batch_id(epoch, number)]))
+            progress.position.images += images
+            rates.append(progress.rate)
     return rates
 
 
-def test_a_schedule_ends_at_its_end_though_images_are_left_out():
+def test_a_schedule_ends_with_training_although_images_are_left_out():
     assert trained(10)[-1] == pytest.approx(0)
     # Bad images: each batch lacks some.
     assert trained(10, images=5) == trained(10)
@@ -61,10 +62,12 @@ def test_a_schedule_ends_at_its_end_though_images_are_left_out():
 
 
 def test_every_image_counts_once_in_order():
-    """What synchronous training has always been given."""
-    position, batch, images = Position(13), 16, 200
+    """This is the rate of synchronous training."""
+    position = Position(13)
+    batch = 16
+    images = 200
     for epoch in (1, 2):
         for number in range(13):
             before = (epoch - 1) * images + number * batch
-            assert passed(position, batch, images) == pytest.approx(before, abs=1e-9)
+            assert images_passed(position, batch, images) == pytest.approx(before, abs=1e-9)
             position = position.after(np.array([batch_id(epoch, number)]), min(batch, images - number * batch))

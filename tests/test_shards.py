@@ -18,7 +18,7 @@ SHAPES = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 300)), min_size=1
 
 
 def layers(shapes):
-    """A weight (rows x columns) and a bias (rows) per layer, one after the other in the flat vector."""
+    """Return a weight (rows x columns) and a bias (rows) per layer, one after the other in the flat vector."""
     tensors, offset = [], 0
     for number, (rows, columns) in enumerate(shapes):
         for name, shape, size in (("weight", (rows, columns), rows * columns), ("bias", (rows,), rows)):
@@ -36,7 +36,7 @@ def hosts(count, per_host=1):
 
 
 def loads(pieces, holders):
-    """Parameters whose primary each server is."""
+    """Return how many parameters each server is the primary of."""
     counts = Counter()
     for shard, held in zip(pieces, holders, strict=True):
         counts[held[0]] += shard.size
@@ -95,6 +95,19 @@ def test_placement_depends_on_nothing_but_its_arguments():
     assert said.stdout.strip() == repr(first)
 
 
+def test_sharding_is_pure():
+    """Nothing in the package imports MPI, directly or through another module."""
+    program = (
+        "import importlib, pkgutil, sys, adam_mpi.sharding as package\n"
+        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print('adam_mpi.sharding.memory_layout' in sys.modules, 'mpi4py' in sys.modules)"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=paths)
+    assert said.stdout.split() == ["True", "False"]
+
+
 @settings(max_examples=30)
 @given(st.integers(2, 40), st.integers(25, 40), st.lists(st.integers(1, 1000), max_size=40))
 def test_no_server_has_more_than_its_share(servers, per_server, small):
@@ -109,11 +122,11 @@ def test_no_server_has_more_than_its_share(servers, per_server, small):
 
 @pytest.mark.parametrize("per_server", [25, 50])
 @pytest.mark.parametrize("servers", [*range(2, 12), 16, 23, 32, 40])
-def test_a_server_that_comes_or_goes_moves_little_more_than_its_share(servers, per_server):
+def test_adding_or_removing_a_server_moves_little_more_than_its_share(servers, per_server):
     pieces = equal_shards((servers + 1) * per_server)
     total = sum(shard.size for shard in pieces)
     many = place(pieces, hosts(servers + 1))
-    # The last one and one in the middle: ranks keep their names when another goes.
+    # The last server and one in the middle: ranks keep their names when another one is removed.
     for lost in (servers, servers // 2):
         left = {rank: host for rank, host in hosts(servers + 1).items() if rank != lost}
         few = place(pieces, left)

@@ -1,4 +1,4 @@
-"""Some spans of a flat vector, put together from pieces of any size."""
+"""Some spans of a flat vector, filled from pieces of any size."""
 
 import numpy as np
 from hypothesis import given

@@ -10,7 +10,8 @@ from launch import available, given
 from test_train import SMOOTH
 
 from adam_mpi.checkpoint.run_directory import compare_copies, grow
-from adam_mpi.transport.conservation import counted, left_copies
+from adam_mpi.transport.conservation import count_pushes as counted
+from adam_mpi.transport.conservation import read_copies as left_copies
 
 pytestmark = [
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),

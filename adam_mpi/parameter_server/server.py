@@ -399,8 +399,8 @@ class ParameterServer:
             self.server = Server(self.generation, 0)
         else:
             self.server.discard([shard for rank, shard in settled.stale if rank == self.world.rank])
-            self.server.go_back(Position.unpack(settled.position.pack()), None, 0)
-            self.server.enter(self.generation, settled.clocks, settled.lacking)
+            self.server.rewind(Position.unpack(settled.position.pack()), None, 0)
+            self.server.begin(self.generation, settled.clocks, settled.lacking)
 
     def _lane(self, server: int) -> RingSender[RangeMessage]:
         return RingSender(

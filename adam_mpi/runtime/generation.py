@@ -204,17 +204,18 @@ def _server(ground: Setup, kept: Server | None) -> Server:
         # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
         sys.setswitchinterval(SWITCH_SECONDS)
     if settled is None:
-        kept.start(_first_state(job, [(h.shard.start, h.shard.stop) for h in kept.holdings.values()]))
+        kept.start(_first_state(job, [(own.shard.start, own.shard.stop) for own in kept.shard_copies.values()]))
     else:
         kept.discard([shard for rank, shard in settled.stale if rank == world.rank])
-        kept.go_back(ground.position, settled.version, max(settled.clocks.values()))
-        kept.enter(ground.generation, settled.clocks, settled.lacking, settled.acknowledged)
+        kept.rewind(ground.position, settled.version, max(settled.clocks.values()))
+        kept.begin(ground.generation, settled.clocks, settled.lacking, settled.acknowledged)
         # A snapshot takes in all that is sent again: shards may have it already.
-        kept.cut.begun = [settled.begun[member] for member in kept.push_queue.members]
+        session = kept.session
+        session.barrier.begun = [settled.begun[member] for member in session.push_queue.members]
     if keeps_store(job.config) and plan.held[world.rank]:
         folder = life(job, world.generation)
         forget = partial(stores.forget, folder, job.identity, job.owner)
-        kept.write_behind(folder / snapshot.file_name(world.place.member), forget)
+        kept.open_store(folder / snapshot.file_name(world.place.member), forget)
     return kept
 
 

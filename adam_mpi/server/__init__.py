@@ -1,1 +1,1 @@
-"""The parameter server: shards and where they lie, mailboxes, the apply kernels, and the serving rank."""
+"""The server role: applies pushes to shards, replicates them, and publishes the weights."""

@@ -1,14 +1,14 @@
-"""What one step on the gradients of several pushes does, so that it comes to what as many steps would do. Pure.
+"""Coefficients of one step on the gradients of several pushes, equal to as many steps one after the other. Pure.
 
-Folding depends on the load, and a push may have any number of images. So decay, momentum and average do not count
-steps but batches: a step on the gradients of n images is n / `train.batch` batches, whole or not. Written for one
-batch, every rule but AdaGrad's is a linear map of (velocity, weight) and of the batch's gradient,
+How many pushes a step folds depends on the load, and a push may have any number of images. So decay, momentum and the
+running average count batches, not steps: a step on the gradients of n images is n / `train.batch` batches, whole or
+not. Written for one batch, every rule but AdaGrad's is a linear map of (velocity, weight) and of the batch's gradient,
 
     (velocity, weight) <- M (velocity, weight) + b gradient
 
-and a step on u batches whose gradients are G together is M^u and (1 + M + ... + M^(u - 1)) b G / u: exactly what u
-steps on the mean gradient do. A gradient that comes in several parts has M^u with the first of them, and moves the
-average with the last.
+and a step on u batches whose gradients sum to G is M^u and (1 + M + ... + M^(u - 1)) b G / u: exactly what u steps on
+the mean gradient do. A gradient that arrives in several parts applies M^u with the first part, and moves the running
+average with the last one.
 """
 
 import cmath
@@ -21,12 +21,12 @@ import numpy as np
 from adam_mpi.config import Optimizer
 
 NEAR = 1e-6
-"""Eigenvalues that are nearer to each other are moved apart; those nearer to 1 have their sum by its series."""
-Square = tuple[complex, complex, complex, complex]
+"""Eigenvalues nearer to each other than this are moved apart; those nearer to 1 have their sum by its series."""
+Matrix2 = tuple[complex, complex, complex, complex]
 """A matrix of two rows, one after the other."""
 
 
-class Counted(NamedTuple):
+class ImageCounts(NamedTuple):
     """Images whose gradients are in a step: of pushes that begin in it, of all with a part in it, of those that end."""
 
     begun: int
@@ -34,7 +34,7 @@ class Counted(NamedTuple):
     ended: int
 
 
-class Numbers(NamedTuple):
+class Coefficients(NamedTuple):
     """The factors of a step, in the order in which the kernels read them.
 
     velocity' = keep * velocity + (take * sum + pull * weight)
@@ -52,50 +52,58 @@ class Numbers(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def numbers(kind: str, optimizer: tuple[float, float], rate: float, begun: float, present: float) -> np.ndarray:
-    """For the kernel of a rule with (momentum, decay), a rate, and so many batches; see `Counted`."""
+def coefficients(kind: str, optimizer: tuple[float, float], rate: float, begun: float, present: float) -> np.ndarray:
+    """Return the coefficients of one step of rule `kind`, as the kernels read them.
+
+    `optimizer` is (momentum, decay); `begun` and `present` are the batches of `ImageCounts`.
+    """
     momentum, decay = optimizer
     if kind == "additive":
-        found = Numbers()
+        found = Coefficients()
     elif kind == "descent":
         kept = 1 - rate * decay
-        found = Numbers(1 - kept**begun, rate * _mean_power(kept, present).real)
+        found = Coefficients(1 - kept**begun, rate * _mean_power(kept, present).real)
     elif kind == "adagrad":
-        found = Numbers(gain=rate, take=1 / present if present else 1.0, pull=decay * begun)
+        found = Coefficients(gain=rate, take=1 / present if present else 1.0, pull=decay * begun)
     else:
-        found = _velocity(kind, momentum, decay, rate, begun, present)
+        found = _velocity(kind, optimizer, rate, begun, present)
     return np.array(found, np.float32)
 
 
 def ema_weight(optimizer: Optimizer, ended: float) -> np.float32:
-    """The share of the new weights in their running average after so many batches."""
+    """Return the share of the new weights in their running average after `ended` batches."""
     return np.float32(1 - (1 - optimizer.ema) ** ended)
 
 
-def _velocity(kind: str, momentum: float, decay: float, rate: float, begun: float, present: float) -> Numbers:
-    """Momentum steps by the velocity, Nesterov's by the gradient and the velocity after it."""
-    carried, stepped = rate * momentum, rate
+def _velocity(kind: str, optimizer: tuple[float, float], rate: float, begun: float, present: float) -> Coefficients:
+    """Return the coefficients of momentum, or of Nesterov's rule, which steps by the gradient and the new velocity."""
+    momentum, decay = optimizer
+    carried = rate * momentum
+    stepped = rate
     if kind == "nesterov":
-        carried, stepped = rate * momentum**2, rate * (1 + momentum)
-    matrix: Square = momentum, decay, -carried, 1 - stepped * decay
+        carried = rate * momentum**2
+        stepped = rate * (1 + momentum)
+    matrix: Matrix2 = (momentum, decay, -carried, 1 - stepped * decay)
     keep, pull, carry, stay = _function(lambda value: value**begun, matrix)
     a, b, c, d = _function(lambda value: _mean_power(value, present), matrix)
-    return Numbers(1 - stay, stepped * d - c, -carry, keep, a - stepped * b, pull)
+    return Coefficients(shrink=1 - stay, gain=stepped * d - c, carry=-carry, keep=keep, take=a - stepped * b, pull=pull)
 
 
-def _function(of: Callable[[complex], complex], matrix: Square) -> tuple[float, float, float, float]:
-    """A function of a matrix, by the line through what it does to the eigenvalues."""
+def _function(of: Callable[[complex], complex], matrix: Matrix2) -> tuple[float, float, float, float]:
+    """Return the function `of` of a matrix, by the line through its values at the eigenvalues."""
     a, b, c, d = matrix
-    middle, root = (a + d) / 2, cmath.sqrt(((a - d) / 2) ** 2 + b * c)
+    middle = (a + d) / 2
+    root = cmath.sqrt(((a - d) / 2) ** 2 + b * c)
     root = root if abs(root) > NEAR else complex(NEAR)
-    first, second = of(middle + root), of(middle - root)
+    first = of(middle + root)
+    second = of(middle - root)
     slope = (first - second) / (2 * root)
     start = first - slope * (middle + root)
     return (start + slope * a).real, (slope * b).real, (slope * c).real, (start + slope * d).real
 
 
 def _mean_power(value: complex, count: float) -> complex:
-    """(1 + value + ... + value^(count - 1)) / count; 1 for a count of zero, whose gradients others have counted."""
+    """Return (1 + value + ... + value^(count - 1)) / count; 1 for a count of 0, whose gradients others have counted."""
     if count == 0:
         return 1.0
     away = value - 1

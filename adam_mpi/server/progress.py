@@ -1,4 +1,4 @@
-"""The books of a server: where training stands, how far each pusher is, and what has been counted on the way."""
+"""The progress of a server: the position of training, the clock of each pusher, and counts of what was applied."""
 
 import logging
 import time
@@ -18,65 +18,106 @@ NEVER = 1 << 62
 log = logging.getLogger(__name__)
 
 
+class PusherClocks:
+    """The clock of each pusher, as one server sees it, during one generation."""
+
+    def __init__(self, memory_layout: MemoryLayout, server: int, clocks: Sequence[int], names: Sequence[str]) -> None:
+        """`clocks`: clock of the next push in each ring; `names`: name of the pusher of each ring, for messages."""
+        self.names = names
+        self.strips = memory_layout.strips
+        self.feeding = memory_layout.feeding(server)
+        """The rings that push to this server; it never waits for strips that push nothing to it."""
+        self.clocks = [clock if ring in self.feeding else NEVER for ring, clock in enumerate(clocks)]
+        self.slowest = min(self.clocks, default=0)
+        """The clock that all pushers have reached."""
+        self.fastest = max((clocks[ring] for ring in self.feeding), default=0)
+        self.first_applied: dict[int, float] = {}
+        """Ring -> when a message of it was first applied in this generation, in seconds since 1970."""
+
+    def note_applied(self, ring: int) -> None:
+        """Note that a message of `ring` is in a shard."""
+        if ring not in self.first_applied:
+            self.first_applied[ring] = time.time()
+
+    def advance(self, ring: int, clock: int) -> None:
+        """Note that the push of `clock` in `ring` is complete on this server."""
+        before = self.clocks[ring]
+        after = clock + 1
+        if after > before:
+            self.clocks[ring] = after
+            self.fastest = max(self.fastest, after)
+            if before == self.slowest:
+                self.slowest = min(self.clocks)
+
+    def counts_images(self, ring: int) -> bool:
+        """Return whether pushes in `ring` count images: the strips of a replica push the same ones, so one does."""
+        return ring % self.strips == self.feeding[0]
+
+    @property
+    def resumed_at(self) -> tuple[float | None, float | None]:
+        """Return when the first pusher, and when all of them, had a message applied in this generation."""
+        whole = self.first_applied and len(self.first_applied) == len(self.feeding)
+        first = min(self.first_applied.values(), default=None)
+        return first, max(self.first_applied.values()) if whole else None
+
+
 class ServerProgress:
+    """The position of training on one server, and its counts, across generations."""
+
     def __init__(self, config: Config, position: Position, epoch_images: int) -> None:
-        self.config, self.position = config, position
-        """Where training stands here; what has passed so far of the whole training sets the learning rate."""
-        self.epoch_images, self.total = epoch_images, config.train.epochs * epoch_images
+        """`epoch_images`: images of an epoch; the share of all epochs that has passed sets the learning rate."""
+        self.config = config
+        self.position = position
+        self.epoch_images = epoch_images
+        self.total_images = config.train.epochs * epoch_images
         self.first_clock = position.clock
         self.synchronous = config.consistency.staleness == 0
         self.positions = {0: position}
-        """In synchronous training by clock: before and after the one under way."""
+        """In synchronous training by clock: before and after the current one."""
         self.copied = Position.unpack(position.pack())
-        """Batches of steps that copies here have taken. Apart: others go on after a snapshot before we have ours."""
-        self.settled: Position | None = None
-        """Where training stood when this generation began: pushes of its batches have been counted."""
+        """Batches of steps that copies here have taken. Other servers continue after a snapshot before this one has
+        written its part, so these batches must not be in `position`."""
+        self.generation_start: Position | None = None
+        """The position at the start of this generation: images of its batches are counted already."""
         self.counts: Counter[str] = Counter()
         self.leads: Counter[int] = Counter()
+        """Clocks by which a push was ahead of the slowest pusher -> number of pushes."""
         self.delays: Counter[int] = Counter()
+        """Steps since the weights that a message was computed on -> number of messages."""
 
-    def enter(self, memory_layout: MemoryLayout, server: int, clocks: Sequence[int], pushers: Sequence[str]) -> None:
-        """Begin a generation; `clocks`: of the next push in each ring; `pushers`: what to call them."""
-        self.pushers = pushers
-        self.strips, self.feeding = memory_layout.strips, memory_layout.feeding(server)
-        # Strips that push nothing to us are never waited for.
-        self.clocks = [clock if ring in self.feeding else NEVER for ring, clock in enumerate(clocks)]
-        self.clock, self.furthest = min(self.clocks, default=0), max((clocks[ring] for ring in self.feeding), default=0)
-        """What all pushers, and what the first of them, have come to."""
-        self.went_on: dict[int, float] = {}
-        """Ring -> when something of it was first applied in this generation, in seconds since 1970."""
-
-    def go_back(self, position: Position, version: int | None, clock: int) -> None:
-        """To where all servers stand when a generation begins, the fastest pusher at this clock."""
+    def rewind(self, position: Position, version: int | None, clock: int) -> None:
+        """Set the position that all servers have when a generation begins, the fastest pusher being at `clock`."""
         self.first_clock = position.clock - clock
-        self.position, self.settled = position, Position.unpack(position.pack())
+        self.position = position
+        self.generation_start = Position.unpack(position.pack())
         self.copied = Position.unpack(position.pack())
         self.positions = {version or 0: position}
 
     @property
     def rate(self) -> float:
+        """Return the learning rate at the current position."""
         return self._rate_at(self.position)
 
     def _rate_at(self, position: Position) -> float:
-        images = schedule.passed(position, self.config.train.batch, self.epoch_images)
-        return schedule.rate(self.config.optimizer, images, self.total)
+        images = schedule.images_passed(position, self.config.train.batch, self.epoch_images)
+        return schedule.learning_rate(self.config.optimizer, images, self.total_images)
 
     def rate_of(self, version: int, batches: np.ndarray, images: int) -> float:
-        """For the step to this version: as it is now; in synchronous training as it was when the clock began."""
+        """Return the rate of the step to `version`: the current one; in synchronous training that of its clock."""
         if not self.synchronous:
             return self.rate
-        self._reach(version, batches, images)
+        self._begin_clock(version, batches, images)
         return self._rate_at(self.positions[version - 1])
 
-    def taken(self, record: ReceivedMessage, batches: np.ndarray) -> None:
-        """A copy here has taken a step."""
+    def note_copy_step(self, record: ReceivedMessage, batches: np.ndarray) -> None:
+        """Note that a copy here has taken the step of `record`, which has these `batches`."""
         if self.synchronous and batches.size:
-            self._reach(record.sequence, batches, record.images)
+            self._begin_clock(record.sequence, batches, record.images)
         else:
             self.copied.add(batches)
 
-    def _reach(self, version: int, batches: np.ndarray, images: int) -> None:
-        """The first step of a clock in synchronous training.
+    def _begin_clock(self, version: int, batches: np.ndarray, images: int) -> None:
+        """Advance the position with the first step of a clock in synchronous training.
 
         A server that serves nothing and was sent its first copy after some clocks does not know where those ended.
         """
@@ -84,46 +125,36 @@ class ServerProgress:
             self.position = self.positions[version - 1].after(batches, images)
             self.positions = {version - 1: self.positions[version - 1], version: self.position}
 
-    def applied(self, mail: ReceivedMessage) -> None:
-        """Something of a message is in a shard."""
-        if mail.ring not in self.went_on:
-            self.went_on[mail.ring] = time.time()
-
-    def settle(self, mail: ReceivedMessage, batches: np.ndarray) -> None:
-        """A message has been dealt with, on all copies."""
-        if mail.last:
-            self._advance(mail)
+    def advance(self, message: ReceivedMessage, batches: np.ndarray, clocks: PusherClocks) -> None:
+        """Advance clocks and position by a message, with these `batches`, that all copies have applied."""
+        if message.last:
+            self._count_push(message, clocks)
         if self.synchronous:
             return
         self.position.add(batches)
-        if mail.last:
-            self.position.clock = self.first_clock + self.furthest
-            counted = self.settled is not None and self.config.asynchronous and self.settled.has(batches)
-            # The strips of a replica push the same images: they count once.
-            if mail.ring % self.strips == self.feeding[0] and not counted:
-                self.position.images += mail.images
+        if message.last:
+            self.position.clock = self.first_clock + clocks.fastest
+            if clocks.counts_images(message.ring) and not self._counted_before(batches):
+                self.position.images += message.images
 
-    def _advance(self, mail: ReceivedMessage) -> None:
-        """The last message of a push for this server."""
-        lead = mail.clock - self.clock
+    def _counted_before(self, batches: np.ndarray) -> bool:
+        """Return whether images of these batches were counted in an earlier generation."""
+        start = self.generation_start
+        return start is not None and self.config.asynchronous and start.has(batches)
+
+    def _count_push(self, message: ReceivedMessage, clocks: PusherClocks) -> None:
+        """Count a push with its last message for this server, and advance the clock of its pusher."""
+        lead = message.clock - clocks.slowest
         self.leads[max(0, lead)] += 1
         if lead > self.config.consistency.staleness:
             self.counts["too_stale"] += 1
-            log.error("push %d of %s is %d clocks ahead", mail.sequence, self.pushers[mail.ring], lead)
+            ahead = f"{lead} clocks ahead of the slowest pusher, more than consistency.staleness"
+            log.error("push %d of %s is %s; applied anyway", message.sequence, clocks.names[message.ring], ahead)
         self.counts["applied"] += 1
-        before, after = self.clocks[mail.ring], mail.clock + 1
-        if after > before:
-            self.clocks[mail.ring], self.furthest = after, max(self.furthest, after)
-            if before == self.clock:
-                self.clock = min(self.clocks)
-
-    @property
-    def went_on_at(self) -> tuple[float | None, float | None]:
-        """When the first pusher, and when all of them, had something applied in this generation."""
-        whole = self.went_on and len(self.went_on) == len(self.feeding)
-        return min(self.went_on.values(), default=None), max(self.went_on.values()) if whole else None
+        clocks.advance(message.ring, message.clock)
 
     def export_state(self, state: RankState) -> None:
-        self.copied.images, self.copied.clock = self.position.images, self.position.clock
+        """Write the positions into `state`."""
+        self.copied.images = self.position.images
+        self.copied.clock = self.position.clock
         state.positions = dict(self.positions) if self.synchronous else {0: self.position, 1: self.copied}
-        state.went_on = self.went_on_at

@@ -1,4 +1,4 @@
-"""The mailbox of a server, read: messages in order, those in trouble refused, slots freed without gaps."""
+"""The queue of pushes of a server: reads messages in order, refuses bad ones, and frees slots without gaps."""
 
 import logging
 from collections import Counter, defaultdict
@@ -12,46 +12,52 @@ from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
 from adam_mpi.sharding.factors import matrices, plans
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 
-SENT_AGAIN = "it has come before"
+SENT_AGAIN = "it was applied before"
 NO_BATCHES = np.empty(0, np.int64)
 log = logging.getLogger(__name__)
 
 
 class PushQueue:
+    """The pushes that arrive in the mailbox of one server during one generation."""
+
     def __init__(
         self, world: World, memory_layout: MemoryLayout, memory: np.ndarray, published: PublishedWeights
     ) -> None:
-        self.world, self.memory_layout, self.published = world, memory_layout, published
+        """`memory` is the mailbox; acknowledgements go into `published`."""
+        self.world = world
+        self.memory_layout = memory_layout
+        self.published = published
         self.words = memory.view(np.uint32)
-        self.intake = RingReceiver(world, memory_layout.rings, memory_layout.pushers, memory, published)
-        dense, half = matrices(memory_layout.tensors), world.config.push.factor_codec == "float16"
+        self.receiver = RingReceiver(world, memory_layout.rings, memory_layout.pushers, memory, published)
+        half = world.config.push.factor_codec == "float16"
+        dense = matrices(memory_layout.tensors)
         planned = {layer: plans(matrix, layer, memory_layout.held, half) for layer, matrix in dense.items()}
         self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
         """How factors of a layer are multiplied into the shards held here."""
         self.held = {shard.index: shard for shard in memory_layout.held[world.rank]}
         self.members = [world.layout.places[rank].member for rank in memory_layout.pushers]
         self.sequences: dict[tuple[int, int], int] = {}
-        """(shard, ring) -> the highest number taken."""
+        """(shard, ring) -> the highest number of a message that was accepted."""
         self.freed: dict[int, set[int]] = defaultdict(set)
-        """Ring -> positions that are dealt with and not yet published as such."""
+        """Ring -> positions whose slots are free and not yet acknowledged."""
         self.counts: Counter[str] = Counter()
 
     def collect(self) -> list[ReceivedMessage]:
-        """Everything that has arrived whole, ring by ring, in order."""
-        arrived = [mail for mail in self.intake.collect() if self._accepts(mail)]
-        for ring, position in self.intake.ask_again():
+        """Return the messages that have arrived whole and are to be applied, ring by ring, in order."""
+        arrived = [message for message in self.receiver.collect() if self._accepts(message)]
+        for ring, position in self.receiver.ask_again():
             self.counts["torn"] += 1
-            log.error("message %d of %s stays torn; asked for it again", position, self.pusher(ring))
+            log.error("message %d of %s stays torn; it is asked for again", position, self.pusher(ring))
         return arrived
 
-    def settle(self, mail: ReceivedMessage) -> None:
-        """A message has been dealt with: its slot may be used again."""
-        self.freed[mail.ring].add(mail.position)
+    def free_slot(self, message: ReceivedMessage) -> None:
+        """Free the slot of a message that is applied or refused."""
+        self.freed[message.ring].add(message.position)
 
     def acknowledge(self) -> None:
-        """Publish what has been dealt with, ring by ring and without gaps."""
+        """Publish the freed slots as acknowledgements, ring by ring and without gaps."""
         for ring, freed in list(self.freed.items()):
             position = int(self.published.applied[ring])
             while position + 1 in freed:
@@ -62,86 +68,92 @@ class PushQueue:
                 del self.freed[ring]
 
     @property
-    def news(self) -> bool:
+    def has_unacknowledged(self) -> bool:
+        """Return whether slots are free that `acknowledge` has not published."""
         return bool(self.freed)
 
     def pusher(self, ring: int) -> str:
+        """Return the name of the pusher of `ring`, for messages."""
         return str(self.world.layout.places[self.memory_layout.pushers[ring]])
 
-    def _accepts(self, mail: ReceivedMessage) -> bool:
-        """Find out which shards have to take it; False, with its slot freed, if it is not for us to apply."""
-        trouble = self._trouble(mail)
+    def _accepts(self, message: ReceivedMessage) -> bool:
+        """Set the shards that `message` is to be applied to; return False, with its slot freed, if it is refused."""
+        trouble = self._trouble(message)
         if trouble:
-            self._refuse(mail, trouble)
-            self.settle(mail)
+            self._refuse(message, trouble)
+            self.free_slot(message)
             return False
-        self.counts["bytes"] += 4 * mail.words
-        shards = [mail.shard]
-        if mail.kind == message_format.FACTOR:
-            shards = [shard.index for shard in self.factors[self.held[mail.shard].layer].shards]
-        # One that is sent again, in another generation, may be cut in another way: some of its shards may have it.
-        ring, number = mail.ring, mail.number
-        mail.targets = [shard for shard in shards if number > self.sequences.get((shard, ring), 0)]
-        mail.known = [shard for shard in shards if shard not in mail.targets]
-        for shard in mail.targets:
-            self.sequences[shard, ring] = number
-        if not mail.targets:
-            self._refuse(mail, SENT_AGAIN)
-        elif not mail.finite:
-            self.refuse_values(mail)
+        self.counts["bytes"] += 4 * message.words
+        shards = [message.shard]
+        if message.kind == message_format.FACTOR:
+            shards = [shard.index for shard in self.factors[self.held[message.shard].layer].shards]
+        # A push that is sent again, in another generation, may be split differently: some of its shards may have it.
+        message.targets = [shard for shard in shards if message.number > self.sequences.get((shard, message.ring), 0)]
+        message.known = [shard for shard in shards if shard not in message.targets]
+        for shard in message.targets:
+            self.sequences[shard, message.ring] = message.number
+        if not message.targets:
+            self._refuse(message, SENT_AGAIN)
+        elif not message.finite:
+            self._refuse_values(message)
         return True
 
-    def _trouble(self, mail: ReceivedMessage) -> str:
-        if mail.generation != self.world.generation:
-            return f"it is of generation {mail.generation}, now is {self.world.generation}"
-        if mail.shard not in self.held:
-            return f"shard {mail.shard} is not held here"
-        size = self.held[mail.shard].size
-        if mail.kind not in message_format.KINDS or not 0 <= mail.codec < len(BY_NUMBER):
-            return f"kind {mail.kind}, codec {mail.codec} are unknown"
-        inside = mail.kind == message_format.FACTOR or (mail.values >= 1 and 0 <= mail.first <= size - mail.values)
-        if not inside or mail.words != self._words(mail):
-            return f"{mail.words} words for {mail.values} values from {mail.first} of shard {mail.shard} with {size}"
-        if mail.kind == message_format.SPARSE or mail.codec == NUMBERS["topk"]:
-            indices, limit = self._indices(mail, size)
+    def _trouble(self, message: ReceivedMessage) -> str:
+        """Return why `message` cannot be applied; an empty string if it can."""
+        if message.generation != self.world.generation:
+            return f"it is of generation {message.generation}, the current one is {self.world.generation}"
+        if message.shard not in self.held:
+            return f"shard {message.shard} is not held here"
+        size = self.held[message.shard].size
+        if message.kind not in message_format.KINDS or not 0 <= message.codec < len(BY_NUMBER):
+            return f"kind {message.kind}, codec {message.codec} are unknown"
+        inside = message.kind == message_format.FACTOR or (
+            message.values >= 1 and 0 <= message.first <= size - message.values
+        )
+        if not inside or message.words != self._words(message):
+            values = f"{message.values} values from {message.first} of shard {message.shard} with {size}"
+            return f"{message.words} words for {values}"
+        if message.kind == message_format.SPARSE or message.codec == NUMBERS["topk"]:
+            indices, limit = self._indices(message, size)
             if indices.size and indices.max() >= limit:
-                return f"an index beyond the {limit} parameters of shard {mail.shard}"
+                return f"an index beyond the {limit} parameters of shard {message.shard}"
         return ""
 
-    def batches(self, mail: ReceivedMessage) -> np.ndarray:
-        """The batches whose gradients are in a message that is not acknowledged yet."""
-        if not mail.batches:
+    def batches(self, message: ReceivedMessage) -> np.ndarray:
+        """Return the ids of the batches whose gradients are in `message`, which is not acknowledged yet."""
+        if not message.batches:
             return NO_BATCHES
-        start = mail.start + mail.words + mail.words % 2
-        return self.words[start : start + 2 * mail.batches].view(np.int64)
+        start = message.start + message.words + message.words % 2
+        return self.words[start : start + 2 * message.batches].view(np.int64)
 
-    def _words(self, mail: ReceivedMessage) -> int:
-        """How long the body of such a message must be."""
-        if mail.kind == message_format.SPARSE:
-            return 2 * mail.values
-        if mail.kind == message_format.DELTA:
-            return BY_NUMBER[mail.codec].words(mail.values)
-        plan = self.factors.get(self.held[mail.shard].layer)
+    def _words(self, message: ReceivedMessage) -> int:
+        """Return how many words the body of `message` must have by its header; -1 if there is no such message."""
+        if message.kind == message_format.SPARSE:
+            return 2 * message.values
+        if message.kind == message_format.DELTA:
+            return BY_NUMBER[message.codec].words(message.values)
+        plan = self.factors.get(self.held[message.shard].layer)
         codec = NUMBERS[self.world.config.push.factor_codec]
-        wrong = plan is None or mail.shard != plan.shards[0].index or mail.codec != codec or mail.values < 0
-        return -1 if wrong or plan is None else plan.words(mail.values)
+        wrong = plan is None or message.shard != plan.shards[0].index or message.codec != codec or message.values < 0
+        return -1 if wrong or plan is None else plan.words(message.values)
 
-    def _indices(self, mail: ReceivedMessage, size: int) -> tuple[np.ndarray, int]:
-        """The indices that a body names, and what they must stay below."""
-        if mail.kind == message_format.SPARSE:
-            return self.words[mail.start : mail.start + mail.values], size
-        return self.words[mail.start : mail.start + mail.words // 2], mail.values
+    def _indices(self, message: ReceivedMessage, size: int) -> tuple[np.ndarray, int]:
+        """Return the indices in the body of `message`, and the limit that they must stay below."""
+        if message.kind == message_format.SPARSE:
+            return self.words[message.start : message.start + message.values], size
+        return self.words[message.start : message.start + message.words // 2], message.values
 
-    def refuse_values(self, mail: ReceivedMessage) -> None:
-        """A NaN or an infinity: counted as refused, named with its sender; the weights stay as they are."""
-        trouble = f"NaN or infinity for shard {mail.shard} ({self.held[mail.shard].layer})"
-        self._refuse(mail, trouble)
+    def _refuse_values(self, message: ReceivedMessage) -> None:
+        """Count `message` as refused because of a NaN or infinity; raise UserError if `server.on_nan` says stop."""
+        trouble = f"NaN or infinity for shard {message.shard} ({self.held[message.shard].layer})"
+        self._refuse(message, trouble)
         if self.world.config.server.on_nan == "stop":
-            raise UserError(f"push {mail.sequence} of {self.pusher(mail.ring)}: {trouble}; server.on_nan = stop")
+            raise UserError(f"push {message.sequence} of {self.pusher(message.ring)}: {trouble}; server.on_nan = stop")
 
-    def _refuse(self, mail: ReceivedMessage, trouble: str) -> None:
+    def _refuse(self, message: ReceivedMessage, trouble: str) -> None:
+        """Count and log a message that is not applied, because of `trouble`."""
         again = trouble == SENT_AGAIN
         self.counts["duplicates" if again else "refused"] += 1
-        # After a loss there may be hundreds that were sent again, as they should be.
+        # After a rank is lost, hundreds of pushes may be sent again, as they should be.
         level = logging.DEBUG if again else logging.ERROR
-        log.log(level, "push %d of %s not applied: %s", mail.sequence, self.pusher(mail.ring), trouble)
+        log.log(level, "push %d of %s not applied: %s", message.sequence, self.pusher(message.ring), trouble)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from adam_mpi.config import Optimizer
 from adam_mpi.sharding.position import Position
 
-STEPS, STEP_FACTOR = 3, 0.3
+STEPS = 3
+STEP_FACTOR = 0.3
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -15,20 +16,21 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def passed(position: Position, batch: int, images: int) -> float:
-    """How many images of all epochs, of `images` each, are behind us: those that were left out are, too.
+def images_passed(position: Position, batch: int, images: int) -> float:
+    """Return how many images of all epochs, of `images` each, have passed, including those that were left out.
 
-    A batch counts as whole though images of it were bad. An epoch that was ended early counts as whole when the next
-    begins, which is taken to have as many batches as it had.
+    A batch counts as whole although images of it were bad. An epoch that ended early counts as whole when the next one
+    begins; that one is assumed to have as many batches.
     """
     if not position.epoch:
         return position.images
-    done, expected = position.count * batch, min(images, position.lasted * batch or images)
+    done = position.count * batch
+    expected = min(images, position.lasted * batch or images)
     return max(position.images, images * (position.epoch - 1 + min(1, done / max(expected, 1))))
 
 
-def rate(optimizer: Optimizer, images: float, total: int) -> float:
-    """The rate after `images` of the `total` images that all epochs have."""
+def learning_rate(optimizer: Optimizer, images: float, total: int) -> float:
+    """Return the rate after `images` of the `total` images of all epochs."""
     done = min(1.0, images / max(total, 1))
     warm = 1.0 if done >= optimizer.warmup else (done + 1 / max(total, 1)) / optimizer.warmup
     return optimizer.learning_rate * SCHEDULES[optimizer.schedule](done) * min(warm, 1.0)

@@ -1,11 +1,11 @@
-"""Factor pushes: activations and errors of a dense layer travel, and the server multiplies. The plan of it is pure.
+"""Factor pushes: activations and errors of a dense layer are sent, and the server multiplies them. Pure.
 
 The gradient of a weight matrix over n images is (outputs x n) (n x inputs), errors times activations: n * (inputs +
-outputs) numbers instead of inputs * outputs. A server gets all activations, and the errors of the rows it holds:
+outputs) numbers instead of inputs * outputs. A server receives all activations, and the errors of the rows it holds:
 
     body = activations (n x inputs) | errors (n x rows) | gradient of the biases it holds
 
-Activations and errors may travel as IEEE halves, filled up to a whole word; biases are always float32.
+Activations and errors may be sent as IEEE halves, padded to a whole word; biases are always float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from adam_mpi.sharding.shards import Shard
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where a dense layer's weights lie in the flat vector; its biases follow them."""
+    """The place of a dense layer's weights in the flat vector; its biases follow them."""
 
     offset: int
     inputs: int
@@ -30,39 +30,44 @@ class Matrix:
 
     @property
     def biases(self) -> int:
+        """Return where the biases begin in the flat vector."""
         return self.offset + self.inputs * self.outputs
 
     def rows(self, shard: Shard) -> tuple[int, int]:
-        """Rows of weights in a shard."""
+        """Return (first, end) of the rows of weights in `shard`."""
         first, last = (min(edge, self.biases) - self.offset for edge in (shard.start, shard.stop))
         return first // self.inputs, last // self.inputs
 
     def bias_range(self, shard: Shard) -> tuple[int, int]:
-        """Biases in a shard, as places in the flat vector."""
+        """Return (start, stop) of the biases in `shard`, in the flat vector."""
         return max(shard.start, self.biases), max(shard.stop, self.biases)
 
 
 @dataclass(frozen=True)
 class FactorPlan:
-    """What one server gets of a layer's factors."""
+    """What one server receives of a layer's factors."""
 
     matrix: Matrix
     shards: tuple[Shard, ...]
     half: bool = False
-    """Whether activations and errors travel as halves."""
+    """Whether activations and errors are sent as halves."""
 
     @cached_property
     def rows(self) -> int:
+        """Return how many rows of weights the server has."""
         return _count(self.matrix.rows, self.shards)
 
     @cached_property
     def biases(self) -> int:
+        """Return how many biases the server has."""
         return _count(self.matrix.bias_range, self.shards)
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
-        """Shard index -> rows and biases that come before its own in a message."""
-        places, row, bias = {}, 0, 0
+        """Return shard index -> rows and biases that come before its own in a message."""
+        places = {}
+        row = 0
+        bias = 0
         for shard in self.shards:
             places[shard.index] = row, bias
             row += _count(self.matrix.rows, [shard])
@@ -70,24 +75,27 @@ class FactorPlan:
         return places
 
     def words(self, images: int) -> int:
+        """Return how many words the body of a message of `images` images has."""
         return self._number_words(images) + self.biases
 
     def images(self, words: int) -> int:
-        """How many images go into so many words: the same for all servers, so that a push is always cut alike."""
-        matrix = self.matrix
-        return (words - matrix.outputs) * (2 if self.half else 1) // (matrix.inputs + matrix.outputs)
+        """Return how many images fit into `words` words: the same for all servers, so that all cut a push alike."""
+        per_word = 2 if self.half else 1
+        return (words - self.matrix.outputs) * per_word // (self.matrix.inputs + self.matrix.outputs)
 
     def write(self, body: np.ndarray, activations: np.ndarray, errors: np.ndarray, gradient: np.ndarray | None) -> int:
-        """Write the factors of some images; `gradient` is the flat vector, for the biases. Returns the words used."""
+        """Write factors into `body`; return the words used. `gradient` is the flat vector, for the biases."""
         images, inputs = activations.shape
-        end, words = self._number_words(images), self.words(images)
+        end = self._number_words(images)
+        words = self.words(images)
         body[end - 1 : words] = 0
         numbers = body[:end].view(np.float16 if self.half else np.float32)
         held = numbers[images * inputs : images * (inputs + self.rows)].reshape(images, self.rows)
         self._put(activations, numbers[: images * inputs].reshape(images, inputs))
         biases = body[end:words].view(np.float32)
         for shard in self.shards:
-            (row, bias), (first, last) = self.places[shard.index], self.matrix.rows(shard)
+            row, bias = self.places[shard.index]
+            first, last = self.matrix.rows(shard)
             self._put(errors[:, first:last], held[:, row : row + last - first])
             low, high = self.matrix.bias_range(shard)
             if gradient is not None:
@@ -95,18 +103,19 @@ class FactorPlan:
         return words
 
     def unpack(self, body: np.ndarray, images: int, out: np.ndarray) -> np.ndarray:
-        """A body as float32: itself, or worked out in `out`."""
+        """Return a body as float32: itself, or converted in `out`."""
         if not self.half:
             return body.view(np.float32)
-        count, end = images * (self.matrix.inputs + self.rows), self._number_words(images)
+        count = images * (self.matrix.inputs + self.rows)
+        end = self._number_words(images)
         out[:count] = body[:end].view(np.float16)[:count]
         out[count : count + self.biases] = body[end:].view(np.float32)
         return out[: count + self.biases]
 
     def multiply(self, body: np.ndarray, images: int, band: Sequence[Shard], out: np.ndarray) -> None:
-        """The gradient of neighboring shards, from the body of a message as float32.
+        """Write the gradient of `band`, neighboring shards, into `out`; `body` is that of a message as float32.
 
-        One after the other they are rows, then biases: the same as one large shard.
+        One after the other, neighbors are rows, then biases: the same as one large shard.
         """
         activations, errors, biases = self._split(body, images, band)
         size = out.size - biases.size
@@ -116,7 +125,7 @@ class FactorPlan:
     def add_product(
         self, body: np.ndarray, images: int, band: Sequence[Shard], scale: float, weights: np.ndarray
     ) -> None:
-        """Add the gradient of neighboring shards, times `scale`, to their weights in one go."""
+        """Add the gradient of `band`, neighboring shards, times `scale`, to their `weights`."""
         activations, errors, biases = self._split(body, images, band)
         size = weights.size - biases.size
         if size and images:
@@ -124,19 +133,21 @@ class FactorPlan:
         weights[size:] += np.float32(scale) * biases
 
     def _split(self, body: np.ndarray, images: int, band: Sequence[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Activations, errors and the biases' gradient of neighboring shards, in a body as float32."""
-        inputs, rows, end = self.matrix.inputs, self.rows, images * (self.matrix.inputs + self.rows)
+        """Return activations, errors and the biases' gradient of `band`, in a body as float32."""
+        inputs = self.matrix.inputs
+        end = images * (inputs + self.rows)
         row, bias = self.places[band[0].index]
-        errors = body[images * inputs : end].reshape(images, rows)[:, row : row + _count(self.matrix.rows, band)]
+        errors = body[images * inputs : end].reshape(images, self.rows)[:, row : row + _count(self.matrix.rows, band)]
         biases = body[end + bias : end + bias + _count(self.matrix.bias_range, band)]
         return body[: images * inputs].reshape(images, inputs), errors, biases
 
     def _number_words(self, images: int) -> int:
-        """Words of activations and errors."""
+        """Return how many words activations and errors of `images` images take."""
         numbers = images * (self.matrix.inputs + self.rows)
         return (numbers + 1) // 2 if self.half else numbers
 
     def _put(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Write `values` into `out`; as halves they are clipped to the largest half."""
         if self.half:
             np.clip(values, -LARGEST, LARGEST, out=out, casting="unsafe")
         else:
@@ -144,18 +155,19 @@ class FactorPlan:
 
 
 def _count(edges: Callable[[Shard], tuple[int, int]], shards: Sequence[Shard]) -> int:
+    """Return the sum of the lengths of the spans that `edges` gives for each of `shards`."""
     return sum(last - first for first, last in map(edges, shards))
 
 
 def matrices(tensors: Sequence[Tensor]) -> dict[str, Matrix]:
-    """The dense layers."""
+    """Return layer -> its matrix, of the dense layers."""
     return {t.layer: Matrix(t.offset, t.shape[1], t.shape[0]) for t in tensors if len(t.shape) == 2}
 
 
 def plans(
     matrix: Matrix, layer: str, held: Mapping[int, Sequence[Shard]], half: bool = False
 ) -> dict[int, FactorPlan] | None:
-    """What each server gets; None where shards cut through rows."""
+    """Return server -> what it receives of the factors of `layer`; None where shards cut through rows."""
     result = {}
     for server, shards in held.items():
         mine = tuple(shard for shard in shards if shard.layer == layer)

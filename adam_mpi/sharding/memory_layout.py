@@ -1,11 +1,12 @@
-"""The shelf plan: where each shard, mailbox slot and published number lies in the servers' memory. Pure.
+"""The memory layout of servers: where each shard, mailbox slot and published number lies in their windows. Pure.
 
-Every rank makes the same plan from the same numbers, so a byte offset in another rank's window is never sent.
+Every rank computes the same layout from the same numbers, so a byte offset in another rank's window is never sent.
 
-A server publishes, for others to read: | clock | a line per pusher and per peer | a version per shard | weights | ...
-(and behind them average and short, the weights in bfloat16, where the configuration asks for them);
-and has a mailbox, for others to write: | pusher 0: slot 0, slot 1, ... | pusher 1: ... |
-With several copies of each shard the servers are each other's peers, with rings of records in a window of its own.
+weights window, which others read:       | clock | a line per pusher and per peer | a version per shard | weights | ...
+                                         (then ema, and short, the weights in bfloat16, where configured)
+mailbox window, which others write:      | pusher 0: slot 0, slot 1, ... | pusher 1: ... |
+replication window, which peers write:   | peer 0: slot 0, slot 1, ... | peer 1: ... | arena of folded gradients |
+                                         (where shards have several copies: the servers are each other's peers)
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.message_format import message_words
 from adam_mpi.sharding.shards import Shard, cut, place
 
-LINE = 64  # a cache line: what one pusher reads is not disturbed by what others do
+LINE = 64  # bytes of a cache line: each ring has one of its own, so that pushers do not slow each other down
 MOST_SLOTS = 8
 LEAST_SHARD = 64
 # A record has room for the batches of all pushes that it folds.
@@ -30,7 +31,7 @@ WIDTHS = {"weights": 4, "ema": 4, "short": 2}
 
 @dataclass(frozen=True)
 class Rings:
-    """Rings that others write into this server's memory, one each, and where it publishes what it has dealt with."""
+    """Rings in a server's memory, one for each rank that writes into it, and the lines where it acknowledges."""
 
     count: int
     slots: int
@@ -39,40 +40,45 @@ class Rings:
 
     @property
     def ring_bytes(self) -> int:
+        """Return the bytes of one ring."""
         return self.slots * self.slot_bytes
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of all rings."""
         return self.count * self.ring_bytes
 
     def line_offset(self, ring: int) -> int:
+        """Return the byte offset of the line of `ring` in the weights window."""
         return LINE * (1 + self.first_line + ring)
 
 
 @dataclass(frozen=True)
 class MemoryLayout:
+    """The shards, the servers that hold them, and the places of everything in the servers' windows."""
+
     shards: tuple[Shard, ...]
     holders: tuple[tuple[int, ...], ...]
-    """The ranks that hold each shard, the one that serves it first."""
+    """The servers that hold each shard, the one that serves it first."""
     servers: tuple[int, ...]
     pushers: tuple[int, ...]
     """The ranks that push, in the order of their rings."""
     slots: int
-    """StoreFile of one pusher's ring."""
+    """Slots of one pusher's ring."""
     slot_bytes: int
     regions: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     owners: tuple[int, ...] = ()
-    """Of each shard: the strip of a replica that pushes it."""
+    """The strip of a replica that pushes each shard."""
     strips: int = 1
     peers: Rings = Rings(0, 0, 0, 0)
-    """The servers' rings of records in each other's memory; none where each shard has one copy."""
+    """Rings of records in the replication window; none where each shard has one copy."""
     arena: int = 0
-    """Bytes behind those rings for what a server has folded: others on the same node read it there."""
+    """Bytes behind those rings for folded gradients: other servers on the same node read them there."""
     held: dict[int, tuple[Shard, ...]] = field(init=False)
-    """What each server serves."""
+    """The shards that each server serves."""
     copied: dict[int, tuple[Shard, ...]] = field(init=False)
-    """What it has copies of besides."""
+    """The shards that each server has copies of and does not serve."""
 
     def __post_init__(self) -> None:
         served: dict[int, list[Shard]] = {server: [] for server in self.servers}
@@ -88,58 +94,69 @@ class MemoryLayout:
 
     @property
     def rings(self) -> Rings:
+        """Return the rings of pushers in a mailbox."""
         return Rings(len(self.pushers), self.slots, self.slot_bytes, 0)
 
     @property
     def ring_bytes(self) -> int:
+        """Return the bytes of one pusher's ring."""
         return self.rings.ring_bytes
 
     @property
     def body_words(self) -> int:
-        """Words of a slot that a message's body may take."""
+        """Return how many words the body of a message may have."""
         return self.slot_bytes // 4 - message_words(0, MOST_BATCHES) - 1
 
     @property
     def mailbox_bytes(self) -> int:
+        """Return the bytes of a mailbox."""
         return self.rings.bytes
 
     @property
     def mirror_bytes(self) -> int:
+        """Return the bytes of a server in the replication window."""
         return self.peers.bytes + self.arena
 
     @property
     def parameters(self) -> int:
+        """Return how many parameters the flat vector has."""
         return self.shards[-1].stop
 
     def feeding(self, server: int) -> tuple[int, ...]:
-        """The rings that push to a server; those of a replica's strips are one after the other."""
+        """Return the rings that push to `server`; those of a replica's strips are one after the other."""
         strips = {self.owners[shard.index] for shard in self.held[server]}
         return tuple(ring for ring in range(len(self.pushers)) if ring % self.strips in strips)
 
     def line_offset(self, ring: int) -> int:
+        """Return the byte offset of the line of the pusher of `ring` in the weights window."""
         return self.rings.line_offset(ring)
 
     @property
     def version_offset(self) -> int:
+        """Return the byte offset of the versions in the weights window."""
         return self.line_offset(len(self.pushers) + self.peers.count)
 
     def size(self, server: int) -> int:
+        """Return how many parameters `server` serves."""
         return sum(shard.size for shard in self.held[server])
 
     def region_offset(self, server: int, region: str) -> int:
+        """Return the byte offset of `region` of `server` in the weights window."""
         offset = _lined(self.version_offset + 8 * len(self.held[server]))
         for name in self.regions[: self.regions.index(region)]:
             offset += _lined(WIDTHS[name] * self.size(server))
         return offset
 
     def published_bytes(self, server: int) -> int:
+        """Return the bytes of `server` in the weights window."""
         last = self.regions[-1]
         return self.region_offset(server, last) + WIDTHS[last] * self.size(server)
 
     def runs(self, server: int, region: str, wanted: frozenset[int] | None = None) -> list[tuple[int, int, int]]:
-        """(start in the flat vector, parameters, byte offset) of runs of wanted shards that one read can fetch."""
+        """Return (start in the flat vector, parameters, byte offset) of runs of wanted shards that one read fetches."""
         runs: list[tuple[int, int, int]] = []
-        offset, width = self.region_offset(server, region), WIDTHS[region]
+        offset = self.region_offset(server, region)
+        width = WIDTHS[region]
         for shard in self.held[server]:
             if wanted is None or shard.index in wanted:
                 start, size, first = runs[-1] if runs else (0, 0, 0)
@@ -160,49 +177,61 @@ def plan(
     shards: Sequence[Shard] = (),
     holders: Sequence[tuple[int, ...]] = (),
 ) -> MemoryLayout:
-    """Shards as configured, placed by hashing; later generations keep their `shards`, and say who holds them."""
+    """Return the layout for `servers` (rank -> host) and `pushers`; shards are cut as configured and placed by hashing.
+
+    Later generations give the `shards` there are, and their `holders`.
+    """
     room = config.server.mailbox_bytes
     shards = shards or cut_for(tensors, len(pushers), config, partition)
-    owners = tuple(partition.owner(piece.start) for piece in shards) if partition else ()
-    largest = max(piece.size for piece in shards)
-    slot = _slot_bytes(largest, config)
+    largest = max(shard.size for shard in shards)
+    slot_bytes = _slot_bytes(largest, config)
     holders = holders or place(shards, servers, config.server.copies)
     copied = any(len(copies) > 1 for copies in holders)
-    # By way of other copies an acknowledgement takes twice as long: twice as much is under way.
-    slots = max(2, min(MOST_SLOTS * (2 if copied else 1), room // (max(1, len(pushers)) * slot)))
+    # With other copies an acknowledgement takes twice as long: twice as many messages are under way.
+    most_slots = MOST_SLOTS * (2 if copied else 1)
+    peers = _peer_rings(largest, len(servers), len(pushers), room) if copied else Rings(0, 0, 0, 0)
+    return MemoryLayout(
+        shards=tuple(shards),
+        holders=tuple(holders),
+        servers=tuple(servers),
+        pushers=tuple(pushers),
+        slots=max(2, min(most_slots, room // (max(1, len(pushers)) * slot_bytes))),
+        slot_bytes=slot_bytes,
+        regions=_regions(config),
+        tensors=tuple(tensors),
+        owners=tuple(partition.owner(shard.start) for shard in shards) if partition else (),
+        strips=len(partition) if partition else 1,
+        peers=peers,
+        arena=peers.bytes,
+    )
+
+
+def _regions(config: Config) -> tuple[str, ...]:
+    """Return the regions that a server publishes."""
     regions = ["weights"]
     if config.optimizer.ema:
         regions.append("ema")
     if config.pull.codec == "bfloat16":
         regions.append("short")
-    peers = Rings(0, 0, 0, 0)
-    if copied:
-        record = _lined(4 * message_words(largest, 1 + 2 * len(pushers) + RECORD_BATCHES))
-        peers = Rings(len(servers), max(2, min(MOST_SLOTS, room // (len(servers) * record))), record, len(pushers))
-    return MemoryLayout(
-        tuple(shards),
-        tuple(holders),
-        tuple(servers),
-        tuple(pushers),
-        slots,
-        slot,
-        tuple(regions),
-        tuple(tensors),
-        owners,
-        len(partition) if partition else 1,
-        peers,
-        peers.bytes,
-    )
+    return tuple(regions)
+
+
+def _peer_rings(largest: int, servers: int, pushers: int, room: int) -> Rings:
+    """Return the rings of records between `servers` servers, for shards of up to `largest` parameters."""
+    record = _lined(4 * message_words(largest, 1 + 2 * pushers + RECORD_BATCHES))
+    return Rings(servers, max(2, min(MOST_SLOTS, room // (servers * record))), record, pushers)
 
 
 def cut_for(
     tensors: Sequence[Tensor], pushers: int, config: Config, partition: Partition | None = None
 ) -> tuple[Shard, ...]:
-    """Smaller shards than configured where the mailboxes have no room for two of them per pusher.
+    """Return the shards, smaller than configured where mailboxes have no room for two of them per pusher.
 
-    In a partition every shard belongs to one strip, so that a replica pushes it once.
+    In a partition every shard belongs to one strip, so that a replica pushes it once. Raises UserError if mailboxes
+    have no room for the smallest shards.
     """
-    shard, room = config.server.shard, config.server.mailbox_bytes
+    shard = config.server.shard
+    room = config.server.mailbox_bytes
     while 2 * pushers * _slot_bytes(shard, config) > room:
         if shard == LEAST_SHARD:
             least = 2 * pushers * _slot_bytes(shard, config)
@@ -212,9 +241,11 @@ def cut_for(
 
 
 def _slot_bytes(parameters: int, config: Config) -> int:
+    """Return the bytes of a slot for messages of up to `parameters` parameters."""
     body = CODECS[config.push.codec].words(parameters)
     return _lined(4 * message_words(body, MOST_BATCHES))
 
 
 def _lined(size: int) -> int:
+    """Return `size` rounded up to whole cache lines."""
     return -(-size // LINE) * LINE

@@ -1,4 +1,4 @@
-"""A server's copy of a shard: everything that another server needs to stand in for it."""
+"""A server's copy of a shard: everything that another server needs to take over the shard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,68 +13,76 @@ MODULUS = 1 << 62
 
 @dataclass(eq=False)
 class ShardCopy:
-    """`weights` and `ema` lie where others read them on the server that serves the shard, else in plain memory."""
+    """One server's copy; `weights` and `ema` lie in published memory on the server that serves the shard."""
 
     shard: Shard
     weights: np.ndarray
     state: np.ndarray
     ema: np.ndarray
-    """Empty where no ema is kept."""
+    """Running average of the weights; empty where none is kept."""
     version: int = 0
     table: dict[int, int] = field(default_factory=dict)
-    """Pusher -> the highest number of its messages that is in the weights."""
+    """Pusher -> the highest number of its messages that are in the weights."""
     whole: bool = True
-    """Whether it may serve: one that is still being sent may not."""
+    """Whether it may serve the shard: a copy that is still being sent may not."""
     behind: bool = False
-    """Whether it is to be sent anew: pushes may be acknowledged without it."""
+    """Whether it is to be sent again: pushes may be acknowledged without it."""
     before: "ShardCopy | None" = None
-    """The same before its last step, where that may have to be taken back."""
+    """The copy before its last step, where that may have to be taken back."""
 
     @staticmethod
     def empty(shard: Shard, ema: bool) -> "ShardCopy":
-        # Each an array of its own: one that is moved is given back.
-        weights, state = np.zeros(shard.size, np.float32), np.zeros(shard.size, np.float32)
+        """Return a copy of `shard` that is not whole; `ema`: with a running average."""
+        # Separate arrays: the memory of one that is moved is freed.
+        weights = np.zeros(shard.size, np.float32)
+        state = np.zeros(shard.size, np.float32)
         return ShardCopy(shard, weights, state, np.zeros(shard.size if ema else 0, np.float32), whole=False)
 
     @property
     def parts(self) -> list[np.ndarray]:
-        """What has to be sent for a copy of it, besides version and table."""
+        """Return the arrays that make a copy, besides version and table."""
         return [part for part in (self.weights, self.state, self.ema) if part.size]
 
     def move(self, weights: np.ndarray, ema: np.ndarray) -> None:
-        """To another place, with what is in it."""
-        weights[:], ema[:] = self.weights, self.ema
-        self.weights, self.ema = weights, ema
+        """Move weights and running average into the arrays `weights` and `ema`."""
+        weights[:] = self.weights
+        ema[:] = self.ema
+        self.weights = weights
+        self.ema = ema
 
     def become(self, parts: Sequence[np.ndarray], version: int, table: dict[int, int], behind: bool = False) -> None:
-        """A whole copy has come; `behind`: of the step before the last one, which follows."""
+        """Take over a whole copy that has arrived; `behind`: it is of the step before the last one, which follows."""
         for mine, new in zip(self.parts, parts, strict=True):
             mine[:] = new
-        self.version, self.table, self.whole, self.behind = version, table, True, behind
+        self.version = version
+        self.table = table
+        self.whole = True
+        self.behind = behind
 
     @property
     def firm(self) -> bool:
-        """Whether its last step cannot be taken back."""
+        """Return whether the last step cannot be taken back."""
         return self.before is None or self.before.version != self.version - 1
 
     def remember(self) -> None:
-        """Before a step that may have to be taken back."""
+        """Keep a copy of everything, before a step that may have to be taken back."""
         if self.before is None:
-            weights, state, ema = self.weights.copy(), self.state.copy(), self.ema.copy()
-            self.before = replace(self, weights=weights, state=state, ema=ema)
+            self.before = replace(self, weights=self.weights.copy(), state=self.state.copy(), ema=self.ema.copy())
         for kept, part in zip(self.before.parts, self.parts, strict=True):
             kept[:] = part
-        self.before.version, self.before.table = self.version, dict(self.table)
+        self.before.version = self.version
+        self.before.table = dict(self.table)
 
     def take_back(self) -> None:
-        """The last step."""
-        assert self.before is not None and not self.firm, "a step back was not provided for"
+        """Take back the last step."""
+        assert self.before is not None and not self.firm, "the last step of this copy was not remembered"
         for kept, part in zip(self.before.parts, self.parts, strict=True):
             part[:] = kept
-        self.version, self.table = self.before.version, dict(self.before.table)
+        self.version = self.before.version
+        self.table = dict(self.before.table)
 
     def checksum(self) -> int:
-        """Of everything that another copy has to be equal in."""
+        """Return a checksum of everything that must be equal in another copy."""
         total = self.version
         for pusher, number in sorted(self.table.items()):
             total = (31 * total + 17 * pusher + number) % MODULUS
@@ -83,4 +91,5 @@ class ShardCopy:
         return total
 
     def note(self, pusher: int, number: int) -> None:
+        """Note in the table that message `number` of `pusher` is in the weights."""
         self.table[pusher] = max(number, self.table.get(pusher, 0))

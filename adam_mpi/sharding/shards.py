@@ -1,7 +1,7 @@
-"""Shards, buckets and where they lie. Pure.
+"""Shards, buckets, and their placement on servers. Pure.
 
 A shard is a run of consecutive parameters of one layer; a bucket is one or more shards that are placed together, on
-a primary server and on secondaries of other hosts. The map follows from the model and the servers alone.
+a primary server and on secondaries of other hosts. The placement depends on the model and the servers only.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from adam_mpi.model.parameters import Tensor
 
 # No server carries more than this share above the average, as far as the sizes of buckets allow.
 LOAD_BOUND = 1.15
-# As many buckets as shards up to here; beyond, shards share.
+# As many buckets as shards up to this number; beyond it, shards share buckets.
 MOST_BUCKETS = 4096
 
 
@@ -30,23 +30,25 @@ class Shard:
 
     @property
     def stop(self) -> int:
+        """Return the end of the shard in the flat vector."""
         return self.start + self.size
 
 
 def cut(tensors: Sequence[Tensor], size: int, edges: Sequence[int] = ()) -> tuple[Shard, ...]:
-    """Cut each layer into shards of at most `size` parameters, between rows of its weights where they fit.
+    """Return shards of at most `size` parameters of each layer, cut between rows of its weights where these fit.
 
     No shard reaches across one of the `edges`.
     """
     shards: list[Shard] = []
     for layer, group in groupby(tensors, key=lambda tensor: tensor.layer):
         members = list(group)
-        weight, start = members[0], members[0].offset
+        weight = members[0]
+        start = weight.offset
         stop = members[-1].offset + members[-1].size
         row = weight.size // weight.shape[0]
         step = size - size % row if row <= size else size
         while start < stop:
-            # The last rows take the bias with them when both fit.
+            # The last rows and the bias are one shard when both fit.
             end = stop if stop - start <= size else min(start + step, stop)
             place = bisect_right(edges, start)
             end = min([end, *edges[place : place + 1]])
@@ -56,7 +58,7 @@ def cut(tensors: Sequence[Tensor], size: int, edges: Sequence[int] = ()) -> tupl
 
 
 def buckets(shards: Sequence[Shard]) -> list[list[Shard]]:
-    """The shards of each bucket."""
+    """Return the shards of each bucket."""
     if len(shards) <= MOST_BUCKETS:
         return [[shard] for shard in shards]
     grouped: list[list[Shard]] = [[] for _ in range(MOST_BUCKETS)]
@@ -66,10 +68,10 @@ def buckets(shards: Sequence[Shard]) -> list[list[Shard]]:
 
 
 def place(shards: Sequence[Shard], servers: Mapping[int, str], copies: int = 1) -> tuple[tuple[int, ...], ...]:
-    """For each shard the servers that hold it, the primary first; `servers` gives the host of each.
+    """Return for each shard the servers that hold it, the primary first; `servers` maps each server to its host.
 
     Rendezvous hashing with a bound on the load: a bucket goes to the servers that score highest for it and still
-    have room, so that a server that comes or goes moves little more than its own share. Large ones choose first.
+    have room, so that adding or removing a server moves little more than its own share. Large buckets choose first.
     """
     total = sum(shard.size for shard in shards)
     rooms = [dict.fromkeys(servers, LOAD_BOUND * total * held / len(servers)) for held in (1, copies)]
@@ -92,7 +94,7 @@ def place(shards: Sequence[Shard], servers: Mapping[int, str], copies: int = 1) 
 def _choose(
     ranked: Sequence[int], chosen: Sequence[int], room: Mapping[int, float], size: int, servers: Mapping[int, str]
 ) -> int:
-    """The best server for one more copy: another host if there is one, then room, then the highest score."""
+    """Return the best server for one more copy: on another host if there is one, then with room, then by score."""
     free = [server for server in ranked if server not in chosen]
     hosts = {servers[server] for server in chosen}
     elsewhere = [server for server in free if servers[server] not in hosts] or free
@@ -102,4 +104,5 @@ def _choose(
 
 @lru_cache(maxsize=1 << 18)
 def _hash(*key: object) -> int:
+    """Return a hash of `key` that is the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")

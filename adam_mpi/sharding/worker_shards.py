@@ -1,4 +1,4 @@
-"""What one worker holds of the parameters: shards it pulls, those it pushes, and their places in its vector. Pure."""
+"""The shards of one worker: those it pulls, those it pushes, and their places in its parameter vector. Pure."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from adam_mpi.sharding.shards import Shard
 
 @dataclass(frozen=True)
 class WorkerShards:
-    """Without a partition: all of them."""
+    """The shards of strip `strip` of a replica that `cut` partitions; without a partition all shards."""
 
     memory_layout: MemoryLayout
     cut: Partition | None = None
@@ -18,12 +18,12 @@ class WorkerShards:
 
     @property
     def size(self) -> int:
-        """Parameters in the worker's vector."""
+        """Return how many parameters the worker's vector has."""
         return self.memory_layout.parameters if self.cut is None else self.cut.strips[self.strip].parameters
 
     @cached_property
     def starts(self) -> dict[int, int]:
-        """Where each shard that is held begins: in the flat vector -> in ours."""
+        """Return where each shard of the worker begins: in the flat vector -> in its own vector."""
         if self.cut is None:
             return {shard.start: shard.start for shard in self.memory_layout.shards}
         strip = self.cut.strips[self.strip]
@@ -33,16 +33,17 @@ class WorkerShards:
 
     @cached_property
     def pulled(self) -> frozenset[int]:
+        """Return the shards that the worker pulls."""
         return frozenset(shard.index for shard in self.memory_layout.shards if shard.start in self.starts)
 
     def part(self, shard: Shard) -> slice:
-        """A shard in the worker's vector."""
+        """Return the place of `shard` in the worker's vector."""
         start = self.starts[shard.start]
         return slice(start, start + shard.size)
 
     @cached_property
     def pushed(self) -> dict[int, list[Shard]]:
-        """The shards of each server that we push."""
+        """Return server -> the shards of it that the worker pushes."""
         owners = self.memory_layout.owners
         return {
             server: [shard for shard in shards if owners[shard.index] == self.strip]
@@ -50,4 +51,5 @@ class WorkerShards:
         }
 
     def pulls(self, server: int) -> bool:
+        """Return whether the worker pulls shards of `server`."""
         return any(shard.index in self.pulled for shard in self.memory_layout.held[server])

@@ -20,7 +20,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.planning.plan import network
 from adam_mpi.server import apply_kernels
-from adam_mpi.server.optimizer_rules import Numbers
+from adam_mpi.server.optimizer_rules import Coefficients as Numbers
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.simulate.cluster import Costs
 from adam_mpi.transport import mailbox

@@ -1,1 +1,1 @@
-""""""
+"""Messages between roles: mailboxes and rings, published weights, batches, and the generation they belong to."""

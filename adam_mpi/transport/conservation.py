@@ -1,19 +1,20 @@
-"""Conservation, for tests of what a failure may lose: every push adds exactly 1 to every parameter.
+"""Test instrumentation: makes every push add exactly 1 to every parameter, and records pushes outside the program.
 
-In the end each weight is the number of pushes that were applied to it, whatever the program's own counters say. What
-was pushed and what was acknowledged is counted outside of them too, by files that grow by a byte: they survive a kill.
-Every server leaves what its copies of shards have come to, those it served and those it kept for others.
+No job uses it but those of tests (`inject.conserve`). At the end of such a job each weight is the number of pushes that
+were applied to it, whatever the program's own counters say. A test compares it with the pushes that were begun and
+acknowledged, which are recorded by files that grow by a byte, because files survive a kill. Every server also writes
+the weights of its shard copies, those it served and those it kept for others.
 
-Files in the folder `conservation` of the run, where MEMBER is the number for life of a rank:
+Files in the folder `conservation` of the run, where MEMBER is the member number of a rank:
 
     pushed-MEMBER          a byte for every push begun
     acknowledged-MEMBER    a byte for every push that all servers have acknowledged
-    given_up-MEMBER        a byte for every push that was taken back: of a clock that is computed again, or of a strip
-    encoded-MEMBER         of a codec with error feedback: every message as it was encoded, written before it is sent;
-                           a record is RECORD, then `words` words of its body; -1 words: that message is taken back
-    carried-MEMBER-N.h5    of such a codec: the residual of the pusher's N-th life at its end, in steps and without what
-                           `unsettle` put into it, by the shard's start in the flat vector; a rank that is killed leaves
-                           none, but its messages tell
+    withdrawn-MEMBER       a byte for every push that was withdrawn: of a clock that is computed again, or of a strip
+    messages-MEMBER        with a codec that has error feedback: every message as it was encoded, before it is sent;
+                           a record is RECORD, then `words` words of its body; -1 words: that message is withdrawn
+    residual-MEMBER-N.h5   with such a codec: the residual when the pusher ended for the N-th time, in pushes and
+                           without what was added to it at the start, by the shard's start in the flat vector; a rank
+                           that is killed writes none, but its messages are there
     copies-MEMBER.h5       of a server: the weights of its whole copies, by shard
 """
 
@@ -31,7 +32,7 @@ from adam_mpi.sharding.codecs import BY_NUMBER
 from adam_mpi.sharding.shards import Shard
 
 RECORD = np.dtype([(name, "<i8") for name in ("sequence", "start", "size", "codec", "batch", "words")])
-TAKEN_BACK = -1
+WITHDRAWN = -1
 
 
 class FactorArrays(Protocol):
@@ -43,7 +44,7 @@ class FactorArrays(Protocol):
 
 
 class Replaceable(Protocol):
-    """A gradient that is about to be pushed, and that conservation replaces."""
+    """A gradient that is about to be pushed, and that is replaced."""
 
     values: np.ndarray
 
@@ -52,25 +53,33 @@ class Replaceable(Protocol):
 
 
 class Conservation:
+    """Replaces the gradients of one pusher, and records what becomes of its pushes."""
+
     def __init__(self, directory: Path, member: int, batch: int) -> None:
-        """`batch`: what servers divide gradients by; the learning rate is to be 1, and constant."""
-        self.batch, self.count, self.member = batch, 0, member
+        """`batch`: what servers divide gradients by; the learning rate has to be 1, and constant."""
+        self.batch = batch
+        self.count = 0
+        self.member = member
         self.folder = directory / "conservation"
         self.folder.mkdir(exist_ok=True)
-        self.life = len(list(self.folder.glob(f"carried-{member:05d}-*.h5")))
-        self.pushes, self.acknowledgements, self.taken_back, self.messages = (
-            os.open(self.folder / f"{name}-{member:05d}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            for name in ("pushed", "acknowledged", "given_up", "encoded")
-        )
+        self.attempt = len(list(self.folder.glob(f"residual-{member:05d}-*.h5")))
+        self.pushes = self._open("pushed")
+        self.acknowledgements = self._open("acknowledged")
+        self.withdrawals = self._open("withdrawn")
+        self.messages = self._open("messages")
 
-    def pushed(self, contribution: Replaceable) -> None:
-        """Put the gradient of a step by 1 in the place of the real one.
+    def _open(self, name: str) -> int:
+        """Return a descriptor that appends to the file `name` of this rank."""
+        return os.open(self.folder / f"{name}-{self.member:05d}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-        Factors may travel in several messages, some images in each: one image has all of the step, so that a message
-        adds 1 or nothing, and another one in every push, so that none could be lost unseen.
+    def pushed(self, gradient: Replaceable) -> None:
+        """Record a push, and replace its gradient by that of a step by 1.
+
+        Factors may travel in several messages, with some images each: one image has all of the step, so that a message
+        adds 1 or nothing, and another image in every push, so that no lost message could stay unnoticed.
         """
-        contribution.values[:] = -self.batch
-        for factors in contribution.factors.values():
+        gradient.values[:] = -self.batch
+        for factors in gradient.factors.values():
             factors.activations[: factors.count] = 1
             factors.errors[: factors.count] = 0
             factors.errors[self.count % max(1, factors.count)] = -self.batch
@@ -78,51 +87,52 @@ class Conservation:
         os.write(self.pushes, b".")
 
     def acknowledged(self) -> None:
+        """Record that a push is acknowledged by all servers."""
         os.write(self.acknowledgements, b".")
 
     def given_up(self) -> None:
-        """Note that a push is taken back."""
-        os.write(self.taken_back, b".")
+        """Record that a push is withdrawn."""
+        os.write(self.withdrawals, b".")
 
     def encoded(self, sequence: int, shard: Shard, codec: int, words: np.ndarray) -> None:
-        """Note a message of a codec with error feedback, before it is sent."""
+        """Record a message of a codec with error feedback, before it is sent."""
         record = np.array((sequence, shard.start, shard.size, codec, self.batch, words.size), RECORD)
         os.write(self.messages, record.tobytes() + words.tobytes())
 
     def decoded(self, sequence: int, shard: Shard) -> None:
-        """Note that a message is taken back: no server has it, and the residual is as it was before."""
-        record = np.array((sequence, shard.start, shard.size, 0, self.batch, TAKEN_BACK), RECORD)
+        """Record that a message is withdrawn: no server has it, and the residual is as it was before."""
+        record = np.array((sequence, shard.start, shard.size, 0, self.batch, WITHDRAWN), RECORD)
         os.write(self.messages, record.tobytes())
 
     def leave(self, shards: Sequence[Shard], residual: Mapping[int, np.ndarray]) -> None:
-        """Write what the codec carries when the pusher ends; `residual` by the shard's index."""
-        path = self.folder / f"carried-{self.member:05d}-{self.life}.h5"
+        """Write the residual of the codec when the pusher ends; `residual` by the shard's index."""
+        path = self.folder / f"residual-{self.member:05d}-{self.attempt}.h5"
         part = path.with_suffix(".part")
         with h5py.File(part, "w") as file:
             for shard in shards:
-                file[str(shard.start)] = residual[shard.index] / np.float32(-self.batch) - self._uneven(shard)
+                file[str(shard.start)] = residual[shard.index] / np.float32(-self.batch) - _uneven(shard)
         part.rename(path)
 
     def unsettle(self, shards: Sequence[Shard], residual: Mapping[int, np.ndarray]) -> None:
-        """Begin with an uneven residual: of gradients that are all alike some codecs would leave nothing out."""
+        """Add uneven values to the residual at the start: some codecs would leave nothing out of equal gradients."""
         for shard in shards:
-            residual[shard.index][:] += self._uneven(shard) * np.float32(-self.batch)
-
-    @staticmethod
-    def _uneven(shard: Shard) -> np.ndarray:
-        """In steps."""
-        return (np.arange(shard.start, shard.stop) % 7 - 3).astype(np.float32)
+            residual[shard.index][:] += _uneven(shard) * np.float32(-self.batch)
 
 
-def leave_copies(folder: Path, member: int, copies: Mapping[int, np.ndarray]) -> None:
-    """Of a server, in the end: the weights of its whole copies, by shard."""
+def _uneven(shard: Shard) -> np.ndarray:
+    """Return what is added to the residual of `shard` at the start, in pushes."""
+    return (np.arange(shard.start, shard.stop) % 7 - 3).astype(np.float32)
+
+
+def write_copies(folder: Path, member: int, copies: Mapping[int, np.ndarray]) -> None:
+    """Write the weights of the whole copies of a server, by shard, at the end."""
     with h5py.File(folder / f"copies-{member:05d}.h5", "w") as file:
         for shard, weights in copies.items():
             file[str(shard)] = weights
 
 
-def left_copies(directory: Path) -> dict[int, list[np.ndarray]]:
-    """Shard -> the weights of all its copies."""
+def read_copies(directory: Path) -> dict[int, list[np.ndarray]]:
+    """Return shard -> the weights of all its copies."""
     found = defaultdict(list)
     for path in sorted((directory / "conservation").glob("copies-*.h5")):
         with h5py.File(path) as file:
@@ -131,43 +141,44 @@ def left_copies(directory: Path) -> dict[int, list[np.ndarray]]:
     return found
 
 
-def counted(directory: Path) -> dict[int, tuple[int, int]]:
-    """Pushes that each pusher began, and those of them that were acknowledged."""
-    folder = directory / "conservation"
-    return {
-        int(path.name.partition("-")[2]): (path.stat().st_size, _size(folder, path.name))
-        for path in sorted(folder.glob("pushed-*"))
-    }
+def count_pushes(directory: Path) -> dict[int, tuple[int, int]]:
+    """Return pusher -> how many pushes it began, and how many of them were acknowledged."""
+    pushed = _count_bytes(directory, "pushed")
+    acknowledged = _count_bytes(directory, "acknowledged")
+    return {member: (count, acknowledged[member]) for member, count in pushed.items()}
 
 
-def _size(folder: Path, name: str) -> int:
-    return (folder / name.replace("pushed", "acknowledged")).stat().st_size
+def count_withdrawn(directory: Path) -> dict[int, int]:
+    """Return pusher -> how many of its pushes were withdrawn."""
+    return _count_bytes(directory, "withdrawn")
 
 
-def given_up(directory: Path) -> dict[int, int]:
-    """Pushes of each pusher that were taken back."""
-    found = sorted((directory / "conservation").glob("given_up-*"))
+def _count_bytes(directory: Path, name: str) -> dict[int, int]:
+    """Return the size of the file `name` of each rank."""
+    found = sorted((directory / "conservation").glob(f"{name}-*"))
     return {int(path.name.partition("-")[2]): path.stat().st_size for path in found}
 
 
-def carried(directory: Path, dead: Collection[int] = ()) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (start in the flat vector, residual in steps) of what pushers carried at their ends, but for the dead."""
-    for path in sorted((directory / "conservation").glob("carried-*.h5")):
+def read_residuals(directory: Path, dead: Collection[int] = ()) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (start in the flat vector, residual in pushes) of all pushers but the `dead`, when each ended."""
+    for path in sorted((directory / "conservation").glob("residual-*.h5")):
         if int(path.name.split("-")[1]) not in dead:
             with h5py.File(path) as file:
                 yield from ((int(start), values[()]) for start, values in file.items())
 
 
-def encoded(directory: Path, member: int) -> dict[int, list[np.ndarray]]:
-    """Return what each message of a pusher adds, in steps, in order, by the shard's start; not those taken back."""
-    data = (directory / "conservation" / f"encoded-{member:05d}").read_bytes()
-    place, found = 0, defaultdict[int, dict[int, np.ndarray]](dict)
+def read_messages(directory: Path, member: int) -> dict[int, list[np.ndarray]]:
+    """Return start of a shard -> what each message of `member` adds, in pushes, in order, without withdrawn ones."""
+    data = (directory / "conservation" / f"messages-{member:05d}").read_bytes()
+    place = 0
+    found = defaultdict[int, dict[int, np.ndarray]](dict)
     while place + RECORD.itemsize <= len(data):
         record = np.frombuffer(data, RECORD, 1, place)[0]
         body = place + RECORD.itemsize
         place = body + 4 * max(0, int(record["words"]))
-        messages, sequence = found[int(record["start"])], int(record["sequence"])
-        if record["words"] == TAKEN_BACK:
+        messages = found[int(record["start"])]
+        sequence = int(record["sequence"])
+        if record["words"] == WITHDRAWN:
             messages.pop(sequence, None)
         elif place <= len(data):
             assert sequence not in messages, f"push {sequence} of rank {member} was encoded twice"
@@ -177,27 +188,29 @@ def encoded(directory: Path, member: int) -> dict[int, list[np.ndarray]]:
     return {start: [values for _, values in sorted(kept.items())] for start, kept in found.items() if kept}
 
 
-def unexplained(directory: Path, weights: np.ndarray, dead: Collection[int]) -> np.ndarray:
-    """Return what is wrong with each weight of a run whose codec has error feedback; 0 where every push is in it once.
+def unexplained_weights(directory: Path, weights: np.ndarray, dead: Collection[int]) -> np.ndarray:
+    """Return by how much each weight of a run with error feedback is wrong, in pushes; 0 if it has every push once.
 
-    Weights and what living pushers carry must be one for every push of theirs that was encoded, and what messages of
-    the dead have added: those of acknowledged pushes, and some that follow, as nobody knows how far each shard has got.
+    Weights and the residuals of living pushers must be one for every push of theirs that was encoded, plus what
+    messages of the dead have added: those of acknowledged pushes, and some that follow, because nobody knows how many
+    each shard has.
     """
-    told = counted(directory)
-    members = {member: encoded(directory, member) for member in told}
+    counts = count_pushes(directory)
+    members = {member: read_messages(directory, member) for member in counts}
     left = np.array(weights, np.float32)
-    for start, values in carried(directory, dead):
+    for start, values in read_residuals(directory, dead):
         left[start : start + values.size] += values
     sizes = {start: values[0].size for messages in members.values() for start, values in messages.items()}
     for start, size in sizes.items():
         alive = sum(len(messages.get(start, ())) for member, messages in members.items() if member not in dead)
         lost = [member for member in members if member in dead and start in members[member]]
-        gone = [_sums(members[member][start])[told[member][1] :] for member in lost]
+        possible = [_partial_sums(members[member][start])[counts[member][1] :] for member in lost]
         part = left[start : start + size]
-        part[:] = min((part - alive - sum(chosen) for chosen in product(*gone)), key=lambda rest: np.abs(rest).max())
+        rests = (part - alive - sum(chosen) for chosen in product(*possible))
+        part[:] = min(rests, key=lambda rest: np.abs(rest).max())
     return left
 
 
-def _sums(messages: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Of none of them, the first, the first two, ..."""
+def _partial_sums(messages: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the sums of no message, of the first one, of the first two, ..."""
     return list(np.cumsum([np.zeros_like(messages[0]), *messages], axis=0, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""What begins and ends with one membership of the job: its world, memory layout, windows and control channel."""
+"""One generation of a job: the world, memory layout, windows and control channel of one membership."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from adam_mpi.sharding.push_protocol import Choice
 
 @dataclass(frozen=True)
 class Generation:
-    """The ranks of one generation and the memory they share; a lost or joining rank ends it and begins the next."""
+    """The ranks of one generation and the memory they share; a rank that is lost or joins ends it."""
 
     world: World
     memory_layout: MemoryLayout
     choices: Mapping[str, Choice]
-    """What each layer pushes."""
+    """Layer -> what it pushes: deltas or factors."""
     mailbox_window: Window
-    """Pushers write their messages into the mailboxes of servers here."""
+    """The mailboxes of servers, into which pushers write their messages."""
     weights_window: Window
-    """Workers read clocks, acknowledgements and weights of servers here."""
+    """The `PublishedWeights` of servers: others read clocks, acknowledgements and weights there."""
     replication_window: Window | None
-    """Servers write records for other copies of their shards here; None where each shard has one copy."""
+    """Rings into which servers write records for other copies of their shards; None where each shard has one copy."""
     channel: ControlChannel
 
     @classmethod
     def open(cls, world: World, memory_layout: MemoryLayout, choices: Mapping[str, Choice]) -> "Generation":
-        """Make the windows of a generation; collective over all ranks of `world`.
+        """Return a generation with new windows; collective over all ranks of `world`.
 
         All ranks agree before each window, because making one with a dead member crashes the others.
         """

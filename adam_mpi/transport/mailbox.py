@@ -1,10 +1,10 @@
-"""Messages in a mailbox: how a push is packed, and how its arrival is judged.
+"""Messages in a mailbox: how a message is packed, and how its receiver sees that it has arrived whole.
 
 A put completes locally only and may be seen half written, so a message counts as arrived when its header carries
-the expected ring position and its checksum agrees. Words are weighted by their place: a sum would pass a torn message.
-Inside a node a pusher writes into the mailbox itself, the position last and after a memory barrier (`Win.Sync`); such
-a message is whole when its position is there, and carries no checksum. Whoever has seen the position reads the rest
-behind a barrier of its own: x86 keeps the order of reads by itself, other CPUs do not.
+the expected ring position and its checksum agrees. Words are weighted by their place: a plain sum would pass a torn
+message. Inside a node a pusher writes into the mailbox itself, the position last and after a memory barrier
+(`Win.Sync`); such a message is whole when its position is there, and carries no checksum. A receiver that has seen the
+position reads the rest behind a barrier of its own: x86 keeps the order of reads by itself, other CPUs do not.
 
     message = header (128 bytes) | body, padded to 8 bytes | batch numbers (int64)
 """
@@ -20,7 +20,7 @@ from adam_mpi.base.native import acquire
 from adam_mpi.cluster.world import World
 from adam_mpi.sharding.memory_layout import Rings
 from adam_mpi.sharding.message_format import HEADER, HEADER_WORDS, MOST_PARTS, message_words
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 
 EXPONENT = np.uint32(0x7F800000)  # all ones in a NaN and in an infinity
 FIRST_SUMMED = 4  # words 0-3 are the position and the checksum itself
@@ -28,14 +28,14 @@ MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, and large: positions that are near e
 
 
 def body(message: np.ndarray) -> np.ndarray:
-    """Where the body of a message goes."""
+    """Return the part of a slot that the body of its message goes into."""
     return message[HEADER_WORDS:]
 
 
 def seal(message: np.ndarray, header: np.ndarray, batches: np.ndarray) -> int:
-    """Put header and batch numbers around a body of `header["words"]` words; returns the message's length in words.
+    """Put header and batch ids around a body of `header["words"]` words; return the message's length in words.
 
-    The position is left out: `post` writes it.
+    `write_position` writes the position.
     """
     last = HEADER_WORDS + int(header["words"])
     end = message_words(last - HEADER_WORDS, batches.size)
@@ -45,18 +45,19 @@ def seal(message: np.ndarray, header: np.ndarray, batches: np.ndarray) -> int:
     return end
 
 
-def post(message: np.ndarray, position: int) -> None:
+def write_position(message: np.ndarray, position: int) -> None:
+    """Write the position, which makes a message whole for a receiver on the same node."""
     message[:2].view(np.int64)[0] = position
 
 
 def sign(message: np.ndarray) -> None:
-    """Write the checksum, for a message that travels."""
+    """Write the checksum of a message that travels."""
     message[2:4].view(np.uint64)[0] = checksum(message)
 
 
 @njit(nogil=True, cache=True)
 def copy(body: np.ndarray, values: np.ndarray) -> bool:
-    """Copy words into the body of a message; whether none of them is a NaN or an infinity."""
+    """Copy words into the body of a message; return whether none of them is a NaN or an infinity."""
     peak = np.uint32(0)
     for i in range(values.size):
         word = values[i]
@@ -67,7 +68,7 @@ def copy(body: np.ndarray, values: np.ndarray) -> bool:
 
 @njit(nogil=True, cache=True)
 def finite(values: np.ndarray) -> bool:
-    """Whether none of these words is a NaN or an infinity."""
+    """Return whether none of these words is a NaN or an infinity."""
     peak = np.uint32(0)
     for i in range(values.size):
         peak = max(peak, values[i] & np.uint32(0x7FFFFFFF))
@@ -76,31 +77,33 @@ def finite(values: np.ndarray) -> bool:
 
 @njit(nogil=True, cache=True)
 def checksum(message: np.ndarray) -> np.uint64:
-    """Sum of the words behind it, weighted, on top of the position.
+    """Return the weighted sum of the words behind the checksum, plus the position.
 
-    With the position in it, neither fresh memory nor the slot's last message passes when only the position has come.
+    With the position in it, neither new memory nor the slot's last message passes when only the position has arrived.
     """
     total = np.uint64(message[0]) * MIX + np.uint64(message[1])
-    # Counters without a sign: what may wrap around is not vectorized.
-    summed, weight = message[FIRST_SUMMED:], np.uint32(2 * FIRST_SUMMED + 1)
+    summed = message[FIRST_SUMMED:]
+    # Unsigned counters: a loop whose signed counter may overflow is not vectorized.
+    weight = np.uint32(2 * FIRST_SUMMED + 1)
     for i in range(summed.size):
         total += np.uint64(summed[i]) * np.uint64(weight + np.uint32(2) * np.uint32(i))
     return total
 
 
-# What a slot holds: not the message that is expected next, one that is not whole (yet), or a whole one.
-ABSENT, TORN, WHOLE = 0, 1, 2
+# What a slot holds: not the message that is expected next, a part of it, or all of it.
+ABSENT, TORN, WHOLE = range(3)
 
 
 @njit(nogil=True, cache=True)
-def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bool) -> int:
-    """What the slot that starts at word `start` holds for this position; `near`: its pusher writes here itself."""
+def slot_state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bool) -> int:
+    """Return what the slot that starts at word `start` holds for `position`; `near`: its pusher writes here itself."""
     header = ring[start : start + HEADER_WORDS].view(np.int64)
     if header[0] != position:
         return ABSENT
-    # Between the position and all that it stands for: the caller reads the rest of the header and the body after this.
+    # Between the position and the rest: the caller reads the rest of the header and the body after this.
     acquire()
-    words, batches = header[6], header[7]
+    words = header[6]
+    batches = header[7]
     if words < 0 or batches < 0 or words > slot_words or batches > slot_words:
         return TORN
     length = HEADER_WORDS + words + words % 2 + 2 * batches
@@ -115,16 +118,20 @@ def state(ring: np.ndarray, start: int, slot_words: int, position: int, near: bo
 def arrived(
     words: np.ndarray, slots: int, slot_words: int, collected: np.ndarray, applied: np.ndarray, near: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One look at all rings: the slots of whole messages, each ring's in order, and the rings whose next is torn.
+    """Return the slots of whole messages in all rings, each ring's in order, and the rings whose next one is torn.
 
-    `collected` goes on with what is found. Beyond what is `applied` a ring has room for one message per slot.
+    `collected`, the position of the last message found in each ring, advances. Beyond the position in `applied` a ring
+    has room for one message per slot.
     """
-    whole, torn, found, broken = np.empty(near.size * slots, np.int64), np.empty(near.size, np.int64), 0, 0
+    whole = np.empty(near.size * slots, np.int64)
+    torn = np.empty(near.size, np.int64)
+    found = 0
+    broken = 0
     for ring in range(near.size):
         held = ABSENT
         while collected[ring] < applied[ring] + slots:
             slot = ring * slots + collected[ring] % slots
-            held = state(words, slot * slot_words, slot_words, collected[ring] + 1, near[ring])
+            held = slot_state(words, slot * slot_words, slot_words, collected[ring] + 1, near[ring])
             if held != WHOLE:
                 break
             whole[found] = slot
@@ -142,7 +149,7 @@ class ReceivedMessage:
 
     ring: int
     start: int
-    """Place of its body in the mailbox, in 32-bit words."""
+    """Offset of its body in the mailbox, in 32-bit words."""
     position: int
     checksum: int
     generation: int
@@ -165,45 +172,52 @@ class ReceivedMessage:
     targets: Sequence[int] = ()
     """Shards that it is for and that do not have it yet."""
     known: Sequence[int] = ()
-    """Those that have it: it was sent again."""
-    shards: int = 1
-    """How many of them have still to be stepped on by it."""
+    """Shards that have it already, because it was sent again."""
+    pending: int = 1
+    """How many of these shards are not complete: stepped, on all copies."""
     factors: np.ndarray | None = None
-    """The body of a factor push as float32, and the buffer it was unpacked into if it was."""
+    """The body of a factor push as float32."""
     buffer: np.ndarray | None = None
+    """The buffer that the factors were unpacked into, if they had to be."""
 
     @property
     def number(self) -> int:
-        """Grows with every message of a pusher to a shard."""
+        """Return a number that grows with every message of a pusher to a shard."""
         return self.sequence * MOST_PARTS + self.part
 
 
 class RingReceiver:
+    """Reads the messages that others write into the rings of this server."""
+
     def __init__(
         self, world: World, rings: Rings, senders: Sequence[int], memory: np.ndarray, published: PublishedWeights
     ) -> None:
-        """`senders`: the rank that writes each ring."""
-        self.slots, self.slot_words = rings.slots, rings.slot_bytes // 4
+        """`senders`: the rank that writes each ring of `memory`."""
+        self.slots = rings.slots
+        self.slot_words = rings.slot_bytes // 4
         self.words = memory.view(np.uint32)
         self.headers = np.ndarray(len(senders) * self.slots, HEADER, memory, strides=(rings.slot_bytes,))
-        host, shared = world.place.host, world.config.cluster.transport == "shared"
-        self.near = np.array([shared and world.layout.places[rank].host == host for rank in senders], bool)
-        """Whose messages are written where we read them, and carry no checksum."""
+        shared = world.config.cluster.transport == "shared"
+        hosts = [world.layout.places[rank].host for rank in senders]
+        self.near = np.array([shared and host == world.place.host for host in hosts], bool)
+        """Rings whose sender writes where we read; their messages carry no checksum."""
         lines = slice(rings.first_line, rings.first_line + len(senders))
-        self.applied, self.torn, self.asked = published.applied[lines], published.torn[lines], published.asked[lines]
+        self.applied = published.applied[lines]
+        self.torn = published.torn[lines]
+        self.asked = published.asked[lines]
         self.arrived = published.arrived[lines]
         self.collected = np.zeros(len(senders), np.int64)
-        self.seconds = world.config.server.torn_seconds
-        self.since: dict[tuple[int, int], float] = {}
-        """(ring, position) of messages that are there in part -> since when."""
+        self.torn_seconds = world.config.server.torn_seconds
+        self.torn_since: dict[tuple[int, int], float] = {}
+        """(ring, position) of a message that has arrived in part -> since when."""
 
     def collect(self) -> list[ReceivedMessage]:
-        """Everything that has arrived whole since the last time."""
+        """Return the messages that have arrived whole since the last call."""
         place = self.words, self.slots, self.slot_words, self.collected, self.applied, self.near
         whole, torn = arrived(*place)
-        if torn.size or self.since:
+        if torn.size or self.torn_since:
             broken = [(ring, int(self.collected[ring]) + 1) for ring in torn.tolist()]
-            self.since = {message: self.since.get(message, time.monotonic()) for message in broken}
+            self.torn_since = {message: self.torn_since.get(message, time.monotonic()) for message in broken}
         if not whole.size:
             return []
         self.arrived[:] = self.collected
@@ -214,13 +228,13 @@ class RingReceiver:
         ]
 
     def ask_again(self) -> list[tuple[int, int]]:
-        """For messages that have been there in part for too long; returns which."""
-        if not self.since:
+        """Ask for messages that have been torn for too long; return (ring, position) of each."""
+        if not self.torn_since:
             return []
         now = time.monotonic()
-        late = [message for message, since in self.since.items() if now - since > self.seconds]
+        late = [message for message, since in self.torn_since.items() if now - since > self.torn_seconds]
         for ring, position in late:
-            self.since[ring, position] = now
+            self.torn_since[ring, position] = now
             self.torn[ring] = position
             self.asked[ring] += 1
         return late

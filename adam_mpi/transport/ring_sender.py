@@ -1,4 +1,4 @@
-"""A lane: our ring in one server's mailbox. What waits for a slot, what is under way, what is acknowledged."""
+"""The sender of one ring in the mailbox of a server: messages wait for a slot, are sent, and are acknowledged."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,125 +16,147 @@ from adam_mpi.transport.shared_memcpy import SharedMemcpy
 
 
 class OutgoingMessage(Protocol):
-    """What is to be sent as one message."""
+    """A message that is to be sent."""
 
     def write(self, body: np.ndarray) -> np.ndarray:
-        """Write the body; return the header, without the position in the ring."""
+        """Write the body into `body`; return the header, without the position in the ring."""
 
-    def batches(self) -> np.ndarray: ...
+    def batches(self) -> np.ndarray:
+        """Return the ids of the batches whose gradients are in the message."""
 
     def settled(self) -> None:
-        """The server has dealt with it."""
+        """Handle that the server has acknowledged the message."""
 
 
-L = TypeVar("L", bound=OutgoingMessage)
+M = TypeVar("M", bound=OutgoingMessage)
 
 
-class RingSender(Generic[L]):
-    def __init__(self, rings: Rings, server: int, ring: int, mail: Window, published: Window) -> None:
-        self.server, self.mailbox, self.published = server, mail, published
-        self.line_offset, self.ring_offset = rings.line_offset(ring), ring * rings.ring_bytes
-        self.slots, self.slot_bytes = rings.slots, rings.slot_bytes
-        self.waiting: deque[L] = deque()
-        self.held: deque[L] = deque()
-        """What must wait until a snapshot has been taken."""
-        self.sent: deque[L] = deque()
-        self.position = self.applied = self.asked = 0
-        near = mail.direct(server, self.ring_offset, rings.ring_bytes)
+class RingSender(Generic[M]):
+    """Writes messages into one ring of a server, in order, and reads its acknowledgements."""
+
+    def __init__(self, rings: Rings, server: int, ring: int, mailbox_window: Window, weights_window: Window) -> None:
+        """Messages go into ring number `ring` of `server`; it acknowledges them in its `weights_window`."""
+        self.server = server
+        self.mailbox_window = mailbox_window
+        self.weights_window = weights_window
+        self.line_offset = rings.line_offset(ring)
+        self.ring_offset = ring * rings.ring_bytes
+        self.slots = rings.slots
+        self.slot_bytes = rings.slot_bytes
+        self.waiting: deque[M] = deque()
+        """Messages that wait for a slot."""
+        self.held: deque[M] = deque()
+        """Messages that wait until a snapshot has been taken."""
+        self.sent: deque[M] = deque()
+        """Messages that are not acknowledged."""
+        self.position = 0
+        """Position in the ring of the last message that was sent."""
+        self.applied = 0
+        """Position of the last message that is acknowledged."""
+        self.asked = 0
+        """How often the server has asked for a torn message."""
+        near = mailbox_window.direct(server, self.ring_offset, rings.ring_bytes)
         self.near = near is not None
-        """Whether messages are written where the server reads them, and nothing needs to be put."""
-        self.copier = SharedMemcpy()
+        """Whether messages are written where the server reads them, and no put is needed."""
+        self.memcpy = SharedMemcpy()
         memory = np.zeros(rings.ring_bytes, np.uint8) if near is None else near
         self.buffers = memory.view(np.uint32).reshape(self.slots, -1)
         self.lengths = [0] * self.slots
         self.requests: list[MPI.Request | None] = [None] * self.slots
         self.line = np.zeros(LINE // 8, np.int64)
+        """What the server has published about this ring, when it was last read; see `PublishedWeights`."""
         self.reading: MPI.Request | None = None
-        self.bytes = self.resent = 0
+        self.bytes = 0
+        self.resent = 0
 
     def drop(self) -> None:
-        """Let go of all letters: they know their lane, and would keep its memory until Python looks for such rings."""
-        for letters in (self.waiting, self.held, self.sent):
-            letters.clear()
+        """Drop all messages: they refer to their sender, and would keep its memory until the garbage collector runs."""
+        for messages in (self.waiting, self.held, self.sent):
+            messages.clear()
 
     def copy(self, body: np.ndarray, values: np.ndarray) -> bool:
-        """Copy words into a body; whether none of them is a NaN or an infinity."""
-        return self.copier.copy(body, values) if self.near else mailbox.copy(body, values)
+        """Copy the words `values` into `body`; return whether none of them is a NaN or an infinity."""
+        return self.memcpy.copy(body, values) if self.near else mailbox.copy(body, values)
 
     def step(self) -> bool:
+        """Handle acknowledgements and send waiting messages, without waiting; return whether anything was done."""
         if self.near:
-            # What the server has published is at hand.
-            self._look()
-        worked = self._acknowledge()
-        while self.waiting and self.position - self.applied < self.slots and self._free():
+            # What the server has published can be read at once.
+            self._read_line()
+        worked = self._handle_acknowledgements()
+        while self.waiting and self.position - self.applied < self.slots and self._slot_is_free():
             with trace.span("push"):
                 self._put(self.waiting.popleft())
             worked = True
         if not self.near:
-            self._look()
+            self._read_line()
         return worked
 
-    def _look(self) -> None:
-        """Begin to read what the server has published, if anything of ours is under way."""
+    def _read_line(self) -> None:
+        """Begin to read what the server has published about this ring, if messages are not acknowledged."""
         if self.reading is None and self.position > self.applied:
-            self.reading = self.published.get(self.line, self.server, self.line_offset)
+            self.reading = self.weights_window.get(self.line, self.server, self.line_offset)
 
     @property
     def arrived(self) -> int:
-        """How many of the messages under way, the oldest ones, the server has seen."""
+        """Return how many of the messages in `sent`, the oldest ones, the server has seen."""
         return min(max(0, int(self.line[4]) - self.applied), len(self.sent))
 
-    def missing(self, applied: int) -> Iterator[L]:
-        """What is pushed and not in weights read when the server had applied so much of our ring."""
+    def missing(self, applied: int) -> Iterator[M]:
+        """Yield the messages that are not in weights read when the server had applied the ring up to `applied`."""
         yield from islice(self.sent, max(0, applied - self.applied), None)
         yield from self.waiting
         yield from self.held
 
-    def _free(self) -> bool:
+    def _slot_is_free(self) -> bool:
+        """Return whether the put of the last message in the next slot is complete."""
         request = self.requests[self.position % self.slots]
         return request is None or request.Test()
 
-    def _put(self, letter: L) -> None:
+    def _put(self, message: M) -> None:
+        """Write `message` into the next slot, and send it."""
         slot = self.position % self.slots
-        header = letter.write(mailbox.body(self.buffers[slot]))
+        header = message.write(mailbox.body(self.buffers[slot]))
         # Not before: a position without a message would never be applied.
         self.position += 1
-        batches = letter.batches()
+        batches = message.batches()
         header["batches"] = batches.size
         self.lengths[slot] = mailbox.seal(self.buffers[slot], header, batches)
         if header["last"]:
             # Before it is sent: a near server may have it in the next microsecond.
             trace.sends((int(header["pusher"]), int(header["sequence"]), self.server))
         self._send(slot, self.position)
-        self.sent.append(letter)
+        self.sent.append(message)
 
     def _send(self, slot: int, position: int) -> None:
+        """Send the message in `slot`: write its position, and put it if the server is not near."""
         message = self.buffers[slot, : self.lengths[slot]]
         if self.near:
-            self.mailbox.sync()
-            mailbox.post(message, position)
+            self.mailbox_window.sync()
+            mailbox.write_position(message, position)
         else:
-            mailbox.post(message, position)
+            mailbox.write_position(message, position)
             mailbox.sign(message)
-            self.requests[slot] = self.mailbox.put(message, self.server, self.ring_offset + slot * self.slot_bytes)
+            offset = self.ring_offset + slot * self.slot_bytes
+            self.requests[slot] = self.mailbox_window.put(message, self.server, offset)
         self.bytes += message.nbytes
 
-    def _acknowledge(self) -> bool:
-        """Take note of what the server has published as applied; that also frees its slots."""
+    def _handle_acknowledgements(self) -> bool:
+        """Handle what the server has published as applied, which also frees slots; return whether there was any."""
         if self.reading is None or not self.reading.Test():
             return False
         self.reading = None
-        news = int(self.line[0]) - self.applied
-        self.applied += news
-        for _ in range(news):
+        count = int(self.line[0]) - self.applied
+        self.applied += count
+        for _ in range(count):
             self.sent.popleft().settled()
         if self.line[2] != self.asked:
             self.asked = int(self.line[2])
             self._send_again(int(self.line[1]))
-        return news > 0
+        return count > 0
 
     def _send_again(self, position: int) -> None:
-        """The server has had this message in part for too long."""
+        """Send the message at `position` again: the server has had only a part of it for too long."""
         if position > self.applied:
             self.resent += 1
             self._send((position - 1) % self.slots, position)

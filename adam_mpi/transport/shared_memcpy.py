@@ -1,8 +1,8 @@
-"""Values copied into the memory of a server on the same node, by the quicker of two ways.
+"""Copy values into the memory of a server on the same node, by the quicker of two ways.
 
-A server that shares a cache with us finds them there. Where it does not, each line has to come back from its cache
-before it can be written again, which takes longer by far than to write past all caches. Nothing says which it is, and
-a rank may be moved: so both ways are tried now and then.
+A server that shares a cache with us finds the values there. Where it does not, each cache line has to return from its
+cache before it can be written again, which takes far longer than to write past all caches. Nothing says which case it
+is, and a rank may be moved to another core, so both ways are timed now and then.
 """
 
 from math import inf
@@ -16,17 +16,21 @@ from numba import njit, types
 from adam_mpi.base.native import define
 from adam_mpi.transport import mailbox
 
-LINE, BLOCK = 16, 1024  # words
+LINE = 16  # words of a cache line
+BLOCK = 1024  # words
 VECTOR = ir.VectorType(ir.IntType(32), LINE)
 LEAST = 1 << 14
-"""Words for which it matters."""
-# A prime: tries that always fell on the first shards of a push would find caches as they never are in its middle.
-TRIES, TURN = 4, 251
+"""Words of a copy from which on the way matters."""
+TRIES = 4
+"""Copies that are timed, of every `TURN`."""
+# A prime: if always the first shards of a push were timed, the caches would be in another state than in its middle.
+TURN = 251
 MUCH = 2.0
 """How many times as long the usual way has to take: a server takes longer to read what is in no cache."""
 
 
 def _write_past(builder: Any, target: Any, source: Any, index: Any) -> None:
+    """Emit a non-temporal store of one cache line."""
     pointer = VECTOR.as_pointer()
     value = builder.load(builder.bitcast(builder.gep(source, [index]), pointer), align=4)
     store = builder.store(value, builder.bitcast(builder.gep(target, [index]), pointer), align=4 * LINE)
@@ -34,13 +38,13 @@ def _write_past(builder: Any, target: Any, source: Any, index: Any) -> None:
 
 
 write_past = define(_write_past, types.void, None, None, types.int64)
-# Such writes come in any order: none may be under way when the message is posted.
+# Such writes arrive in any order: none may be under way when the position of the message is written.
 fence = define(lambda builder: builder.fence("seq_cst"), types.void)
 
 
 @njit(nogil=True, cache=True)
 def copy_past(body: np.ndarray, values: np.ndarray) -> bool:
-    """As `mailbox.copy`, but past the caches: whole lines of the body are, the rest is not."""
+    """Copy as `mailbox.copy` does, but whole cache lines of the body past the caches."""
     lead = min(values.size, -(body.ctypes.data // 4) % LINE)
     end = lead + (values.size - lead) // LINE * LINE
     finite = mailbox.copy(body[:lead], values[:lead]) and mailbox.copy(body[end:], values[end:])
@@ -54,23 +58,28 @@ def copy_past(body: np.ndarray, values: np.ndarray) -> bool:
     return finite
 
 
-WAYS = mailbox.copy, copy_past
+WAYS = (mailbox.copy, copy_past)
 
 
 class SharedMemcpy:
+    """Copies by the way that was quicker when both were timed last."""
+
     def __init__(self) -> None:
-        self.count = self.way = 0
+        self.count = 0
+        self.way = 0
         self.least = [inf, inf]
-        """Seconds per word that each way has taken at best, while both are tried."""
+        """Least seconds per word of each way, while both are timed."""
 
     def copy(self, body: np.ndarray, values: np.ndarray) -> bool:
-        """Whether there is no NaN or infinity among the words."""
+        """Copy the words `values` into `body`; return whether none of them is a NaN or an infinity."""
         if values.size < LEAST:
             return mailbox.copy(body, values)
-        turn, self.count = self.count % TURN, self.count + 1
+        turn = self.count % TURN
+        self.count += 1
         if turn >= TRIES:
             return WAYS[self.way](body, values)
-        way, began = turn % len(WAYS), perf_counter()
+        way = turn % len(WAYS)
+        began = perf_counter()
         finite = WAYS[way](body, values)
         self.least[way] = min(self.least[way], (perf_counter() - began) / values.size)
         if turn == TRIES - 1:

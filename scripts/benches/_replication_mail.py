@@ -59,7 +59,7 @@ def waits(server: ParameterServer, comm: MPI.Comm, folder: Path) -> dict[str, fl
     role, store = server.server, None
     if role is not None:
         sys.setswitchinterval(SWITCH_SECONDS)
-        role.write_behind(folder / f"server-{comm.rank}.h5", lambda: None)
+        role.open_store(folder / f"server-{comm.rank}.h5", lambda: None)
         store = role.store
     found: dict[str, list[float]] = {"off": [], "on": []}
     for _ in range(ROUNDS):

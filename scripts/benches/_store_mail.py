@@ -21,7 +21,7 @@ def serve(server: ParameterServer, comm: MPI.Comm, folder: Path) -> dict[str, li
     """Rounds longer than it takes until everything is written once more."""
     sys.setswitchinterval(SWITCH_SECONDS)
     role = server.server
-    role.write_behind(folder / "server.h5", lambda: None)
+    role.open_store(folder / "server.h5", lambda: None)
     store = role.store
     rates: dict[str, list[float]] = {"off": [], "on": []}
     for turn in range(2 * ROUNDS):

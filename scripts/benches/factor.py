@@ -18,7 +18,7 @@ from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_format import FACTOR, HEADER
 from adam_mpi.sharding.push_protocol import choose
 from adam_mpi.transport.mailbox import ReceivedMessage
-from adam_mpi.transport.published import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights
 
 SIDE, IMAGES, SECONDS = 4096, 64, 2.0
 
@@ -70,6 +70,6 @@ def _serve(stepper: Stepper, plan: FactorPlan) -> None:
     """From the mailbox into the weights, as a server with one thread does."""
     mail = ReceivedMessage(**dict.fromkeys(HEADER.names, 0), ring=0, start=0)
     mail.kind, mail.values, mail.words, mail.finite = FACTOR, IMAGES, plan.words(IMAGES), 1
-    stepper.unpack(mail, plan)
+    stepper.values.unpack(mail, plan)
     stepper.step([(band, [mail], [0]) for band in stepper.bands({shard.index: [mail] for shard in plan.shards})], 1e-6)
-    stepper.release(mail)
+    stepper.values.release(mail)

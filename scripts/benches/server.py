@@ -10,7 +10,7 @@ from _jobs import under_mpi
 from _timing import interleaved
 
 from adam_mpi.server import apply_kernels
-from adam_mpi.server.optimizer_rules import Numbers
+from adam_mpi.server.optimizer_rules import Coefficients as Numbers
 from adam_mpi.sharding.memory_layout import MOST_BATCHES
 from adam_mpi.sharding.message_format import message_words
 

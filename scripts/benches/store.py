@@ -114,7 +114,7 @@ def _snapshot(folder: Path, megabytes: int) -> tuple[float, float]:
         assert not snapshots.error, snapshots.error
         middle = time.perf_counter()
         with (folder / "plain").open("wb") as file:
-            for shard in 2 * list(server.server.published.weights.values()):
+            for shard in 2 * list(server.server.session.published.weights.values()):
                 file.write(shard.data)
             os.fsync(file.fileno())
         seconds.append(middle - start)

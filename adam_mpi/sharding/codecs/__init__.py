@@ -1,8 +1,7 @@
 """Codecs of delta pushes: one small file each, behind one interface.
 
-A codec has `words(values)`, the most 32-bit words it needs for so many values; `encode(values, residual, out)`, which
-writes into `out` and returns the words used; and `decode(words, out)`. One with `feedback` adds the residual of earlier
-pushes to the values first, and leaves in it what this push does not carry: nothing is lost, only late.
+A codec with `feedback` (error feedback) adds the residual of earlier pushes to the values first, and leaves in it what
+this push does not carry: nothing is lost, only late.
 """
 
 from typing import Protocol
@@ -13,16 +12,21 @@ from adam_mpi.sharding.codecs import bfloat16, float16, none, onebit, topk
 
 
 class Codec(Protocol):
+    """What every codec has."""
+
     feedback: bool
 
-    def words(self, values: int) -> int: ...
+    def words(self, values: int) -> int:
+        """Return the most 32-bit words that `values` values take."""
 
-    def encode(self, values: np.ndarray, residual: np.ndarray, out: np.ndarray) -> int: ...
+    def encode(self, values: np.ndarray, residual: np.ndarray, out: np.ndarray) -> int:
+        """Write the encoded `values` into `out`; return the words used. Update `residual` if there is feedback."""
 
-    def decode(self, words: np.ndarray, out: np.ndarray) -> None: ...
+    def decode(self, words: np.ndarray, out: np.ndarray) -> None:
+        """Write the values that `words` encode into `out`."""
 
 
-# The place in this table is the codec's number in a message.
+# The position in this table is the codec's number in a message.
 CODECS: dict[str, Codec] = {
     "none": none.Codec(),
     "float16": float16.Codec(),

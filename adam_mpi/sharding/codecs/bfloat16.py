@@ -5,6 +5,8 @@ from numba import njit
 
 
 class Codec:
+    """Sends two values in a word."""
+
     feedback = False
 
     def words(self, values: int) -> int:
@@ -22,9 +24,10 @@ class Codec:
 
 @njit(nogil=True, cache=True)
 def shorten(values: np.ndarray, out: np.ndarray) -> None:
+    """Round the bits `values` of float32 to the bits `out` of bfloat16."""
     for i in range(values.size):
         word = values[i]
-        # A NaN would round to an infinity: it is cut instead.
+        # A NaN would round to an infinity: it is truncated instead.
         nan = (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
         rounded = word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))
         out[i] = np.uint16((word if nan else rounded) >> np.uint32(16))
@@ -32,5 +35,6 @@ def shorten(values: np.ndarray, out: np.ndarray) -> None:
 
 @njit(nogil=True, cache=True)
 def lengthen(halves: np.ndarray, out: np.ndarray) -> None:
+    """Convert the bits `halves` of bfloat16 to the bits `out` of float32."""
     for i in range(out.size):
         out[i] = np.uint32(halves[i]) << np.uint32(16)

@@ -1,4 +1,4 @@
-"""IEEE half precision: half the bytes, 11 bits of each value; what is too large becomes the largest half."""
+"""IEEE half precision: half the bytes, 11 bits a value; values that are too large become the largest half."""
 
 import numpy as np
 
@@ -6,6 +6,8 @@ LARGEST = np.float32(65504)
 
 
 class Codec:
+    """Sends two values in a word."""
+
     feedback = False
 
     def words(self, values: int) -> int:

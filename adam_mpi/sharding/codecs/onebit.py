@@ -1,7 +1,7 @@
 """One bit per value with error feedback (Seide et al., 2014).
 
-In each group of values the positive ones are replaced by their mean, the others by theirs; what that leaves out goes
-into the next push. A group of 1024 values takes 34 words instead of 1024.
+In each group of values the positive ones are replaced by their mean, the others by theirs; the difference is added to
+the next push. A group of 1024 values takes 34 words instead of 1024.
 """
 
 import numpy as np
@@ -12,6 +12,8 @@ GROUP_WORDS = 2 + GROUP // 32
 
 
 class Codec:
+    """Sends two means and a bit per value of each group."""
+
     feedback = True
 
     def words(self, values: int) -> int:
@@ -28,11 +30,15 @@ class Codec:
 
 @njit(nogil=True, cache=True)
 def _encode(values: np.ndarray, residual: np.ndarray, bits: np.ndarray, means: np.ndarray) -> None:
+    """Encode `values` plus `residual`; `bits` and `means` are the same memory as uint32 and as float32."""
     for group in range(-(-values.size // GROUP)):
-        first, place = group * GROUP, group * GROUP_WORDS
+        first = group * GROUP
+        place = group * GROUP_WORDS
         last = min(first + GROUP, values.size)
-        # In float64: the sum of a group may be beyond what a float32 holds, its mean is not.
-        above_sum, below_sum, positive = 0.0, 0.0, 0
+        # In float64: the sum of a group may overflow a float32, its mean does not.
+        above_sum = 0.0
+        below_sum = 0.0
+        positive = 0
         for i in range(first, last):
             residual[i] += values[i]
             if residual[i] > 0:
@@ -42,7 +48,8 @@ def _encode(values: np.ndarray, residual: np.ndarray, bits: np.ndarray, means: n
                 below_sum += residual[i]
         above = np.float32(above_sum / max(positive, 1))
         below = np.float32(below_sum / max(last - first - positive, 1))
-        means[place], means[place + 1] = above, below
+        means[place] = above
+        means[place + 1] = below
         bits[place + 2 : place + GROUP_WORDS] = 0
         for i in range(first, last):
             if residual[i] > 0:
@@ -54,7 +61,9 @@ def _encode(values: np.ndarray, residual: np.ndarray, bits: np.ndarray, means: n
 
 @njit(nogil=True, cache=True)
 def _decode(bits: np.ndarray, means: np.ndarray, out: np.ndarray) -> None:
+    """Decode `out.size` values; `bits` and `means` are the same memory as uint32 and as float32."""
     for i in range(out.size):
-        place, bit = i // GROUP * GROUP_WORDS, i % GROUP
+        place = i // GROUP * GROUP_WORDS
+        bit = i % GROUP
         one = (bits[place + 2 + bit // 32] >> np.uint32(bit % 32)) & np.uint32(1)
         out[i] = means[place] if one else means[place + 1]

@@ -1,4 +1,4 @@
-"""The largest values only, with error feedback: what is not sent is added to the next push.
+"""The largest values only, with error feedback: values that are not sent are added to the next push.
 
 body = indices (uint32) | values (float32)
 """
@@ -9,6 +9,8 @@ SHARE = 1 / 64
 
 
 class Codec:
+    """Sends (index, value) of `SHARE` of the values."""
+
     feedback = True
 
     def words(self, values: int) -> int:

@@ -19,7 +19,9 @@ from adam_mpi.runtime import agreement, generation, run
 from adam_mpi.runtime.job import JobRequest
 from adam_mpi.sharding.phases import Phase
 
-EPOCHS, IMAGES, BATCH = 2, 200, 16
+EPOCHS = 2
+IMAGES = 200
+BATCH = 16
 SMALL = [
     {"kind": "conv", "channels": 4, "kernel": 5},
     "relu",
@@ -40,7 +42,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def drawn():
-    """Every job takes the same drawn data set."""
+    """Let every job use the same generated data set."""
     with pytest.MonkeyPatch.context() as patch:
         data = open_set(load(None, SETTINGS).data)
         for module in (agreement, generation):
@@ -49,7 +51,7 @@ def drawn():
 
 
 def trained(settings, folder):
-    """The weights that a job of one rank leaves, with the configuration it had."""
+    """Return the final weights of a job of one rank, its configuration and its layer shapes."""
     config = load(None, [*SETTINGS, *settings])
     config.model.layers = SMALL
     world = World(MPI.COMM_SELF, config)
@@ -64,7 +66,7 @@ def trained(settings, folder):
 
 
 def gradients(config, shapes, weights, data):
-    """(gradient of the mean loss on `weights` as they are then, images before it), batch by batch."""
+    """Yield (gradient of the mean loss on the current `weights`, images before it), batch by batch."""
     context = Network(shapes, BATCH, config.run.seed).context()
     for epoch in range(1, EPOCHS + 1):
         order = Order(Phase(0, "train", epoch), data.description.train, BATCH, config.run.seed)
@@ -83,7 +85,7 @@ def rate(optimizer, images):
 
 
 def textbook(config, shapes, data):
-    """The same training in one loop, in float64."""
+    """Return the weights after the same training in one loop, in float64."""
     optimizer = config.optimizer
     weights = parameters.initial(shapes, config.run.seed).astype(float)
     state, mean = np.zeros_like(weights), weights.copy()

@@ -1,4 +1,4 @@
-"""Copies of shards: every server that has one has the same bits, whatever was pushed and however it got there."""
+"""Replication: every copy of a shard has the same bits, whatever was pushed and whichever way it was sent."""
 
 import numpy as np
 import pytest
@@ -15,30 +15,31 @@ SIZE = 3000
 
 
 def copies(work, **settings):
-    """Run `work(server, chance)` on every client; then shard -> (version, weights) of every copy, from all servers."""
+    """Run `work(server, random)` on every client; return the server, and shard -> (version, weights) of each rank."""
     server = ParameterServer(COMM, SIZE, SERVERS, shard=128, copies=3, **settings)
     if not server.serve():
         work(server, np.random.default_rng(COMM.rank))
         server.world.wait(lambda: server.step() and server.idle, "own pushes", 60)
-    # What is acknowledged is on all copies; the windows still have the memory of those that are served.
-    held = server.server.holdings if server.server is not None else {}
-    mine = {index: (holding.version, holding.weights.copy()) for index, holding in held.items()}
+    # Acknowledged pushes are on all copies; the windows still have the memory of served shards.
+    held = server.server.shard_copies if server.server is not None else {}
+    mine = {index: (own.version, own.weights.copy()) for index, own in held.items()}
     server.close()
     return server, COMM.allgather(mine)
 
 
 def check(found, server):
+    """Check that all copies of each shard are equal."""
     for shard in server.memory_layout.shards:
         versions, weights = zip(*(held[shard.index] for held in found if shard.index in held), strict=True)
         assert len(versions) == SERVERS and len(set(versions)) == 1, (shard.index, versions)
         assert all(np.array_equal(other, weights[0]) for other in weights), f"shard {shard.index} differs"
 
 
-def push_much(server, chance):
+def push_much(server, random):
     for _ in range(30):
-        server.push(chance.standard_normal(SIZE, np.float32))
-        server.push(chance.standard_normal(50, np.float32), first=int(chance.integers(SIZE - 50)))
-        server.push(chance.standard_normal(20, np.float32), indices=chance.choice(SIZE, 20, replace=False))
+        server.push(random.standard_normal(SIZE, np.float32))
+        server.push(random.standard_normal(50, np.float32), first=int(random.integers(SIZE - 50)))
+        server.push(random.standard_normal(20, np.float32), indices=random.choice(SIZE, 20, replace=False))
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
@@ -50,7 +51,7 @@ def test_all_copies_have_the_same_bits(optimizer, transport):
 
 @pytest.mark.parametrize("transport", ["shared", "rma"])
 def test_what_is_acknowledged_is_on_every_copy_once(transport):
-    def work(server, chance):
+    def work(server, random):
         for _ in range(40):
             server.push(np.ones(SIZE, np.float32))
             server.push(np.full(7, 2, np.float32), first=125)
@@ -68,7 +69,7 @@ def test_what_is_acknowledged_is_on_every_copy_once(transport):
 
 
 def test_more_folds_than_the_arena_holds_are_copied(monkeypatch):
-    """With room for one fold only, most others travel in the rings."""
+    """With room for one fold only, most others are sent in the rings."""
     whole = BufferPool.__init__
     monkeypatch.setattr(BufferPool, "__init__", lambda self, arena=NOTHING: whole(self, arena[:1024]))
     server, found = copies(push_much)
@@ -76,19 +77,19 @@ def test_more_folds_than_the_arena_holds_are_copied(monkeypatch):
 
 
 def test_a_step_that_is_taken_back_has_not_happened_on_any_copy():
-    """Its pushes come again, with the numbers they had: none may be taken for one that was applied."""
+    """Its pushes are sent again with the same numbers: none may be taken for one that was applied."""
     server = ParameterServer(COMM, SIZE, SERVERS, shard=128, copies=3)
-    held = server.server.holdings if server.server is not None else {}
+    held = server.server.shard_copies if server.server is not None else {}
     if server.server is not None:
-        server.server.stepper.remembers = True
+        server.server.session.stepper.remembers = True
     if not server.serve():
         for value in range(3):
             server.wait(server.push(np.full(SIZE, value, np.float32)))
-    before = {index: (holding.version, dict(holding.table)) for index, holding in held.items()}
-    for holding in held.values():
-        holding.take_back()
-    for index, holding in held.items():
+    before = {index: (own.version, dict(own.table)) for index, own in held.items()}
+    for own in held.values():
+        own.take_back()
+    for index, own in held.items():
         version, table = before[index]
-        assert holding.version == version - 1
-        assert any(holding.table.get(pusher, 0) < number for pusher, number in table.items()), index
+        assert own.version == version - 1
+        assert any(own.table.get(pusher, 0) < number for pusher, number in table.items()), index
     server.close()

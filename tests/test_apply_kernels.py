@@ -11,7 +11,7 @@ RATE, KEEP, DECAY = np.float32(0.1), np.float32(0.9), np.float32(0.01)
 
 
 def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP), decay=float(DECAY)):
-    """(weights, state) after one step of a rule on a gradient."""
+    """Return (weights, state) after one step of rule `kind` on `gradient`, in float64."""
     if kind == "additive":
         return weights + gradient, state
     gradient = gradient + decay * weights
@@ -26,22 +26,22 @@ def textbook(kind, weights, state, gradient, rate=float(RATE), keep=float(KEEP),
     return weights - rate * state, state
 
 
-def numbers(kind, rate=RATE, keep=KEEP, decay=DECAY, batches=1.0):
-    return optimizer_rules.numbers(kind, (float(keep), float(decay)), float(rate), batches, batches)
+def coefficients(kind, rate=RATE, keep=KEEP, decay=DECAY, batches=1.0):
+    return optimizer_rules.coefficients(kind, (float(keep), float(decay)), float(rate), batches, batches)
 
 
 def take(kind, *messages, **given):
-    apply_kernels.step(apply_kernels.RULES.index(kind), *messages, numbers(kind, **given))
+    apply_kernels.step(apply_kernels.RULES.index(kind), *messages, coefficients(kind, **given))
 
 
 def messages(count, size, seed=0):
-    """Gradients, in memory with gaps between them and in no order, and the place of each."""
+    """Return memory with gradients, with gaps between them and in no order, and the start of each."""
     random = np.random.default_rng(seed)
-    mail = np.full(count * (size + 5), np.nan, np.float32)
+    memory = np.full(count * (size + 5), np.nan, np.float32)
     starts = random.permutation(count) * (size + 5) + 2
     for start in starts:
-        mail[start : start + size] = random.standard_normal(size)
-    return mail, starts
+        memory[start : start + size] = random.standard_normal(size)
+    return memory, starts
 
 
 def begin(size, seed=9):
@@ -57,31 +57,32 @@ def test_kernels_follow_the_rule(kind, count, size):
     wanted = weights.astype(float), state.astype(float)
     scales = np.linspace(0.25, 1, count).astype(np.float32)
     for step in range(3):
-        mail, starts = messages(count, size, step)
+        memory, starts = messages(count, size, step)
         total = sum(
-            float(scale) * mail[start : start + size].astype(float) for start, scale in zip(starts, scales, strict=True)
+            float(scale) * memory[start : start + size].astype(float)
+            for start, scale in zip(starts, scales, strict=True)
         )
         wanted = textbook(kind, *wanted, total)
-        take(kind, weights, state, mail, starts, scales)
+        take(kind, weights, state, memory, starts, scales)
     assert np.allclose(weights, wanted[0], rtol=1e-5, atol=1e-5)
     assert np.allclose(state, wanted[1], rtol=1e-5, atol=1e-5)
 
 
 def test_momentum_zero_is_plain_descent():
     weights, state = begin(100)
-    mail, starts = messages(1, 100)
-    wanted = weights - RATE * mail[starts[0] : starts[0] + 100]
-    take("momentum", weights, state, mail, starts, np.ones(1, np.float32), keep=0.0, decay=0.0)
+    memory, starts = messages(1, 100)
+    wanted = weights - RATE * memory[starts[0] : starts[0] + 100]
+    take("momentum", weights, state, memory, starts, np.ones(1, np.float32), keep=0.0, decay=0.0)
     assert np.allclose(weights, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", apply_kernels.RULES)
 def test_eight_folded_are_one_step_on_their_sum(kind):
     size, ones = 5000, np.ones(8, np.float32)
-    mail, starts = messages(8, size)
-    total = sum(mail[start : start + size].astype(float) for start in starts).astype(np.float32)
+    memory, starts = messages(8, size)
+    total = sum(memory[start : start + size].astype(float) for start in starts).astype(np.float32)
     folded, single = begin(size), begin(size)
-    take(kind, *folded, mail, starts, ones)
+    take(kind, *folded, memory, starts, ones)
     take(kind, *single, total, np.zeros(1, np.int64), ones[:1])
     assert np.allclose(folded[0], single[0], atol=1e-5) and np.allclose(folded[1], single[1], rtol=1e-4, atol=1e-5)
 
@@ -89,31 +90,31 @@ def test_eight_folded_are_one_step_on_their_sum(kind):
 @pytest.mark.parametrize("kind", apply_kernels.RULES)
 def test_a_call_for_several_shards_is_a_step_of_each(kind):
     sizes, counts = (1, 3000, 5000), (2, 1, 5)
-    mail, starts = messages(sum(counts), max(sizes))
+    memory, starts = messages(sum(counts), max(sizes))
     scales, ends = np.linspace(0.25, 1, len(starts)).astype(np.float32), np.cumsum(counts)
     together, alone = ([begin(size) for size in sizes] for _ in range(2))
     places = np.array([(address(weights), address(state), weights.size) for weights, state in together])
-    rows = np.array([numbers(kind)] * 3)
-    apply_kernels.steps(apply_kernels.RULES.index(kind), places, mail, ends, starts, scales, rows)
+    rows = np.array([coefficients(kind)] * 3)
+    apply_kernels.steps(apply_kernels.RULES.index(kind), places, memory, ends, starts, scales, rows)
     for end, count, one, other in zip(ends, counts, alone, together, strict=True):
         own = slice(end - count, end)
-        take(kind, *one, mail, starts[own], scales[own])
+        take(kind, *one, memory, starts[own], scales[own])
         assert np.array_equal(one, other)
 
 
 def test_the_order_of_messages_is_the_order_of_the_sum():
-    """Synchronous training rests on it: equal orders give equal bits."""
-    mail, starts = messages(3, 3000)
+    """Synchronous training depends on it: equal orders give equal bits."""
+    memory, starts = messages(3, 3000)
     results = []
     for _ in range(2):
         weights, state = begin(3000)
-        take("momentum", weights, state, mail, starts, np.ones(3, np.float32))
+        take("momentum", weights, state, memory, starts, np.ones(3, np.float32))
         results.append(weights)
     assert np.array_equal(*results)
 
 
 @pytest.mark.parametrize("kind", apply_kernels.SPARSE_KERNELS)
-def test_sparse_kernels_touch_what_is_named_and_nothing_else(kind):
+def test_sparse_kernels_change_the_given_indices_and_nothing_else(kind):
     weights, state = begin(1000)
     indices, values = np.array([3, 999, 0, 500]), np.array([1, -2, 0.5, 3], np.float32)
     before = weights.copy(), state.copy()
@@ -126,7 +127,7 @@ def test_sparse_kernels_touch_what_is_named_and_nothing_else(kind):
     assert np.array_equal(weights[others], before[0][others]) and np.array_equal(state[others], before[1][others])
 
 
-def test_an_index_named_twice_is_added_twice():
+def test_an_index_given_twice_is_added_twice():
     weights = np.zeros(4, np.float32)
     apply_kernels.sparse_additive(weights, weights, np.array([2, 2]), np.array([1, 3], np.float32), RATE)
     assert weights.tolist() == [0, 0, 4, 0]

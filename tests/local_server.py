@@ -18,15 +18,20 @@ from adam_mpi.worker.push_client import PushClient
 
 
 def additive(shard=128, transport="rma", codec="none", threads=1):
-    """Pushes are added as they are."""
+    """Return a configuration of a server that adds pushes to the weights."""
     config = Config()
-    config.optimizer.where, config.push.codec = "worker", codec
-    config.server.shard, config.cluster.transport, config.server.torn_seconds = shard, transport, 0.1
+    config.optimizer.where = "worker"
+    config.push.codec = codec
+    config.server.shard = shard
+    config.cluster.transport = transport
+    config.server.torn_seconds = 0.1
     config.server.threads = threads
     return config
 
 
-class House:
+class LocalServer:
+    """A server with `size` parameters that begin as zeros, and a pusher and puller of them."""
+
     def __init__(self, config, size, tensors=None):
         self.world = world = World(MPI.COMM_SELF, config, lambda hosts, _: _alone(hosts[0]))
         tensors = tensors or [Tensor("dense1/weight", "dense1", (size,), 0, size)]
@@ -41,34 +46,40 @@ class House:
 
     @property
     def weights(self):
-        return np.concatenate([self.server.published.weights[shard.index] for shard in self.memory_layout.shards])
+        return np.concatenate(
+            [self.server.session.published.weights[shard.index] for shard in self.memory_layout.shards]
+        )
 
     @property
     def counts(self):
-        return self.server.counts + self.server.push_queue.counts
+        return self.server.counts + self.server.session.push_queue.counts
 
     def contribution(self, values, images=1):
+        """Return a gradient of `images` images, `values` everywhere or of each parameter."""
         done = [BatchResult(0, 0, images, 0.0, 0)]
         return GradientBuffer(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
 
     def push(self, values, images=1):
+        """Push a gradient and wait until it is acknowledged."""
         self.pushes.push(self.contribution(values, images))
         self.settle()
 
     def settle(self):
-        """Until everything pushed has been dealt with."""
-        self.world.wait(self._moved, "pushes to be applied", 20)
+        """Wait until all pushes are acknowledged."""
+        self.world.wait(self._all_acknowledged, "pushes to be applied", 20)
 
     def pull(self):
+        """Return the weights that a pull brings."""
         self.pulls.start()
         self.world.wait(lambda: bool(self.server.step() or True) and self.pulls.step(), "a pull", 20)
         return self.pulls.latest
 
     def free(self):
+        """Free the windows."""
         for window in self.generation.windows:
             window.free()
 
-    def _moved(self):
+    def _all_acknowledged(self):
         self.server.step()
         self.pushes.step()
         return not (self.lane.waiting or self.lane.held or self.lane.sent)

@@ -1,4 +1,4 @@
-"""Two ways to copy the body of a message: both the same to the reader, and the quicker one taken."""
+"""Two ways to copy the body of a message: both write the same, and the quicker one is used."""
 
 import numpy as np
 import pytest
@@ -28,10 +28,12 @@ def test_a_nan_or_an_infinity_is_noticed_wherever_it_is(place, value):
 
 
 class Clock:
-    """Time passes only while something is copied: so many seconds per way."""
+    """A clock that advances only during copies, by `seconds` of each way."""
 
     def __init__(self, seconds):
-        self.now, self.seconds, self.taken = 0.0, seconds, []
+        self.now = 0.0
+        self.seconds = seconds
+        self.taken = []
 
     def ways(self):
         def way(number):
@@ -54,7 +56,7 @@ def test_the_way_past_the_caches_is_taken_where_the_other_takes_much_longer(monk
     for _ in range(TURN):
         assert own.copy(body, body)
     assert clock.taken == [0, 1, 0, 1] + [chosen] * (TURN - TRIES)
-    # A server that has been moved is found out about at the next turn.
+    # A server that has been moved to another core is noticed at the next turn.
     clock.seconds = seconds[::-1] if chosen else (5.0, 1.0)
     clock.taken.clear()
     for _ in range(TURN):

@@ -1,24 +1,24 @@
-"""What a step on several gradients counts: results do not depend on how pushes are folded, cut or sized."""
+"""Optimizer rules: results do not depend on how pushes are folded, cut or sized."""
 
 import numpy as np
 import pytest
-from house import House
+from local_server import LocalServer
 
 from adam_mpi import config
 from adam_mpi.server import apply_kernels, optimizer_rules
-from adam_mpi.server.optimizer_rules import Counted
-from adam_mpi.server.replication import Record, RecordMessage
+from adam_mpi.server.optimizer_rules import ImageCounts
+from adam_mpi.server.replication_messages import Record, RecordMessage
 from adam_mpi.sharding import message_format
 from adam_mpi.transport.mailbox import ReceivedMessage
 
 SIZE, BATCH = 300, 8
 LINEAR = ("descent", "momentum", "nesterov")
 SETTINGS = [(0.9, 0.01, 0.1), (0.5, 0.2, 0.5), (0.99, 0.0, 0.03), (0.999, 0.3, 0.1), (0.9, 0.1, 0.0)]
-"""(momentum, decay, rate); the last but one makes the velocity swing, the last has no step at all."""
+"""(momentum, decay, rate); the fourth makes the velocity oscillate, the last takes no step at all."""
 
 
 def textbook(kind, weights, velocity, gradient, momentum, decay, rate):
-    """One batch in float64."""
+    """Return (weights, velocity) after one batch, in float64."""
     gradient = gradient + decay * weights
     if kind == "descent":
         return weights - rate * gradient, velocity
@@ -28,9 +28,10 @@ def textbook(kind, weights, velocity, gradient, momentum, decay, rate):
 
 
 def stepped(kind, weights, velocity, total, momentum, decay, rate, begun, present):
-    """A step of the kernel on a sum of gradients."""
-    factors = optimizer_rules.numbers(kind, (momentum, decay), rate, begun, present)
-    one, scale = np.zeros(1, np.int64), np.ones(1, np.float32)
+    """Return (weights, velocity) after a step of the kernel on a sum of gradients."""
+    factors = optimizer_rules.coefficients(kind, (momentum, decay), rate, begun, present)
+    one = np.zeros(1, np.int64)
+    scale = np.ones(1, np.float32)
     weights, velocity = (part.astype(np.float32) for part in (weights, velocity))
     apply_kernels.step(
         apply_kernels.RULES.index(kind), weights, velocity, total.astype(np.float32), one, scale, factors
@@ -103,7 +104,7 @@ def test_adagrad_adds_the_square_of_the_mean_gradient_once_for_each_batch():
 
 def served(*settings):
     given = ["server.shard=1024", "optimizer.learning_rate=0.1", "optimizer.schedule=constant", f"train.batch={BATCH}"]
-    return House(config.load(None, [*given, *settings]), SIZE)
+    return LocalServer(config.load(None, [*given, *settings]), SIZE)
 
 
 RULES = [
@@ -120,75 +121,83 @@ def test_folding_and_the_size_of_pushes_change_nothing(rule, codec):
     """Eight batches of equal gradients: one after the other, four folded twice, and as one push."""
     found = []
     for pushes, folds in ((8, 8), (8, 2), (1, 1)):
-        house = served(*rule, f"push.codec={codec}")
-        house.push(4.0, BATCH)
+        local = served(*rule, f"push.codec={codec}")
+        local.push(4.0, BATCH)
         for number in range(pushes):
-            house.pushes.push(house.contribution(0.5 * BATCH * 8 / pushes, BATCH * 8 // pushes))
+            local.pushes.push(local.contribution(0.5 * BATCH * 8 / pushes, BATCH * 8 // pushes))
             if (number + 1) % (pushes // folds) == 0:
-                house.pushes.step()
-                house.settle()
-        assert house.server.counts["steps"] == 1 + folds
-        found.append(house.weights.copy())
-        house.free()
+                local.pushes.step()
+                local.settle()
+        assert local.server.counts["steps"] == 1 + folds
+        found.append(local.weights.copy())
+        local.free()
     assert found[0].max() < -0.1
     assert np.allclose(found[1:], found[0], rtol=1e-5)
 
 
-def test_the_average_moves_as_often_as_there_were_batches():
-    """Where the weights stay as they are, exactly."""
+def test_the_running_average_moves_as_often_as_there_were_batches():
+    """The weights do not change, so the average is known exactly."""
     means = []
     for pushes in (1, 4):
-        house = served("optimizer.ema=0.2", "optimizer.learning_rate=0.0")
-        for shard in house.memory_layout.shards:
-            house.server.holdings[shard.index].ema[:] = 1.0
+        local = served("optimizer.ema=0.2", "optimizer.learning_rate=0.0")
+        for shard in local.memory_layout.shards:
+            local.server.shard_copies[shard.index].ema[:] = 1.0
         for _ in range(pushes):
-            house.push(1.0, 4 * BATCH // pushes)
-        means.append(house.server.holdings[0].ema[0])
-        house.free()
+            local.push(1.0, 4 * BATCH // pushes)
+        means.append(local.server.shard_copies[0].ema[0])
+        local.free()
     assert means == pytest.approx([0.8**4] * 2)
 
 
 def test_a_refused_push_does_not_count():
-    house = served("optimizer.decay=0.3")
-    house.push(1.0, BATCH)
-    before = house.weights.copy()
-    house.pushes.push(house.contribution(np.nan, BATCH))
-    house.pushes.push(house.contribution(0.0, BATCH))
-    house.pushes.step()
-    house.settle()
-    assert house.counts["refused"] == 1
-    assert np.allclose(house.weights, before * (1 - 0.1 * 0.3), rtol=1e-6)
-    house.free()
+    local = served("optimizer.decay=0.3")
+    local.push(1.0, BATCH)
+    before = local.weights.copy()
+    local.pushes.push(local.contribution(np.nan, BATCH))
+    local.pushes.push(local.contribution(0.0, BATCH))
+    local.pushes.step()
+    local.settle()
+    assert local.counts["refused"] == 1
+    assert np.allclose(local.weights, before * (1 - 0.1 * 0.3), rtol=1e-6)
+    local.free()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=" ".join)
 def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
-    """By what its record carries: a fold of three pushes, the second half of a fourth, and a refused one."""
-    house, copy = served(*rule), served(*rule)
-    stepper = house.server.stepper
+    """From its record alone: a fold of three pushes, the second half of a fourth, and a refused one."""
+    local = served(*rule)
+    copy = served(*rule)
+    stepper = local.server.session.stepper
     for number, (images, part) in enumerate([(BATCH, 0), (3, 0), (2 * BATCH, 0), (5 * BATCH, 1)]):
         values = drawn(1, number)[0].astype(np.float32)
-        mails = [mail(number, images, part), mail(100, BATCH, 0, finite=0)]
-        counted = stepper.counted(mails)
-        assert counted == (images if part == 0 else 0, images, images if part == 1 else 0)
-        stepper.take(0, values, 0.1, counted)
+        messages = [message(number, images, part), message(100, BATCH, 0, finite=0)]
+        counts = stepper.count_images(messages)
+        assert counts == (images if part == 0 else 0, images, images if part == 1 else 0)
+        stepper.step_folded(0, values, 0.1, counts)
         record = Record(
-            house.memory_layout.shards[0], number + 1, 0.1, values, np.zeros(0, np.int64), print, 0, counted
+            shard=local.memory_layout.shards[0],
+            version=number + 1,
+            rate=0.1,
+            values=values,
+            notes=np.zeros(0, np.int64),
+            done=print,
+            image_counts=counts,
         )
         header = RecordMessage(record, np.zeros((), message_format.HEADER), 0).write(np.zeros(0, np.uint32))
-        carried = Counted(*(int(header[name]) for name in ("clock", "part", "codec")))
-        copy.server.stepper.take(0, values, float(header["seen"].view(np.float64)), carried)
-    for one, other in zip(house.server.holdings[0].parts, copy.server.holdings[0].parts, strict=True):
+        carried = ImageCounts(*(int(header[name]) for name in ("clock", "part", "codec")))
+        copy.server.session.stepper.step_folded(0, values, float(header["seen"].view(np.float64)), carried)
+    for one, other in zip(local.server.shard_copies[0].parts, copy.server.shard_copies[0].parts, strict=True):
         assert np.array_equal(one, other)
-    house.free(), copy.free()
+    local.free()
+    copy.free()
 
 
-def mail(sequence, images, part, finite=1):
+def message(sequence, images, part, finite=1):
     fields = dict.fromkeys(message_format.HEADER.names, 0) | {"ring": 0, "start": 0, "sequence": sequence}
     return ReceivedMessage(**fields | {"images": images, "part": part, "parts": 2, "finite": finite})
 
 
-def test_a_clock_of_synchronous_training_is_one_batch_however_many_images_came():
-    house = served("consistency.staleness=0")
-    assert house.server.stepper.counted([mail(1, 3, 0), mail(2, 2, 0)]) == (BATCH, BATCH, BATCH)
-    house.free()
+def test_a_clock_of_synchronous_training_is_one_batch_however_many_images_it_has():
+    local = served("consistency.staleness=0")
+    assert local.server.session.stepper.count_images([message(1, 3, 0), message(2, 2, 0)]) == (BATCH, BATCH, BATCH)
+    local.free()

@@ -1,17 +1,19 @@
-"""The phases of a job: train, validate, again or stop, test once."""
+"""The phases of a job: train, validate, repeat or stop, test once."""
 
 from adam_mpi.config import Train
 from adam_mpi.sharding.phases import PhaseSchedule
 
 
 def walk(train, validates=True, accuracies=(), **resumed):
-    """Part and epoch of every phase, with these validation accuracies in turn, and why training stopped."""
-    course, given, seen = PhaseSchedule(train, validates, **resumed), iter(accuracies), []
-    while (phase := course.phase) is not None:
+    """Return part and epoch of every phase, with `accuracies` of validation in turn, and why training stopped."""
+    schedule = PhaseSchedule(train, validates, **resumed)
+    given = iter(accuracies)
+    seen = []
+    while (phase := schedule.phase) is not None:
         assert phase.number == len(seen)
         seen.append(f"{phase.part} {phase.epoch}")
-        course.advance(next(given, 0.5) if phase.part == "validation" else 0.99)
-    return seen, course.reason
+        schedule.advance(next(given, 0.5) if phase.part == "validation" else 0.99)
+    return seen, schedule.reason
 
 
 def test_each_epoch_is_validated_and_the_end_is_tested_once():
@@ -27,7 +29,7 @@ def test_without_epochs_it_only_tests():
     assert walk(Train(epochs=0)) == (["test 0"], "epochs")
 
 
-def test_a_test_part_that_is_not_to_be_looked_at_is_not():
+def test_a_test_part_that_is_not_to_be_used_is_not():
     assert walk(Train(epochs=1, test=False)) == (["train 1", "validation 1"], "epochs")
     assert walk(Train(epochs=1, test=False), validates=False) == (["train 1"], "epochs")
     assert walk(Train(epochs=9, test=False, target=0.4)) == (["train 1", "validation 1"], "target")
@@ -49,7 +51,7 @@ def test_without_patience_and_target_nothing_stops_early():
     assert walk(Train(epochs=5), accuracies=(0.9, 0.1, 0.1, 0.1, 1.0))[0][-1] == "test 5"
 
 
-def test_a_resumed_job_goes_on_after_the_epochs_done():
+def test_a_resumed_job_continues_after_the_epochs_done():
     assert walk(Train(epochs=3), epochs_done=2)[0] == ["validation 2", "train 3", "validation 3", "test 3"]
     assert walk(Train(epochs=3), epochs_done=3)[0] == ["validation 3", "test 3"]
     assert walk(Train(epochs=3), epochs_done=5)[0] == ["validation 5", "test 5"]

@@ -1,4 +1,4 @@
-"""The shelf plan: places that do not overlap, reads that cover what is wanted, mailboxes within their memory."""
+"""The memory layout: places that do not overlap, reads that cover what is wanted, mailboxes within their memory."""
 
 from itertools import pairwise
 
@@ -15,22 +15,27 @@ from adam_mpi.sharding.memory_layout import LINE, MOST_BATCHES, MOST_SLOTS, WIDT
 from adam_mpi.sharding.message_format import message_words
 
 
-def config(shard=1000, mailbox=256 << 20, codec="none", average=0.0, short=False):
+def config(shard=1000, mailbox=256 << 20, codec="none", ema=0.0, short=False):
     made = Config()
-    made.server.shard, made.server.mailbox_bytes, made.push.codec = shard, mailbox, codec
-    made.optimizer.ema, made.pull.codec = average, "bfloat16" if short else "none"
+    made.server.shard = shard
+    made.server.mailbox_bytes = mailbox
+    made.push.codec = codec
+    made.optimizer.ema = ema
+    made.pull.codec = "bfloat16" if short else "none"
     return made
 
 
 def layers(sizes):
-    tensors, offset = [], 0
+    """Return a tensor of each size, one after the other."""
+    tensors = []
+    offset = 0
     for number, size in enumerate(sizes):
         tensors.append(Tensor(f"dense{number}/weight", f"dense{number}", (size,), offset, size))
         offset += size
     return tensors
 
 
-def shelved(sizes, servers, pushers, made):
+def planned(sizes, servers, pushers, made):
     return plan(layers(sizes), {rank: "host" for rank in range(servers)}, range(servers, servers + pushers), made)
 
 
@@ -39,8 +44,8 @@ SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=6)
 
 @settings(max_examples=50)
 @given(SIZES, st.integers(1, 5), st.integers(1, 9), st.sampled_from([0.0, 0.1]), st.booleans())
-def test_nothing_published_overlaps(sizes, servers, pushers, average, short):
-    memory_layout = shelved(sizes, servers, pushers, config(average=average, short=short))
+def test_nothing_published_overlaps(sizes, servers, pushers, ema, short):
+    memory_layout = planned(sizes, servers, pushers, config(ema=ema, short=short))
     for server in memory_layout.servers:
         places = [(0, LINE)] + [(memory_layout.line_offset(ring), LINE) for ring in range(pushers)]
         places.append((memory_layout.version_offset, 8 * len(memory_layout.held[server])))
@@ -55,7 +60,7 @@ def test_nothing_published_overlaps(sizes, servers, pushers, average, short):
 @settings(max_examples=50)
 @given(SIZES, st.integers(1, 4), st.booleans(), st.data())
 def test_runs_read_the_wanted_shards_and_nothing_else(sizes, servers, short, data):
-    memory_layout = shelved(sizes, servers, 2, config(shard=300, short=short))
+    memory_layout = planned(sizes, servers, 2, config(shard=300, short=short))
     every = frozenset(shard.index for shard in memory_layout.shards)
     wanted = data.draw(st.none() | st.frozensets(st.sampled_from(sorted(every))))
     region = memory_layout.regions[-1]
@@ -74,7 +79,7 @@ def test_runs_read_the_wanted_shards_and_nothing_else(sizes, servers, short, dat
 
 
 def test_neighbors_on_one_server_are_one_read():
-    memory_layout = shelved([10_000], 1, 1, config())
+    memory_layout = planned([10_000], 1, 1, config())
     assert len(memory_layout.shards) == 10
     assert memory_layout.runs(0, "weights") == [(0, 10_000, memory_layout.region_offset(0, "weights"))]
     assert len(memory_layout.runs(0, "weights", frozenset([0, 1, 5]))) == 2
@@ -85,9 +90,9 @@ def test_neighbors_on_one_server_are_one_read():
 def test_mailboxes_stay_within_their_memory(sizes, servers, pushers, codec, power):
     made = config(shard=262_144, mailbox=1 << power, codec=codec)
     try:
-        memory_layout = shelved(sizes, servers, pushers, made)
+        memory_layout = planned(sizes, servers, pushers, made)
     except UserError:
-        # Not even two of the smallest slots per pusher.
+        # There is no room for two of the smallest slots per pusher.
         assert 2 * pushers * 4 * message_words(CODECS[codec].words(64), MOST_BATCHES) > (1 << power) - 2 * pushers * 64
         return
     assert memory_layout.mailbox_bytes == pushers * memory_layout.slots * memory_layout.slot_bytes <= 1 << power
@@ -97,16 +102,16 @@ def test_mailboxes_stay_within_their_memory(sizes, servers, pushers, codec, powe
 
 
 def test_a_thousand_pushers_get_smaller_shards():
-    memory_layout = shelved([10_000_000], 50, 1000, config(shard=262_144))
+    memory_layout = planned([10_000_000], 50, 1000, config(shard=262_144))
     assert memory_layout.mailbox_bytes <= 256 << 20 and memory_layout.slots >= 2
     assert max(shard.size for shard in memory_layout.shards) >= 16_384
 
 
 def test_a_mailbox_too_small_names_its_key():
     with pytest.raises(UserError, match=r"server\.mailbox_bytes = 65536: too small for 500 pushers; at least \d+"):
-        shelved([10_000], 1, 500, config(mailbox=1 << 16))
-    least = int(str(pytest.raises(UserError, shelved, [10_000], 1, 500, config(mailbox=1 << 16)).value).split()[-1])
-    assert shelved([10_000], 1, 500, config(mailbox=least)).slots == 2
+        planned([10_000], 1, 500, config(mailbox=1 << 16))
+    least = int(str(pytest.raises(UserError, planned, [10_000], 1, 500, config(mailbox=1 << 16)).value).split()[-1])
+    assert planned([10_000], 1, 500, config(mailbox=least)).slots == 2
 
 
 def test_plan_prints_the_bytes_of_mailboxes_for_a_thousand_ranks(capsys):

@@ -23,29 +23,32 @@ ORDER = Order(Phase(0, "train", 1), BATCHES * IMAGES, IMAGES, 0)
 
 
 class Job:
-    """Plays an epoch: workers push in any order within the bound, servers apply later, anybody may be lost."""
+    """Simulates an epoch: workers push in any order within the bound, servers apply later, any worker may be lost."""
 
     def __init__(self, seed, workers=3, epoch=1, clock=0):
-        self.chance, self.epoch = random.Random(seed), epoch
+        self.random = random.Random(seed)
+        self.epoch = epoch
         self.batches = np.zeros(BATCHES + 4, bool)
         self.cuts = Cuts(epoch, clock, ((clock, {worker: worker for worker in range(workers)}),))
         self.next = dict.fromkeys(range(workers), clock)
         self.reached = [dict(self.next), dict(self.next)]
         """What each of two servers has applied of each worker."""
-        self.pushes, self.born, self.left = {}, workers, {}
-        """(clock, worker) -> the share that was pushed; no clock of a worker may come twice."""
+        self.pushes = {}
+        """(clock, worker) -> the share that was pushed; no clock of a worker may be pushed twice."""
+        self.born = workers
+        self.left = {}
 
     @property
     def over(self):
         return all(clock == self.cuts.base + BATCHES for clock in self.next.values())
 
     def step(self):
-        """Somebody pushes, or a server applies the next push of somebody."""
-        worker, server = self.chance.choice(list(self.next)), self.chance.choice(self.reached)
+        """Let a worker push, or a server apply the next push of one."""
+        worker, server = self.random.choice(list(self.next)), self.random.choice(self.reached)
         least = min(min(reached[other] for other in self.next) for reached in self.reached)
         clock = self.next[worker]
-        if self.chance.random() < 0.5 and clock < self.cuts.base + BATCHES and clock <= least + STALENESS:
-            assert (clock, worker) not in self.pushes, "a clock came twice"
+        if self.random.random() < 0.5 and clock < self.cuts.base + BATCHES and clock <= least + STALENESS:
+            assert (clock, worker) not in self.pushes, "a clock was pushed twice"
             self.pushes[clock, worker] = self.cuts.piece(clock, worker)
             self.next[worker] += 1
         elif server[worker] < clock:
@@ -53,8 +56,8 @@ class Job:
             server[worker] += 1
 
     def lose(self, losses, joins):
-        """Of what the dead have pushed, what both servers have is in the weights; the rest is not."""
-        for worker in self.chance.sample(list(self.next), min(losses, len(self.next) - 1)):
+        """Lose and add workers; of what the dead have pushed, only what both servers have is in the weights."""
+        for worker in self.random.sample(list(self.next), min(losses, len(self.next) - 1)):
             end = min(reached[worker] for reached in self.reached)
             self.pushes = {key: piece for key, piece in self.pushes.items() if key[1] != worker or key[0] < end}
             del self.next[worker]
@@ -68,7 +71,7 @@ class Job:
         self.cuts, self.left = go_on(known, replicas, self.batches, self.epoch, keep=True)
         new = self.cuts.layouts[-1][0]
         self.next = {worker: self.next.get(worker, new) for worker in workers}
-        # Servers know of the living only, and what they have pushed is sent again.
+        # Servers know only the living, and what these have pushed is sent again.
         ends = {worker: min(at.get(worker, new) for at in self.reached) for worker in workers}
         self.reached = [dict(ends), dict(ends)]
 
@@ -83,7 +86,7 @@ class Job:
         return ORDER.share(number, *piece).size
 
     def counted(self):
-        """How often each image of the epoch is in a share that was pushed, or is lost."""
+        """Return how often each image of the epoch is in a share that was pushed, or is lost."""
         times = np.zeros(BATCHES * IMAGES, int)
         pieces = [(clock, piece) for (clock, _), piece in self.pushes.items()]
         lost = {(clock, self.cuts.piece(clock, worker)) for clock, worker in self.cuts.lost}
@@ -97,8 +100,8 @@ def test_every_image_is_in_a_push_once_or_counted_as_lost(seed):
     job = Job(seed, clock=7 * (seed % 3))
     while not job.over:
         job.step()
-        if job.chance.random() < 0.02:
-            job.lose(job.chance.randint(0, 2), job.chance.choice((0, 0, 1)))
+        if job.random.random() < 0.02:
+            job.lose(job.random.randint(0, 2), job.random.choice((0, 0, 1)))
     assert np.array_equal(job.counted(), np.ones(BATCHES * IMAGES))
 
 
@@ -145,7 +148,7 @@ def test_strips_keep_nothing_that_servers_do_not_have():
     assert made.layouts[-1] == (3, {0: 0, 1: 0}) and left == {2: Left(0, (), ((1, 2),))}
 
 
-def test_the_clock_of_synchronous_training_leaves_nothing_half_done():
+def test_the_clock_of_synchronous_training_leaves_no_batch_partly_done():
     cuts, batches = first_cuts(np.zeros(BATCHES, bool), 1, {0: 0, 1: 1}), np.zeros(BATCHES, bool)
     batches[:4] = True
     known = {0: Progress(cuts, 5, (1, 0), {4: 5}), 2: Progress(cuts, reached={0: 4, 1: 4})}
@@ -153,8 +156,8 @@ def test_the_clock_of_synchronous_training_leaves_nothing_half_done():
     assert made.layouts[-1][0] == 4 and left == {} and begun(batches) == 4
 
 
-def words(cuts):
-    """Two replicas: one with pushes under way, one behind; a server, and a replica that is lost."""
+def states(cuts):
+    """Return states of two replicas, one with pushes under way and one behind, and of a server; a third is lost."""
     shards = [Shard(0, "dense1", 0, 10)]
     position = Position(BATCHES, 1, 60)
     position.batches[:6] = True
@@ -169,31 +172,30 @@ def words(cuts):
     return [server, fast, slow], Layout(tuple(places), 1), shards
 
 
-def test_with_a_bound_replicas_go_on_where_they_are_and_no_clock_comes_twice():
+def test_with_a_bound_replicas_continue_where_they_are_and_no_clock_is_pushed_twice():
     cuts = first_cuts(np.zeros(BATCHES, bool), 1, {1: 0, 2: 1, 3: 2})
-    told, layout, shards = words(cuts)
-    settled = plan_recovery(told, layout, shards, 1, 3.0)
-    assert settled.clock == 6 and settled.clocks == {1: 3, 2: 4} and settled.begun == {1: 6, 2: 4}
-    assert settled.position.count == 6 and settled.out == frozenset()
+    known, layout, shards = states(cuts)
+    plan = plan_recovery(known, layout, shards, 1, 3.0)
+    assert plan.clock == 6 and plan.clocks == {1: 3, 2: 4} and plan.begun == {1: 6, 2: 4}
+    assert plan.position.count == 6 and plan.out == frozenset()
     due, lost = (1, 3), (2, 3)
-    assert settled.left == {3: Left(4, (), ()), 4: Left(4, (due,), ()), 5: Left(4, (due,), (lost,))}
-    # The server has counted a push that comes again.
-    assert settled.position.images == 60 - 4
+    assert plan.left == {3: Left(4, (), ()), 4: Left(4, (due,), ()), 5: Left(4, (due,), (lost,))}
+    # The server has counted a push that is sent again.
+    assert plan.position.images == 60 - 4
 
 
 def test_in_asynchronous_training_there_are_no_joint_batches():
-    told, layout, shards = words(None)
-    settled = plan_recovery(told, layout, shards, 1, math.inf)
-    assert settled.cuts is None and not settled.left and settled.out == {3, 4, 5} and settled.begun == {1: 6, 2: 4}
+    known, layout, shards = states(None)
+    plan = plan_recovery(known, layout, shards, 1, math.inf)
+    assert plan.cuts is None and not plan.left and plan.out == {3, 4, 5} and plan.begun == {1: 6, 2: 4}
 
 
-def test_what_copies_take_does_not_move_the_position_of_a_snapshot():
-    """Other servers go on when they have made their part of it, and send us what they apply."""
-    books = ServerProgress(load(None, ["consistency.staleness=3"]), Position(BATCHES, 1, 64), 640)
-    books.taken(SimpleNamespace(sequence=1, images=32), np.array([batch_id(1, 4)]))
-    books.went_on, books.feeding = {}, (0,)
-    assert books.position.count == 0
+def test_steps_of_copies_do_not_change_the_position_of_a_snapshot():
+    """Other servers continue when they have written their part of it, and send us what they apply."""
+    progress = ServerProgress(load(None, ["consistency.staleness=3"]), Position(BATCHES, 1, 64), 640)
+    progress.note_copy_step(SimpleNamespace(sequence=1, images=32), np.array([batch_id(1, 4)]))
+    assert progress.position.count == 0
     state = RankState(0)
-    books.export_state(state)
+    progress.export_state(state)
     known = [(position.batches.nonzero()[0].tolist(), position.images) for position in state.positions.values()]
     assert known == [([], 64), ([4], 64)]

@@ -1,0 +1,123 @@
+"""The values that messages in a mailbox carry: decoded, multiplied out of factors, and summed."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from adam_mpi.base.buffer_pool import NOTHING, BufferPool
+from adam_mpi.server import apply_kernels
+from adam_mpi.sharding import message_format
+from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
+from adam_mpi.sharding.factors import FactorPlan
+from adam_mpi.sharding.shards import Shard
+from adam_mpi.transport.mailbox import ReceivedMessage
+
+UNCODED = NUMBERS["none"]
+ScaledMessage = tuple[ReceivedMessage, float]
+"""A message, and what its values are multiplied by."""
+
+
+class MessageValues:
+    """Reads messages of one mailbox; a band is neighboring shards that are stepped together."""
+
+    def __init__(self, memory: np.ndarray, factors: Mapping[str, FactorPlan], arena: np.ndarray = NOTHING) -> None:
+        """`memory` is the mailbox; sums that `fold` makes lie in `arena`, where other servers can read them."""
+        self.words = memory.view(np.uint32)
+        self.floats = memory.view(np.float32)
+        self.factors = factors
+        self.pool = BufferPool()
+        self.folds = BufferPool(arena)
+
+    def unpack(self, message: ReceivedMessage, plan: FactorPlan) -> None:
+        """Unpack the factors of `message` to float32, once, before any of its shards is stepped."""
+        size = message.values * (plan.matrix.inputs + plan.rows) + plan.biases
+        out = self.pool.take(size) if plan.half else self.floats[:0]
+        message.buffer = out if plan.half else None
+        message.factors = plan.unpack(self._body(message), message.values, out)
+
+    def release(self, message: ReceivedMessage) -> None:
+        """Return the buffer that `unpack` took, if it took one."""
+        if message.buffer is not None:
+            self.pool.give(message.buffer)
+
+    def decode(self, band: Sequence[Shard], message: ReceivedMessage, values: np.ndarray) -> None:
+        """Write the values of `message` for `band` into `values`: decoded, or its factors multiplied."""
+        if message.kind == message_format.FACTOR:
+            self.plan(band).multiply(unpacked(message), message.values, band, values)
+        else:
+            BY_NUMBER[message.codec].decode(self._body(message), values)
+
+    def pairs(self, message: ReceivedMessage) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of a sparse message, each at most once, and their values."""
+        middle = message.start + message.values
+        indices = self.words[message.start : middle].astype(np.int64)
+        return indices, self.floats[middle : middle + message.values]
+
+    def sum_into(
+        self, band: Sequence[Shard], scaled: Sequence[ScaledMessage], total: np.ndarray, first: int = 0
+    ) -> None:
+        """Write the scaled sum of messages of any kind into `total`, which begins at parameter `first` of the band."""
+        values = self.pool.take(total.size)
+        total[:] = 0
+        for message, scale in scaled:
+            if message.kind == message_format.SPARSE:
+                indices, numbers = self.pairs(message)
+                total[indices - first] += numbers * np.float32(scale)
+                continue
+            whole = message.kind == message_format.FACTOR
+            part = total if whole else total[message.first - first :][: message.values]
+            self.decode(band, message, values[: part.size])
+            apply_kernels.add(part, values[: part.size], np.float32(scale))
+        self.pool.give(values)
+
+    def fold(self, band: Sequence[Shard], scaled: Sequence[ScaledMessage]) -> np.ndarray | None:
+        """Return a buffer of `folds` with the sum of the finite messages for `band`; None if there is none."""
+        finite = [(message, scale) for message, scale in scaled if message.finite]
+        if not finite:
+            return None
+        size = band_size(band)
+        buffer = self.folds.take(size)
+        messages = [message for message, _ in finite]
+        if are_plain(messages, size):
+            starts = [message.start for message in messages]
+            apply_kernels.fold(buffer[:size], self.floats, *kernel_messages(starts, [scale for _, scale in finite]))
+        else:
+            self.sum_into(band, finite, buffer[:size])
+        return buffer
+
+    def plan(self, band: Sequence[Shard]) -> FactorPlan:
+        """Return how factors of the layer of `band` are multiplied."""
+        return self.factors[band[0].layer]
+
+    def _body(self, message: ReceivedMessage) -> np.ndarray:
+        """Return the words of the body of `message`."""
+        return self.words[message.start : message.start + message.words]
+
+
+def unpacked(message: ReceivedMessage) -> np.ndarray:
+    """Return the factors of `message` as float32."""
+    assert message.factors is not None, "factors are unpacked when a message arrives"
+    return message.factors
+
+
+def is_plain(message: ReceivedMessage) -> bool:
+    """Return whether the values of `message` lie in the mailbox as float32, one after the other."""
+    return message.kind == message_format.DELTA and message.codec == UNCODED
+
+
+def are_plain(messages: Sequence[ReceivedMessage], size: int) -> bool:
+    """Return whether all messages can be folded where they lie, each for all `size` parameters."""
+    for message in messages:
+        if not (message.values == size and message.finite and is_plain(message)):
+            return False
+    return True
+
+
+def kernel_messages(starts: Sequence[int], scales: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return `starts` and `scales` as the kernels take them."""
+    return np.array(starts, np.int64), np.array(scales, np.float32)
+
+
+def band_size(band: Sequence[Shard]) -> int:
+    """Return how many parameters `band` has."""
+    return band[0].size if len(band) == 1 else sum(shard.size for shard in band)

@@ -1,0 +1,301 @@
+"""A server during one generation: takes pushes, steps its shards on them, replicates, acknowledges and publishes.
+
+The functions are in the order in which a push passes them; `server.py` lists them.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from adam_mpi.base import trace
+from adam_mpi.base.buffer_pool import NOTHING
+from adam_mpi.base.errors import LostState
+from adam_mpi.base.text import number_ranges
+from adam_mpi.base.thread_pool import ThreadPool
+from adam_mpi.checkpoint.disk_task import disk_seconds
+from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
+from adam_mpi.checkpoint.write_behind import WriteBehind
+from adam_mpi.cluster.windows import fence
+from adam_mpi.server.progress import PusherClocks, ServerProgress
+from adam_mpi.server.push_queue import PushQueue
+from adam_mpi.server.replication import FoldedGradient, Replicator
+from adam_mpi.server.replication_messages import Record, notes
+from adam_mpi.server.shard_placement import lacking_acknowledged, place_copies
+from adam_mpi.server.staging import StagedMessages
+from adam_mpi.server.stepper import Stepper, Work
+from adam_mpi.sharding import message_format
+from adam_mpi.sharding.memory_layout import MOST_BATCHES, RECORD_BATCHES
+from adam_mpi.sharding.shard_copy import ShardCopy
+from adam_mpi.sharding.shards import Shard
+from adam_mpi.transport.generation import Generation
+from adam_mpi.transport.mailbox import ReceivedMessage
+from adam_mpi.transport.published_weights import PublishedWeights
+
+MOST_FOLDED = RECORD_BATCHES // MOST_BATCHES
+"""Messages of one step that a record for other copies has room for."""
+
+
+class ServerSession:
+    """What a server has for one generation: its published weights, push queue, stepper, replicator and clocks."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        shard_copies: Mapping[int, ShardCopy],
+        progress: ServerProgress,
+        thread_pool: ThreadPool,
+        *,
+        clocks: Mapping[int, int],
+        lacking: Sequence[tuple[int, int]],
+        acknowledged: Mapping[int, int],
+    ) -> None:
+        """Begin with the `shard_copies` of the generation before; see `Server.begin` for the other parameters."""
+        self.generation = generation
+        self.world = generation.world
+        self.memory_layout = generation.memory_layout
+        self.progress = progress
+        self.thread_pool = thread_pool
+        self.mailbox_window = generation.mailbox_window
+        self.weights_window = generation.weights_window
+        rank = self.world.rank
+        self.shards = self.memory_layout.held[rank]
+        self.place = {shard.index: place for place, shard in enumerate(self.shards)}
+        self.published = PublishedWeights(self.memory_layout, rank, self.weights_window.memory)
+        self.shard_copies = place_copies(self.published, self.memory_layout, rank, shard_copies)
+        behind = {shard for server, shard in lacking if server == rank}
+        for index, own in self.shard_copies.items():
+            own.behind = index in behind
+        self.push_queue = self._make_push_queue()
+        self.began: dict[int, dict[int, int]] = defaultdict(dict)
+        """Strip -> pusher -> the last of its pushes that was acknowledged when the generation began."""
+        for ring, pusher in enumerate(self.push_queue.members):
+            self.began[ring % self.memory_layout.strips][pusher] = acknowledged.get(pusher, 0)
+        if short := lacking_acknowledged(self.memory_layout, self.shards, self.shard_copies, self.began):
+            raise LostState(f"{self.world.place}: shards {number_ranges(short)} lack acknowledged pushes; the job ends")
+        self.stepper = self._make_stepper()
+        self.replicator = self._make_replicator(lacking)
+        known = [clocks.get(pusher, 0) for pusher in self.push_queue.members]
+        names = [self.push_queue.pusher(ring) for ring in range(len(known))]
+        self.clocks = PusherClocks(self.memory_layout, rank, known, names)
+        writing = partial(self.world.injector.at, "snapshot")
+        self.barrier = SnapshotBarrier(len(known), disk_seconds(self.world.config), writing)
+        self.barrier.begun = known
+        most_folded = MOST_FOLDED if self.replicator is not None else None
+        self.staged = StagedMessages(self.memory_layout, self.barrier, self.stepper, most_folded)
+        self.store: WriteBehind | None = None
+        self._show_progress()
+
+    def _make_push_queue(self) -> PushQueue:
+        """Return the push queue of this generation, which knows the messages that are in the shards already."""
+        queue = PushQueue(self.world, self.memory_layout, self.mailbox_window.memory, self.published)
+        for index, (ring, pusher) in product(self.place, enumerate(queue.members)):
+            queue.sequences[index, ring] = self.shard_copies[index].table.get(pusher, 0)
+        return queue
+
+    def _make_stepper(self) -> Stepper:
+        """Return the stepper of this generation, with what is published beside the weights up to date."""
+        arena = NOTHING
+        replication = self.generation.replication_window
+        if replication is not None:
+            layout = self.memory_layout
+            arena = replication.memory[layout.peers.bytes : layout.mirror_bytes].view(np.float32)
+        stepper = Stepper(
+            config=self.world.config,
+            shards=self.shards,
+            published=self.published,
+            memory=self.mailbox_window.memory,
+            factors=self.push_queue.factors,
+            shard_copies=self.shard_copies,
+            arena=arena,
+        )
+        stepper.remembers = self.progress.synchronous and self.world.survivable
+        for shard in self.shards:
+            stepper.derive(shard.index)
+        return stepper
+
+    def _make_replicator(self, lacking: Sequence[tuple[int, int]]) -> Replicator | None:
+        """Return what keeps other copies up to date; None where each shard has one copy."""
+        replication = self.generation.replication_window
+        if replication is None or not self.memory_layout.peers.count:
+            return None
+        return Replicator(
+            self.generation,
+            replication,
+            self.published,
+            self.stepper,
+            self.thread_pool,
+            lacking=[(server, shard) for server, shard in lacking if shard in self.place],
+            on_step=self.progress.note_copy_step,
+        )
+
+    def collect(self) -> list[ReceivedMessage]:
+        """Return the messages that have arrived."""
+        self.mailbox_window.sync()
+        self.weights_window.sync()
+        arrived = self.push_queue.collect()
+        # Between seeing that messages are there and reading them.
+        self.mailbox_window.sync()
+        return arrived
+
+    def stage(self, message: ReceivedMessage) -> None:
+        """Stage `message` for its shards: factors are for all shards of a layer that are served here, others for one.
+
+        Shards that have it already, because it was sent again, only wait until another copy has it too.
+        """
+        message.pending = len(message.targets) + len(message.known)
+        if message.targets and message.kind == message_format.FACTOR:
+            layer = self.memory_layout.shards[message.shard].layer
+            self.stepper.values.unpack(message, self.push_queue.factors[layer])
+        self.staged.add(message)
+        for shard in message.known:
+            if self.replicator is None:
+                self._complete(message)
+            else:
+                self.replicator.when_safe(shard, partial(self._complete, message))
+
+    def apply_staged(self) -> bool:
+        """Step the shards whose messages can be applied now; return whether there were any."""
+        ready = self.staged.take_ready()
+        if ready:
+            with trace.span("apply"):
+                self._apply(ready)
+        return bool(ready)
+
+    def _apply(self, ready: Mapping[int, list[ReceivedMessage]]) -> None:
+        """Take one optimizer step of each shard on its messages, on all apply threads; then record the steps."""
+        self.world.injector.at("apply")
+        rate = self._rate(ready)
+        works = self._works(ready)
+        folds: dict[int, FoldedGradient] = {}
+        if self.replicator is None:
+            threads = self.world.config.server.threads
+            shares: dict[int, list[Work]] = defaultdict(list)
+            for work in works:
+                shares[_owner(work[0]) % threads].append(work)
+            self.thread_pool.run((owner, partial(self.stepper.step, share, rate)) for owner, share in shares.items())
+        else:
+            made = [FoldedGradient(work, rate) for work in works]
+            folds = {shard.index: fold for fold in made for shard in fold.band}
+            self.thread_pool.run((_owner(fold.band), partial(fold.step, self.stepper)) for fold in made)
+        # Between the weights and the versions that promise them. A call into MPI might raise that a rank is lost: then
+        # the step would be in the weights and in no table, and be taken again when its pushes are sent again.
+        fence()
+        for shard, messages in ready.items():
+            self._record_step(shard, messages)
+            self._replicate(shard, messages, folds.get(shard), rate)
+        self.progress.counts["steps"] += len(ready)
+        self.progress.counts["folded"] += sum(map(len, ready.values()))
+        if self.store is not None:
+            self.store.touch(len(self.shards))
+        self.world.injector.at("applied")
+
+    def _rate(self, ready: Mapping[int, list[ReceivedMessage]]) -> float:
+        """Return the learning rate of the steps on `ready`."""
+        shard, messages = next(iter(ready.items()))
+        version = self.shard_copies[shard].version + 1
+        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _images(messages))
+
+    def _works(self, ready: Mapping[int, list[ReceivedMessage]]) -> list[Work]:
+        """Return the steps to take, with the delay of each message."""
+        works: list[Work] = []
+        for band in self.stepper.bands(ready):
+            messages = ready[band[0].index]
+            version = self.shard_copies[band[0].index].version
+            delays = [version - message.seen for message in messages]
+            for delay in delays:
+                self.progress.delays[delay] += len(band)
+            works.append((band, messages, delays))
+        return works
+
+    def _record_step(self, shard: int, messages: Sequence[ReceivedMessage]) -> None:
+        """Record that `shard` has been stepped on `messages`: its version, its table, and clocks."""
+        own = self.shard_copies[shard]
+        own.version += 1
+        self.published.versions[self.place[shard]] = own.version
+        begun = self.barrier.begun
+        for message in messages:
+            own.note(message.pusher, message.number)
+            self.clocks.note_applied(message.ring)
+            begun[message.ring] = max(begun[message.ring], message.clock + 1)
+            if message.last and message.shard == shard:
+                trace.receives((message.pusher, message.sequence, self.world.rank))
+        if self.store is not None:
+            self.store.touch(self.place[shard])
+
+    def _replicate(self, shard: int, messages: list[ReceivedMessage], fold: FoldedGradient | None, rate: float) -> None:
+        """Send the step of `shard` to its other copies; its messages are complete when all of them have taken it."""
+        if self.replicator is None or fold is None:
+            self._complete_all(messages)
+            return
+        own = self.shard_copies[shard]
+        numbers = {message.pusher: own.table[message.pusher] for message in messages}
+        record = Record(
+            shard=own.shard,
+            version=own.version,
+            rate=rate,
+            values=fold.values(shard),
+            notes=notes(numbers, [self.push_queue.batches(message) for message in messages]),
+            done=partial(self._complete_all, messages, fold),
+            images=_images(messages),
+            image_counts=fold.image_counts,
+        )
+        self.replicator.send(record)
+
+    def step_replicator(self) -> bool:
+        """Exchange records with other servers; return whether anything was done."""
+        if self.replicator is None:
+            return False
+        with trace.span("replicate"):
+            return self.replicator.step()
+
+    def _complete_all(self, messages: Sequence[ReceivedMessage], fold: FoldedGradient | None = None) -> None:
+        """Count one shard of each message whose copies all have it."""
+        for message in messages:
+            self._complete(message)
+        if fold is not None:
+            fold.release(self.stepper)
+
+    def _complete(self, message: ReceivedMessage) -> None:
+        """Count one shard of `message` whose copies all have it; with the last shard, free its slot and advance."""
+        message.pending -= 1
+        if message.pending > 0:
+            return
+        self.push_queue.free_slot(message)
+        self.stepper.values.release(message)
+        self.progress.advance(message, self.push_queue.batches(message), self.clocks)
+
+    def publish(self) -> None:
+        """Acknowledge complete messages if there are any: weights must be visible before, and the clock after it."""
+        if not self.push_queue.has_unacknowledged:
+            return
+        self.weights_window.sync()
+        if self.store is not None:
+            self.store.acknowledge(self.progress.counts["applied"], self.progress.position.images)
+        self.push_queue.acknowledge()
+        self._show_progress()
+        self.weights_window.sync()
+
+    def _show_progress(self) -> None:
+        """Publish the learning rate and the clock that all pushers have reached."""
+        self.published.rate[0] = self.progress.rate
+        self.published.clock[0] = self.clocks.slowest
+
+    def close(self) -> None:
+        """End the session: drop messages to other servers, and end the store, which gets no more."""
+        if self.replicator is not None:
+            self.replicator.drop()
+        if self.store is not None:
+            self.store.end()
+
+
+def _images(messages: Sequence[ReceivedMessage]) -> int:
+    """Return how many images' gradients are in `messages`; those of a push in several parts count once."""
+    return sum(message.images for message in messages if message.part == 0)
+
+
+def _owner(band: Sequence[Shard]) -> int:
+    """Return a number that says, modulo the number of threads, which thread always steps this band."""
+    return band[0].index // len(band)
