@@ -115,12 +115,13 @@ def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes
     network_ = Network(shapes, 8, 11, engine="reference", captured=["dense1"])
     pool = gradient_buffer.GradientPool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
     copy, place = ThreadWeights(network_, initial(shapes, 5), 0, True), Place(0, "here", ("worker",))
-    thread = trainer.Trainer(0, network_, copy, pool, SimpleQueue(), Injector([], place, 1))
+    thread = trainer.Trainer(0, network_, copy, pool=pool, results=SimpleQueue(), injector=Injector([], place, 1))
+    scales = gradient_buffer.StepScales(weights=-0.1, push=1.0, predicted=-0.1)
     pushed = []
     for number, size in enumerate(sizes):
         pixels, labels, ids, _ = block(shapes, size)
-        task = trainer.train(Batch(1, 0, number, ids, labels, pixels), None, 0.1, 1.0, images=16, largest=8)
-        if (full := task(thread).contribution) is not None:
+        task = trainer.train(Batch(1, 0, number, ids, labels, pixels), None, scales, images=16, largest=8)
+        if (full := task(thread).gradient) is not None:
             pushed.append([done.images for done in full.done])
             assert full.factors["dense1"].count == full.images
     assert pushed == pushes

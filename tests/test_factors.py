@@ -18,7 +18,7 @@ from adam_mpi.sharding.factors import FactorPlan, matrices, plans
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.push_protocol import choose, largest_push
 from adam_mpi.worker.gradient_buffer import Factors
-from adam_mpi.worker.push_client import FactorMessage
+from adam_mpi.worker.push_messages import FactorMessage
 
 
 def dense(inputs, outputs, offset=5):

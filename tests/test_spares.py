@@ -13,7 +13,6 @@ from adam_mpi.cluster import spares
 from adam_mpi.cluster.spares import CALL, JoinPackage, Spare, Spares, doors
 from adam_mpi.config import load
 from adam_mpi.runtime.coordinator import Coordinator, may_join
-from adam_mpi.worker.worker import Worker
 
 
 class Link:
@@ -200,39 +199,3 @@ def test_a_refusal_is_told_once_and_ends_the_orders(head):
         head._hear_of_spares(6, news(0, 0, refused=True))
         head._keep_full()
     assert head.sent == [] and len(head.said) == 1 and "no slot" in head.said[0]
-
-
-def worker(arrived, fresh=True, training=True, settings=()):
-    """With two threads, one of which has something in hand."""
-    worker = Worker.__new__(Worker)
-    worker.config, worker.fresh, worker.held = load(None, settings), fresh, set()
-    worker.factor = 0.0
-    batches = [("slot", SimpleNamespace(epoch=1, number=number)) for number in range(arrived)]
-    worker.data = SimpleNamespace(
-        phase=SimpleNamespace(training=training), arrived=batches, take=lambda: batches.pop(0) if batches else None
-    )
-    worker.trainers = [Thread(0), Thread(1)]
-    return worker
-
-
-class Thread:
-    def __init__(self, waiting):
-        self.waiting = waiting
-
-    def give(self, task):
-        self.waiting += 1
-
-
-def test_threads_get_all_that_has_arrived_before_a_rank_finds_together_with_others():
-    busy = worker(arrived=6)
-    busy.compute_on()
-    assert [thread.waiting for thread in busy.trainers] == [4, 3] and len(busy.held) == 6
-
-
-@pytest.mark.parametrize(
-    "not_now", [{"fresh": False}, {"training": False}, {"settings": ["consistency.staleness=0"]}], ids=str
-)
-def test_threads_get_nothing_that_would_be_thrown_away(not_now):
-    idle = worker(arrived=6, **not_now)
-    idle.compute_on()
-    assert [thread.waiting for thread in idle.trainers] == [0, 1] and not idle.held
