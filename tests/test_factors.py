@@ -90,7 +90,7 @@ def house(*settings):
     tensors = dense(30, 200, offset=0)
     given = ["push.protocol=factor", "server.shard=1024", "optimizer.learning_rate=0.5", "optimizer.schedule=constant"]
     built = House(config.load(None, [*given, *settings]), 31 * 200, tensors)
-    assert built.pushes.choices["dense1"].protocol == built.world.config.push.protocol
+    assert built.generation.choices["dense1"].protocol == built.world.config.push.protocol
     return built
 
 
