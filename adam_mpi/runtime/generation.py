@@ -296,7 +296,7 @@ def crew(world: World, job: Job, kept: RankRuntime | None = None) -> RankRuntime
     world.begun = True
     windows = ground.generation.windows
     if (worker := made.get("worker")) is not None:
-        windows.extend(worker.windows)
+        windows.extend(worker.replica.windows)
     factors = tuple(captured_layers(ground.generation.choices))
     crew = RankRuntime(
         ground.generation.channel, made, head, windows, settled.head if settled else None, captured=factors
@@ -444,7 +444,7 @@ def _new_worker(ground: Setup, net: Network) -> Worker:
     pool = worker_pool(config, worker_shards, ground.threads, net.captured)
     replica: Replica
     if cut is not None:
-        replica = PartitionedReplica(world, net, ground.threads, pool=pool, cut=cut)
+        replica = PartitionedReplica(world, net, ground.threads, pool=pool, partition=cut)
     else:
         replica = ThreadReplica(config, net, ground.threads, pool=pool, injector=world.injector)
     carried = _carried(world, ground.job, worker_shards) if ground.settled is None else None

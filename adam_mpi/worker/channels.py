@@ -50,18 +50,18 @@ class Channels:
         return _lined(max(ends, default=8 * self.numbers))
 
 
-def plan(cut: Partition, contexts: int, images: int, own: int = 0) -> Channels:
+def plan(partition: Partition, contexts: int, images: int, own: int = 0) -> Channels:
     """Return the channels for `contexts` contexts with room for `images` images, `own` of them of one hybrid rank."""
-    strips = range(len(cut))
+    strips = range(len(partition))
     found: dict[Key, tuple[tuple[int, ...], ...]] = {}
     for context in range(contexts):
-        for number, exchange in enumerate(cut.exchanges.values()):
+        for number, exchange in enumerate(partition.exchanges.values()):
             forward = [[exchange.floats(s, t, images, own) for t in strips] for s in strips]
             found[context, number, FORWARD] = _others(forward)
             if exchange.summed:
                 found[context, number, BACK] = _others([list(column) for column in zip(*forward, strict=True)])
     for number in range(SUMS):
-        common = [sum(_size(spans[target]) for spans in cut.common) for target in strips]
+        common = [sum(_size(spans[target]) for spans in partition.common) for target in strips]
         found[contexts + number, 0, FORWARD] = _others([common for _ in strips])
     return Channels(tuple(found), tuple(found.values()), contexts)
 

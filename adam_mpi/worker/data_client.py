@@ -34,7 +34,7 @@ class Slot:
     """The number of the batch that was requested, where a certain one was."""
 
     @property
-    def head(self) -> tuple[int, int]:
+    def answer(self) -> tuple[int, int]:
         """Return the kind and the phase of the answer."""
         kind, phase = self.memory[:16].view(np.int64).tolist()
         return kind, phase
@@ -224,7 +224,7 @@ class DataClient:
                 slot.request = None
                 slot.source = status.source
             # A fast data rank may be in a phase that the coordinator has not announced to this rank yet.
-            if slot.request is None and not slot.expected and slot.head[1] <= self.phase.number:
+            if slot.request is None and not slot.expected and slot.answer[1] <= self.phase.number:
                 answered.append(slot)
             elif self.shared or len(self.strips) > 1:
                 break
@@ -281,7 +281,7 @@ class DataClient:
 
     def _take(self, slot: Slot) -> None:
         """Keep the batch that has arrived in `slot`, or free the slot."""
-        kind, phase = slot.head
+        kind, phase = slot.answer
         if self.follows and self.shared and kind != batch.EXHAUSTED:
             slot.batch = self.next_share
             self.next_share += 1

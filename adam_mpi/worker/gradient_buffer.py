@@ -222,7 +222,8 @@ def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.nd
     for first in range(0, local.size, 256):
         last = min(first + 256, local.size)
         # Slices from 0 let the compiler use vectors (see `copy`).
-        own, new = local[first:last], pulled[first:last]
+        own = local[first:last]
+        new = pulled[first:last]
         for row in rows:
             change = values[row, first:last]
             for i in range(new.size):

@@ -40,11 +40,13 @@ class PartitionedReplica:
     resumes = False
     pipeline: StripPipeline
 
-    def __init__(self, world: World, network: Network, threads: int, *, pool: GradientPool, cut: Partition) -> None:
+    def __init__(
+        self, world: World, network: Network, threads: int, *, pool: GradientPool, partition: Partition
+    ) -> None:
         self.config = world.config
         self.network = network
         self.pool = pool
-        self.cut = cut
+        self.partition = partition
         self.strip: int | None = world.place.strip or 0
         self.local = np.zeros(pool.size, np.float32)
         self.scales = StepScales.at(0.0, self.config)
@@ -67,11 +69,13 @@ class PartitionedReplica:
         if len(set(world.replica.allgather(self.vector_lanes))) > 1:
             raise UserError("the CPUs of a replica have vectors of several lengths; set kernels.engine = reference")
         contexts = self.flow.contexts
-        link = Link(world, channels.plan(self.cut, len(contexts), contexts[0].room, contexts[0].own_room))
+        link = Link(world, channels.plan(self.partition, len(contexts), contexts[0].room, contexts[0].own_room))
         self.flow.attach(link)
-        columns = [strip.columns for strip in self.cut.strips]
-        data = DataClient(world, self.cut.shapes[0].input, columns[self.strip or 0], columns)
-        self.pipeline = StripPipeline(self.flow, link, self.cut, pool=self.pool, data=data, finished=self.finished)
+        columns = [strip.columns for strip in self.partition.strips]
+        data = DataClient(world, self.partition.shapes[0].input, columns[self.strip or 0], columns)
+        self.pipeline = StripPipeline(
+            self.flow, link, self.partition, pool=self.pool, data=data, finished=self.finished
+        )
         return data
 
     def abandon(self) -> None:

@@ -27,13 +27,20 @@ class StripPipeline:
     """Take batches from `data` through `flow`, and append gradients that are summed over the replica to `finished`."""
 
     def __init__(
-        self, flow: Flow, link: Link, cut: Partition, *, pool: GradientPool, data: DataClient, finished: deque[Computed]
+        self,
+        flow: Flow,
+        link: Link,
+        partition: Partition,
+        *,
+        pool: GradientPool,
+        data: DataClient,
+        finished: deque[Computed],
     ) -> None:
         self.flow = flow
         self.link = link
-        self.cut = cut
-        self.strip = cut.strips[link.strip]
-        self.sums = Sums(link, cut)
+        self.partition = partition
+        self.strip = partition.strips[link.strip]
+        self.sums = Sums(link, partition)
         self.pool = pool
         self.data = data
         self.config = data.config
@@ -82,7 +89,7 @@ class StripPipeline:
         """Return the parts of `batch` that are under way one by one."""
         most = batch_parts.most(self.config.worker.in_flight, self.strip.ranks)
         count = batch_parts.count(batch.labels.size, *most)
-        if self.cut.hybrid:
+        if self.partition.hybrid:
             return cut_rounds(batch, count, self.strip.number)
         return cut_batch(batch, count)
 
@@ -161,7 +168,7 @@ class StripPipeline:
 
         A strip owes what it has not sent, and the reading of what was sent to it while that memory is needed.
         """
-        exchanges = list(self.cut.exchanges.values())
+        exchanges = list(self.partition.exchanges.values())
         for strip, (port, number) in self.flow.awaited().items():
             does = "needs" if port.direction == FORWARD else "gives back"
             side = "left" if strip < self.strip.number else "right"

@@ -14,13 +14,17 @@ from adam_mpi.worker.link import Link
 class Sums:
     """Sum gradient buffers over the replica: `begin` with each, then `step` returns them in the same order."""
 
-    def __init__(self, link: Link, cut: Partition) -> None:
-        """Exchange the common parts of `cut` through `link`."""
+    def __init__(self, link: Link, partition: Partition) -> None:
+        """Exchange the common parts of `partition` through `link`."""
         self.link = link
-        strip = cut.strips[link.strip]
+        strip = partition.strips[link.strip]
         self.parts = [
-            [slice(strip.local(a), strip.local(a) + b - a) for a, b in (spans[target] for spans in cut.common) if a < b]
-            for target in range(len(cut))
+            [
+                slice(strip.local(a), strip.local(a) + b - a)
+                for a, b in (spans[target] for spans in partition.common)
+                if a < b
+            ]
+            for target in range(len(partition))
         ]
         """The share of each strip in the vector of this one."""
         contexts = link.channels.contexts

@@ -93,7 +93,9 @@ def take(shared: np.ndarray, start: np.ndarray, weights: np.ndarray, ranges: np.
     """Copy the same values to `start` and `weights`, although other threads change `shared` meanwhile."""
     for row in range(len(ranges)):
         part = slice(ranges[row, 0], ranges[row, 1])
-        old, begin, own = shared[part], start[part], weights[part]
+        old = shared[part]
+        begin = start[part]
+        own = weights[part]
         for i in range(own.size):
             value = old[i]
             begin[i] = value
@@ -105,7 +107,9 @@ def step_copy(start: np.ndarray, gradient: np.ndarray, weights: np.ndarray, rang
     """Set `weights` to `start + scale * gradient`."""
     for row in range(len(ranges)):
         part = slice(ranges[row, 0], ranges[row, 1])
-        begin, change, own = start[part], gradient[part], weights[part]
+        begin = start[part]
+        change = gradient[part]
+        own = weights[part]
         for i in range(own.size):
             own[i] = begin[i] + scale * change[i]
 
@@ -125,7 +129,9 @@ def apply_fused(
     """
     for row in range(len(ranges)):
         part = slice(ranges[row, 0], ranges[row, 1])
-        shared, summed, change = local[part], total[part], gradient[part]
+        shared = local[part]
+        summed = total[part]
+        change = gradient[part]
         for i in range(shared.size):
             summed[i] += push_scale * change[i]
             shared[i] += weight_scale * change[i]

@@ -11,7 +11,6 @@ import numpy as np
 from adam_mpi.base import trace
 from adam_mpi.cluster.messages import Message, Statistics
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.sharding.joint_batches import Cuts
 from adam_mpi.sharding.rank_state import RankState
@@ -237,17 +236,14 @@ class Worker:
         if not self.pushes.idle or self.current.pulls.active:
             return False
         if data.stopped:
-            self._stop()
+            self.replica.halt()
+            self.ended = True
+            self._send_last_statistics()
             return True
         self.current.fresh = False
         self.current.flushed = False
         data.next_phase()
         return False
-
-    def _stop(self) -> None:
-        self.replica.halt()
-        self.ended = True
-        self._send_last_statistics()
 
     def _send_last_statistics(self) -> None:
         self.pushes.record_residual()
@@ -286,11 +282,6 @@ class Worker:
     def world(self) -> World:
         """Return the ranks of the current generation."""
         return self.current.world
-
-    @property
-    def windows(self) -> list[Window]:
-        """Return the windows that the replica has made in this generation."""
-        return list(self.replica.windows)
 
     @property
     def strip(self) -> int | None:
