@@ -64,8 +64,9 @@ class Worker:
         """Images computed since the last pull began."""
         self.waits = Waits()
         self.pulled_before: Counter[str] = Counter()
+        """The totals of pulls in earlier generations."""
         self.pull_traffic_before: Counter[str] = Counter()
-        """The totals of the pull clients of earlier generations."""
+        """The bytes pulled in earlier generations, by layer."""
         self.current = self._open(generation, replica.begin_generation(world))
 
     def _make_noise(self, generation: Generation) -> Noise | None:
