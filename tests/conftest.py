@@ -31,7 +31,7 @@ IN_TURN = (
     "test_live_view",
     "test_metrics",
     "test_report",
-    "test_debug",
+    "test_diagnostics",
     "test_use",
 )
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)

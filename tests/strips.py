@@ -4,7 +4,7 @@ import numpy as np
 
 
 def exchange(passages, direction):
-    """All strips' sides of one exchange at once."""
+    """Run one exchange of all strips in `direction`."""
     sent = [{to: np.empty(shape) for to, shape in passage.shapes_out(direction).items()} for passage in passages]
     for passage, out in zip(passages, sent, strict=True):
         passage.pack(direction, out)
@@ -15,7 +15,7 @@ def exchange(passages, direction):
 
 
 def run(contexts, started):
-    """Through all segments; returns the result of each strip."""
+    """Run all segments of the `started` contexts; return the result of each strip."""
     for segments in zip(*started, strict=True):
         for segment in segments:
             for work in segment.work + segment.meanwhile:
@@ -27,12 +27,12 @@ def run(contexts, started):
 
 
 def scatter(cut, flat):
-    """Each strip's part of a flat parameter vector."""
+    """Return the part of the `flat` parameter vector that each strip holds."""
     return [np.concatenate([flat[p.start : p.start + p.size] for p in strip.pieces]) for strip in cut.strips]
 
 
 def gather(cut, parts):
-    """The flat vector of gradients: what several strips hold is summed up."""
+    """Return the flat vector of gradients; what several strips hold is summed."""
     flat = np.zeros(max(piece.start + piece.size for piece in cut.strips[-1].pieces), parts[0].dtype)
     for strip, part in zip(cut.strips, parts, strict=True):
         for piece in strip.pieces:
@@ -41,4 +41,5 @@ def gather(cut, parts):
 
 
 def columns(cut, pixels):
+    """Return the columns of `pixels` that each strip computes."""
     return [pixels[..., strip.columns[0] : strip.columns[1]] for strip in cut.strips]

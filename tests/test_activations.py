@@ -1,4 +1,4 @@
-"""Layer by layer: the same as the network as a whole, and each output as its layer makes it of the one before."""
+"""The outputs of single layers agree with the whole network, and each with the output of the layer before."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from adam_mpi.worker.diagnostics import activations
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_agree_with_the_whole_network(stack):
+def test_outputs_agree_with_the_whole_network(stack):
     shapes, weights = prepare(stack)
     pixels, _, _ = block(3)
     found = activations(shapes, weights, pixels)
@@ -19,7 +19,7 @@ def test_agree_with_the_whole_network(stack):
     np.testing.assert_allclose(powers / powers.sum(axis=1, keepdims=True), expected, rtol=1e-5)
 
 
-def test_a_layer_in_place_leaves_the_one_before_as_it_was():
+def test_a_layer_in_place_leaves_the_output_before_it_unchanged():
     shapes, weights = prepare("conv relu pool")
     found = list(activations(shapes, weights, block(3)[0]).values())
     assert found[0].min() < 0

@@ -1,4 +1,4 @@
-"""Activations and errors that contexts of both engines keep of dense layers, and what they multiply to."""
+"""The activations and errors that contexts of both engines keep of dense layers, and their products."""
 
 from queue import SimpleQueue
 
@@ -20,7 +20,8 @@ from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker import gradient_buffer, trainer
 from adam_mpi.worker.thread_weights import ThreadWeights
 
-RELU, TANH = Activation("relu"), Activation("tanh")
+RELU = Activation("relu")
+TANH = Activation("tanh")
 STACKS = {
     "dropout": ((2, 5, 4), [Conv(3, 2), RELU, MaxPool(2), Dropout(0.3), Dense(9), RELU, Dropout(0.5), Dense(5), TANH]),
     "dense only": ((1, 3, 3), [Dense(7), TANH, Dropout(0.4), Dense(16), RELU]),
@@ -55,11 +56,13 @@ def dense_layers(shapes):
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_engine_keeps_what_the_reference_keeps(stack, count):
     shapes = network(stack)
-    captured, weights = dense_layers(shapes), initial(shapes, 5)
+    captured = dense_layers(shapes)
+    weights = initial(shapes, 5)
     reference = Network(shapes, IMAGES, 11, np.float64, captured=captured).context()
     # A program for 5 images of 16 lanes is one for few images.
     for lanes, images in ((4, IMAGES), (16, IMAGES), (16, 5))[: 3 if count <= 5 else 2]:
-        context, gradient = plain(shapes, captured, lanes, images), np.zeros(total(shapes), np.float32)
+        context = plain(shapes, captured, lanes, images)
+        gradient = np.zeros(total(shapes), np.float32)
         context.train(weights, gradient, *block(shapes, count))
         reference.train(weights.astype(float), np.zeros(total(shapes)), *block(shapes, count))
         gradients = views(gradient, tensors(shapes))
@@ -74,7 +77,8 @@ def test_the_engine_keeps_what_the_reference_keeps(stack, count):
 def test_a_small_block_leaves_nothing_of_a_larger_one_before_it():
     shapes = network("dropout")
     context, fresh = (plain(shapes, ["dense2"], 4) for _ in range(2))
-    weights, gradient = initial(shapes, 5), np.zeros(total(shapes), np.float32)
+    weights = initial(shapes, 5)
+    gradient = np.zeros(total(shapes), np.float32)
     context.train(weights, gradient, *block(shapes, 70))
     for one in (context, fresh):
         one.train(weights, gradient, *block(shapes, 3))
@@ -82,16 +86,17 @@ def test_a_small_block_leaves_nothing_of_a_larger_one_before_it():
         np.testing.assert_array_equal(kept, wanted)
 
 
-def test_what_is_kept_costs_nothing_where_nothing_is_captured():
+def test_no_memory_is_used_where_no_layer_is_captured():
     shapes = network("dropout")
     one, all_ = (program.build(shapes, IMAGES, 8, 16, captured=names) for names in ([], dense_layers(shapes)))
     assert one.kept == {} and "turn_errors" not in one.text and one.floats < all_.floats
 
 
 @pytest.mark.timeout(600)
-def test_compiled_kernels_keep_them_too():
+def test_compiled_kernels_keep_the_same():
     shapes = network("first dense")
-    captured, weights = dense_layers(shapes), initial(shapes, 5)
+    captured = dense_layers(shapes)
+    weights = initial(shapes, 5)
     compiled = Network(shapes, IMAGES, 11, engine="generated", captured=captured).context()
     contexts = [compiled, plain(shapes, captured, 4)]
     for context in contexts:
@@ -102,25 +107,27 @@ def test_compiled_kernels_keep_them_too():
 
 
 def test_a_job_that_pushes_factors_computes_with_the_generated_kernels():
-    settings, description = Config(), Description("small", (1, 3, 3), 3, 10, 0, 10)
-    assert plan.network(settings, description, network("dense only"), ["dense1"]).program is not None
+    description = Description("small", (1, 3, 3), 3, 10, 0, 10)
+    assert plan.network(Config(), description, network("dense only"), ["dense1"]).program is not None
 
 
 @pytest.mark.parametrize(
     ("sizes", "pushes"), [((5, 8, 8), [[5, 8]]), ((8, 5, 8), [[8, 5]]), ((3, 8, 8, 8), [[3, 8], [8, 8]])]
 )
 def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes):
-    """The last batch of an epoch may overtake others on its way to a thread."""
+    """The last batch of an epoch may reach a thread before others."""
     shapes = network("dense only")
     network_ = Network(shapes, 8, 11, engine="reference", captured=["dense1"])
     pool = gradient_buffer.GradientPool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
-    copy, place = ThreadWeights(network_, initial(shapes, 5), 0, True), Place(0, "here", ("worker",))
-    thread = trainer.Trainer(0, network_, copy, pool, SimpleQueue(), Injector([], place, 1))
+    copy = ThreadWeights(network_, initial(shapes, 5), 0, True)
+    place = Place(0, "here", ("worker",))
+    thread = trainer.Trainer(0, network_, copy, pool=pool, results=SimpleQueue(), injector=Injector([], place, 1))
+    scales = gradient_buffer.StepScales(weights=-0.1, push=1.0, predicted=-0.1)
     pushed = []
     for number, size in enumerate(sizes):
         pixels, labels, ids, _ = block(shapes, size)
-        task = trainer.train(Batch(1, 0, number, ids, labels, pixels), None, 0.1, 1.0, images=16, largest=8)
-        if (full := task(thread).contribution) is not None:
+        task = trainer.train(Batch(1, 0, number, ids, labels, pixels), None, scales, images=16, largest=8)
+        if (full := task(thread).gradient) is not None:
             pushed.append([done.images for done in full.done])
             assert full.factors["dense1"].count == full.images
     assert pushed == pushes

@@ -18,7 +18,7 @@ from adam_mpi.sharding.factors import FactorPlan, matrices, plans
 from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.push_protocol import choose, largest_push
 from adam_mpi.worker.gradient_buffer import Factors
-from adam_mpi.worker.push_client import FactorMessage
+from adam_mpi.worker.push_messages import FactorMessage
 
 
 def dense(inputs, outputs, offset=5):
@@ -90,7 +90,7 @@ def factor_server(*settings):
     tensors = dense(30, 200, offset=0)
     given = ["push.protocol=factor", "server.shard=1024", "optimizer.learning_rate=0.5", "optimizer.schedule=constant"]
     built = LocalServer(config.load(None, [*given, *settings]), 31 * 200, tensors)
-    assert built.pushes.choices["dense1"].protocol == built.world.config.push.protocol
+    assert built.generation.choices["dense1"].protocol == built.world.config.push.protocol
     return built
 
 

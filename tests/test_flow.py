@@ -1,4 +1,4 @@
-"""Strips on real ranks: several batches in flight, carried on in an order that differs from rank to rank."""
+"""Strips on real ranks: several batches in flight, computed in an order that differs from rank to rank."""
 
 import random
 import threading
@@ -18,29 +18,33 @@ from adam_mpi.model.partition import partition
 from adam_mpi.transport.batch_message import Batch
 
 pytestmark = pytest.mark.mpi(min_size=2)
-CONTEXTS, BATCHES, IMAGES = 3, 8, 6
+CONTEXTS = 3
+BATCHES = 8
+IMAGES = 6
 FURTHER = ("no conv", "the paper's")
 
 
 class Shuffled:
-    """A queue that gives out what is in it in any order."""
+    """A queue that returns its items in random order."""
 
     def __init__(self, seed):
-        self.items, self.random, self.there = [], random.Random(seed), threading.Condition()
+        self.items = []
+        self.random = random.Random(seed)
+        self.changed = threading.Condition()
 
     def put(self, item):
-        with self.there:
+        with self.changed:
             self.items.append(item)
-            self.there.notify()
+            self.changed.notify()
 
     def get(self):
-        with self.there:
-            self.there.wait_for(lambda: self.items)
+        with self.changed:
+            self.changed.wait_for(lambda: self.items)
             return self.items.pop(self.random.randrange(len(self.items)))
 
 
 def batches(shape):
-    """The same on every rank."""
+    """Yield the batches, the same on every rank."""
     draw = np.random.default_rng(7)
     for number in range(BATCHES):
         count = int(draw.integers(1, IMAGES + 1))
@@ -49,7 +53,7 @@ def batches(shape):
 
 
 def replica(settings):
-    """A world whose ranks are the strips of one replica."""
+    """Return a world whose ranks are the strips of one replica."""
     from mpi4py import MPI
 
     from adam_mpi.cluster.layout import Layout, Place
@@ -64,12 +68,15 @@ def replica(settings):
 
 
 def fly(world, flow, cut, weights):
-    """All batches through the flow; returns the result and the gradient of each."""
+    """Compute all batches with `flow`; return the result and the gradient of each."""
     strip = world.place.strip
-    own, waiting, landed, number = scatter(cut, weights)[strip], list(batches(cut.shapes[0].input)), {}, 0
+    own = scatter(cut, weights)[strip]
+    waiting = list(batches(cut.shapes[0].input))
+    landed = {}
+    number = 0
     limit = time.monotonic() + 60
     while len(landed) < BATCHES or flow.link.held:
-        assert time.monotonic() < limit, f"rank {world.rank}: {sorted(landed)} of {BATCHES} batches have landed"
+        assert time.monotonic() < limit, f"rank {world.rank} has computed only batches {sorted(landed)} of {BATCHES}"
         while number < BATCHES and flow.takes(number):
             batch = waiting[number]
             batch.pixels = columns(cut, batch.pixels)[strip]
@@ -96,7 +103,8 @@ def test_contexts_may_complete_in_any_order(stack, transport):
     world = replica([f"cluster.transport={transport}", delays])
     shape, layers = STACKS[stack]
     shapes = infer(layers, shape, 5)
-    cut, weights = partition(shapes, world.comm.size), initial(shapes, 3)
+    cut = partition(shapes, world.comm.size)
+    weights = initial(shapes, 3)
     strip = cut.strips[world.place.strip]
     net = Network(strip.shapes, IMAGES, 11, strip=strip)
     contexts = [net.strip_context() for _ in range(CONTEXTS)]
@@ -128,12 +136,12 @@ def test_contexts_may_complete_in_any_order(stack, transport):
     link.window.free()
 
 
-def test_a_thread_that_does_not_come_back_is_not_waited_for_for_ever():
+def test_the_wait_for_a_hanging_thread_is_limited():
     from adam_mpi.worker.flow import Flow
 
     flow = Flow([], [], None)
     flow.computing = 2
-    with pytest.raises(TimeoutError, match=r"still computed after 0.01 s: 2$"):
+    with pytest.raises(TimeoutError, match=r"^2 parts of batches are still computed after 0.01 s; the job ends$"):
         flow.halt(0.01)
 
 
@@ -152,7 +160,8 @@ def test_sums_over_a_replica_are_those_of_all_strips():
     given = [
         GradientBuffer(0, np.full(strip.parameters, 10.0**world.rank * (turn + 1), np.float32)) for turn in range(7)
     ]
-    waiting, got = list(given), []
+    waiting = list(given)
+    got = []
     limit = time.monotonic() + 30
     while len(got) < len(given):
         assert time.monotonic() < limit, f"rank {world.rank}: {len(got)} of {len(given)} sums"
@@ -163,16 +172,16 @@ def test_sums_over_a_replica_are_those_of_all_strips():
         world.check()
     expected = sum(10.0**rank for rank in range(world.comm.size))
     assert got == given
-    for turn, contribution in enumerate(got):
+    for turn, buffer in enumerate(got):
         for spans in cut.common:
             a, b = spans[strip.number]
-            mine = contribution.values[strip.local(a) :][: b - a]
+            mine = buffer.values[strip.local(a) :][: b - a]
             np.testing.assert_allclose(mine, expected * (turn + 1))
     world.comm.Barrier()
     link.window.free()
 
 
-def test_the_strip_that_has_not_read_is_named():
+def test_the_strip_that_has_not_read_is_reported():
     from adam_mpi.worker import channels
     from adam_mpi.worker.gradient_buffer import GradientBuffer
     from adam_mpi.worker.link import Link

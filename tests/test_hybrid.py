@@ -1,4 +1,4 @@
-"""Hybrid replicas: ranks share out images up to the first dense layer, then units; they compute what one piece does."""
+"""Hybrid replicas: ranks split images up to the first dense layer, then units; they agree with one rank."""
 
 import re
 
@@ -29,7 +29,8 @@ from adam_mpi.planning.report import plan
 from adam_mpi.sharding import batch_parts
 from adam_mpi.transport.batch_message import Batch, cut_rounds, shares
 
-IMAGES, BATCH = 9, 104
+IMAGES = 9
+BATCH = 104
 HYBRID = "layout.scheme=hybrid"
 WITH_CONV = [stack for stack, (_, layers) in STACKS.items() if any(isinstance(layer, Conv) for layer in layers)]
 QUICK = ("odd width", "normalize and dropout", "overlapping pools")
@@ -49,14 +50,15 @@ def prepare(stack, ranks):
 
 
 def check(cut, contexts, weights, batch, rel):
-    """Loss, gradient and evaluation of several numbers of images are those of one piece; some ranks may have none."""
+    """Compare loss, gradient and evaluation of several numbers of images with one rank; some ranks may have none."""
     whole = Network(cut.shapes, IMAGES, 11, np.float64).context()
     own = scatter(cut, weights)
     gradients = [np.full_like(part, np.nan) for part in own]
     exact = weights.astype(np.float64)
     for count in (IMAGES, 1, IMAGES - 2):
         pixels, labels, ids = (values[:count] for values in batch)
-        edges, gradient = shares(count, len(cut)), np.zeros_like(exact)
+        edges = shares(count, len(cut))
+        gradient = np.zeros_like(exact)
         given = [pixels[a:b] for a, b in zip(edges, edges[1:], strict=False)]
         loss, correct = whole.train(exact, gradient, pixels, labels, ids, 2)
         each = list(zip(contexts, own, gradients, given, strict=True))
@@ -71,7 +73,7 @@ def check(cut, contexts, weights, batch, rel):
 
 @pytest.mark.parametrize("stack", WITH_CONV)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_loss_and_gradient_are_those_of_one_piece(stack, ranks):
+def test_loss_and_gradient_agree_with_one_rank(stack, ranks):
     cut, weights, batch = prepare(stack, ranks)
     check(cut, [StripContext(strip, IMAGES, 11, np.float64) for strip in cut.strips], weights, batch, 1e-9)
 
@@ -104,12 +106,15 @@ def test_compiled_programs_agree():
 
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("edges", [(0, 3, 5, 9), (0, 0, 4, 4), (0, 5, 9, 14)])
-def test_errors_come_back_by_the_adjoint_of_the_way_forward(edges, lanes):
-    random, values, ranks = np.random.default_rng(2), ((0, 6),) * (len(edges) - 1), len(edges) - 1
-    blocks, own = -(-edges[-1] // lanes), -(-max(np.diff(edges)) // lanes)
+def test_errors_return_by_the_adjoint_of_the_forward_exchange(edges, lanes):
+    random = np.random.default_rng(2)
+    ranks = len(edges) - 1
+    values = ((0, 6),) * ranks
+    blocks = -(-edges[-1] // lanes)
+    own = -(-max(np.diff(edges)) // lanes)
 
     def some(count, images):
-        """Of so many images, in so many blocks."""
+        """Return random values of `images` images in `count` blocks."""
         return random.random((count, 6, lanes)) * (np.arange(count * lanes).reshape(count, 1, lanes) < images)
 
     sides = []
@@ -161,7 +166,7 @@ def test_only_units_are_cut():
     assert sum(sent) == sum(received)
 
 
-def test_what_cannot_be_hybrid_is_named():
+def test_models_that_cannot_be_hybrid_are_refused():
     with pytest.raises(UserError, match='^layout.scheme = "hybrid": the model has no convolution'):
         partition(infer([Dense(9), Dense(5)], (1, 5, 7), 5), 2, "hybrid")
     with pytest.raises(UserError, match="^layout.partitions = 11: dense3 has 10 units; set at most 10$"):
@@ -178,9 +183,9 @@ def test_the_plan_shows_images_rounds_and_units():
 
 
 def smooth(case):
-    """Shape and layers, with averages instead of maxima.
+    """Return shape and layers of a case, with averages instead of maxima.
 
-    Of 104 images in 50 steps some window has two largest values that differ by less than float32 can tell (2e-8, "pad
+    In 50 steps of 104 images some window has two largest values that differ by less than float32 resolves (2e-8, "pad
     3", step 6): rounding then decides which of them learns.
     """
     shape, text = CASES[case]
@@ -199,7 +204,7 @@ FURTHER = {case: [(1, 1), (2, 1 + index % 2), (3, 1)] for index, case in enumera
     ("case", "layouts"), [*JOBS.items(), *(pytest.param(*job, marks=full) for job in FURTHER.items())]
 )
 @pytest.mark.timeout(600)
-def test_hybrid_replicas_go_the_same_way_as_one_piece(launch, tmp_path, case, layouts):
+def test_hybrid_replicas_agree_with_one_rank(launch, tmp_path, case, layouts):
     shape, text = smooth(case)
     path = noise(tmp_path / "noise.npz", shape, BATCH // 8)
     alone = hybrid(launch, path, text, 1, 1)
@@ -213,16 +218,17 @@ WAYS = ["cluster.transport=send", "worker.in_flight=1", "worker.threads=2", "ker
 @full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("setting", WAYS)
-def test_the_same_way_whatever_carries_it(launch, tmp_path, setting):
+def test_hybrid_replicas_agree_with_every_transport_and_engine(launch, tmp_path, setting):
     shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape, BATCH // 8)
     same(hybrid(launch, path, text, 1, 1), hybrid(launch, path, text, 2, 1, HYBRID, setting))
 
 
 @pytest.mark.timeout(300)
-def test_a_run_goes_on_with_another_scheme_and_other_ranks(launch, tmp_path):
+def test_a_run_resumes_with_another_scheme_and_other_ranks(launch, tmp_path):
     shape, text = CASES["odd width"]
-    path, constant = noise(tmp_path / "noise.npz", shape, BATCH // 8), "optimizer.schedule=constant"
+    path = noise(tmp_path / "noise.npz", shape, BATCH // 8)
+    constant = "optimizer.schedule=constant"
     alone = hybrid(launch, path, text, 1, 1, constant)
     half, _ = hybrid(launch, path, text, 2, 1, constant, HYBRID, f"train.epochs={STEPS // 2}")
     more = constant, f"train.batch={BATCH}"
@@ -240,7 +246,7 @@ def test_a_run_goes_on_with_another_scheme_and_other_ranks(launch, tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_asynchronous_hybrid_replicas_come_to_an_end_and_report_every_image(launch, tmp_path):
+def test_asynchronous_hybrid_replicas_finish_and_report_every_image(launch, tmp_path):
     shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape, 200)
     for staleness in ("inf", "2"):

@@ -1,4 +1,4 @@
-"""Noise in gradients, for studies: of the size that is asked for, the same for the same seed."""
+"""Noise in gradients, for studies: it has the requested size, and is the same for the same seed."""
 
 import numpy as np
 import pytest
@@ -17,18 +17,18 @@ def noisy(seed: int) -> np.ndarray:
     return gradient
 
 
-def test_it_is_a_fraction_of_each_tensor() -> None:
+def test_noise_is_a_fraction_of_each_tensor() -> None:
     gradient = noisy(1)
     assert gradient[:50_000].std() == pytest.approx(1.0, rel=0.02)
     assert gradient[50_000:].std() == pytest.approx(0.005, rel=0.02)
     assert gradient.dtype == np.float32 and gradient[:50_000].mean() == pytest.approx(2.0, abs=0.02)
 
 
-def test_the_seed_says_it_all() -> None:
+def test_noise_depends_on_the_seed_only() -> None:
     assert np.array_equal(noisy(1), noisy(1)) and not np.array_equal(noisy(1), noisy(2))
 
 
-def test_it_needs_gradients() -> None:
+def test_noise_needs_pushes_of_gradients() -> None:
     assert config.load(None, ["inject.noise=0.1", "push.protocol=delta"]).inject.noise == 0.1
     with pytest.raises(UserError, match="inject.noise"):
         config.load(None, ["inject.noise=0.1"])

@@ -391,10 +391,10 @@ def test_at_the_barrier_weights_and_residual_are_all_that_was_pushed(tmp_path, c
 
     push(values[:8])
     server.cut.hold()
-    assert pushes.residual.hold(pushes.sent) == [8]
+    assert pushes.snapshot.hold(pushes.sent) == [8]
     push(values[8:])
     server.cut.at([8], tmp_path)
-    pushes.residual.at([8], tmp_path)
+    pushes.snapshot.at([8], tmp_path)
     house.settle()
     files = [tmp_path / "server-00000.h5", tmp_path / "residual-00000.h5"]
     house.world.wait(lambda: all(file.exists() for file in files), "the files", 20)

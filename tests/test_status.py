@@ -108,8 +108,8 @@ def test_a_wait_names_ranks_by_the_number_that_they_keep():
     """The ranks of MPI change when others are lost."""
     strips = [Place(rank, "n", ("worker",), 0, rank, rank + 5) for rank in (0, 1)]
     world = SimpleNamespace(layout=layout.Layout(tuple(strips), 2), rank=0)
-    roles = {"data": None, "pulls": None, "pushes": SimpleNamespace(lanes=[])}
-    worker = SimpleNamespace(world=world, idle_share=1.0, parked=True, **roles)
+    replica = SimpleNamespace(idle_share=1.0, waits_for_strips=True)
+    worker = SimpleNamespace(world=world, replica=replica, current=SimpleNamespace(data=None, pulls=None))
     waits = Waits()
     waits.count(worker)
     assert waits.stats()["whom"] == {"strips": [6]}

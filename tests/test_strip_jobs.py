@@ -1,4 +1,4 @@
-"""Whole jobs: replicas of several strips go through the same losses to the same weights as replicas of one rank."""
+"""Whole jobs: replicas of several strips have the losses and weights of replicas of one rank."""
 
 import re
 
@@ -9,9 +9,11 @@ from launch import given, spread
 
 from adam_mpi.cli import main
 
-CLASSES, STEPS, BATCH = 5, 50, 8
+CLASSES = 5
+STEPS = 50
+BATCH = 8
 WINDOWS = {"p": "max_pool", "a": "avg_pool"}
-# Such that float32 in one piece goes the way of float64 (losses within 4e-6; with three maps, five convs part by 0.1).
+# Models whose losses in float32 on one rank are those of float64 within 4e-6 (five convs of three maps differ by 0.1).
 # Rows and columns of the image, layers: 'c maps kernel stride pad', 'p size stride' (or 'a'), 'd units', 'r'.
 CASES = {
     "one conv": ((9, 12), "c3,3,1,0 r d8 r"),
@@ -40,10 +42,11 @@ every_case = pytest.mark.parametrize(
 
 
 def layers(text):
-    """As a TOML list."""
+    """Return the layers of a case as a TOML list."""
     entries = []
     for word in text.split():
-        kind, numbers = word[0], word[1:].split(",")
+        kind = word[0]
+        numbers = word[1:].split(",")
         if kind == "c":
             entries.append('{{kind = "conv", channels = {}, kernel = {}, stride = {}, pad = {}}}'.format(*numbers))
         elif kind in WINDOWS:
@@ -54,7 +57,7 @@ def layers(text):
 
 
 def noise(path, shape, batches=1):
-    """As many images as a step takes, so that an epoch is a step and says its loss; or more of them."""
+    """Write random images for `batches` steps per epoch; with one, every step reports its loss. Return `path`."""
     draw = np.random.default_rng(5)
     images = draw.integers(0, 256, (batches * BATCH + 20, *shape), dtype=np.uint8)
     labels = draw.integers(0, CLASSES, len(images))
@@ -95,7 +98,7 @@ def result(job):
 
 
 def losses(job):
-    """Of each step."""
+    """Return the loss of each epoch."""
     return [line["loss"] for line in job.metrics() if line["part"] == "train" and line["done"]]
 
 
@@ -111,7 +114,7 @@ def same(one, other, steps=STEPS):
 
 @every_case
 @pytest.mark.timeout(600)
-def test_strips_go_the_same_way_as_one_piece(launch, tmp_path, case, layouts):
+def test_strips_agree_with_one_rank(launch, tmp_path, case, layouts):
     shape, text = CASES[case]
     path = noise(tmp_path / "noise.npz", shape)
     alone = trained(launch, path, text, 1, 1)
@@ -128,16 +131,17 @@ WAYS = ["cluster.transport=send", "worker.in_flight=1", "worker.threads=2"]
 @pytest.mark.parametrize(
     "setting", ["kernels.engine=generated", *(pytest.param(way, marks=pytest.mark.full) for way in WAYS)]
 )
-def test_the_same_way_whatever_carries_it(launch, tmp_path, setting):
+def test_strips_agree_with_every_transport_and_engine(launch, tmp_path, setting):
     shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape)
     same(trained(launch, path, text, 1, 1), trained(launch, path, text, 2, 1, setting))
 
 
 @pytest.mark.timeout(300)
-def test_a_run_goes_on_with_other_strips(launch, tmp_path):
+def test_a_run_resumes_with_another_number_of_strips(launch, tmp_path):
     shape, text = CASES["odd width"]
-    path, constant = noise(tmp_path / "noise.npz", shape), "optimizer.schedule=constant"
+    path = noise(tmp_path / "noise.npz", shape)
+    constant = "optimizer.schedule=constant"
     alone = trained(launch, path, text, 1, 1, constant)
     half, _ = trained(launch, path, text, 2, 1, constant, f"train.epochs={STEPS // 2}")
     resumed = launch(5, "train", "--run", half.run, "--resume", *settings(path, text, 3, constant))
@@ -149,7 +153,7 @@ LATE = pytest.param(("--delay", "1ms"), marks=pytest.mark.full, id="late")
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("hosts", [pytest.param((), id="at once"), LATE], indirect=True)
-def test_strips_on_three_hosts_go_the_same_way(launch, hosts, tmp_path):
+def test_strips_on_three_hosts_agree_with_one_rank(launch, hosts, tmp_path):
     shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape)
     job, weights = result(launch(5, "train", *settings(path, text, 3), environment=hosts.environment))
@@ -163,7 +167,7 @@ GENERATED = pytest.param("generated", "openmpi", marks=pytest.mark.full)
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("engine", "mpi"), [*spread(["reference"]), GENERATED], indirect=["mpi"])
-def test_eval_on_strips_says_the_same_as_in_one_process(launch, tmp_path, capsys, engine):
+def test_eval_on_strips_prints_the_same_as_in_one_process(launch, tmp_path, capsys, engine):
     shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape)
     job, _ = trained(launch, path, text, 2, 1, "train.epochs=2", f"kernels.engine={engine}")
@@ -175,12 +179,12 @@ def test_eval_on_strips_says_the_same_as_in_one_process(launch, tmp_path, capsys
         assert strips.returncode == 0 and strips.stdout.endswith(alone), strips.said()
     most = launch(6, "eval", job.run)
     assert most.returncode == 2
-    told = f"eval on 6 ranks, a strip for each: layout.partitions = 6: dense2 has {CLASSES} units; set at most 4"
-    assert told in most.stderr and most.stderr.count("adam_mpi:") == 1
+    message = f"eval on 6 ranks, a strip for each: layout.partitions = 6: dense2 has {CLASSES} units; set at most 4"
+    assert message in most.stderr and most.stderr.count("adam_mpi:") == 1
 
 
 @pytest.mark.timeout(300)
-def test_asynchronous_and_bounded_strips_come_to_an_end_and_report_every_image(launch, tmp_path):
+def test_asynchronous_and_bounded_strips_finish_and_report_every_image(launch, tmp_path):
     shape, text = CASES["odd width"]
     path = noise(tmp_path / "noise.npz", shape, STEPS)
     for staleness in ("inf", "2"):

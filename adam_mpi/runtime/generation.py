@@ -38,7 +38,10 @@ from adam_mpi.sharding.joint_batches import Cuts, first_cuts
 from adam_mpi.sharding.memory_layout import cut_for
 from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.transport.conservation import Conservation
-from adam_mpi.worker.strip_worker import StripWorker
+from adam_mpi.worker.gradient_buffer import worker_pool
+from adam_mpi.worker.partitioned_replica import PartitionedReplica
+from adam_mpi.worker.replica import Replica
+from adam_mpi.worker.thread_replica import ThreadReplica
 from adam_mpi.worker.worker import Worker
 
 R = TypeVar("R")
@@ -137,8 +140,7 @@ def _start_roles(setup: Setup, previous: RankRuntime, pushed: tuple[int, int, fl
     if "worker" in world.place.roles:
         worker = _worker(setup, setup.network, _role(previous, "worker", Worker), pushed)
         roles["worker"] = worker
-        if isinstance(worker, StripWorker):
-            windows.append(worker.link.window)
+        windows.extend(worker.replica.windows)
     world.begun = True
     world.spares.enter(JoinPackage(setup.job, setup.captured))
     state = plan.coordinator if plan else None
@@ -175,15 +177,13 @@ def _cuts(ground: Setup) -> Cuts | None:
 
 
 def _retire(world: World, kept: RankRuntime, settled: RecoveryPlan) -> tuple[int, int, float]:
-    """A worker that has another strip from now on, or none, is not kept; the numbers of its pushes are."""
-    worker = kept.roles.get("worker")
-    if isinstance(worker, StripWorker):
-        worker.taken = settled.taken.get(world.place.member, {})
-    if isinstance(worker, StripWorker) and worker.strip.number != world.place.strip:
-        worker.retire(settled.clock)
-        del kept.roles["worker"]
-        return worker.pushes.sent, worker.pushes.settled, worker.left_behind
-    return kept.pushed
+    """End a worker that gets another strip or none; return the numbers of its pushes, which are not used again."""
+    worker = _role(kept, "worker", Worker)
+    if worker is None or worker.strip is None or worker.strip == world.place.strip:
+        return kept.pushed
+    worker.retire(settled.clock, settled.taken.get(world.place.member, {}))
+    del kept.roles["worker"]
+    return worker.pushes.sent, worker.pushes.completed, worker.left_behind
 
 
 def _data(ground: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
@@ -220,34 +220,39 @@ def _server(ground: Setup, kept: Server | None) -> Server:
 
 
 def _worker(ground: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
-    """`pushed`: this rank's pushes as another worker before; see RankRuntime."""
-    settled, world = ground.settled, ground.world
+    """Return the worker of this rank, `kept` or new; `pushed` are its pushes as another worker, see RankRuntime."""
+    settled = ground.settled
+    member = ground.world.place.member
     if kept is not None:
-        assert settled is not None
-        strips = world.layout.partitions > 1
+        assert settled is not None, "a worker is kept in a recovery only"
+        clock = settled.clock if kept.strip is None else settled.clocks[member]
         kept.cut_by(settled.cuts)
-        kept.enter(ground.generation, settled.clocks[world.place.member] if strips else settled.clock)
+        kept.begin_generation(ground.generation, clock, settled.taken.get(member, {}))
         return kept
-    assert net is not None, "compiled above"
+    assert net is not None, "a new worker has a network"
     log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
-    scheme = ground.job.config.layout.scheme
-    cut = (
-        partition(ground.job.shapes, ground.generation.memory_layout.strips, scheme) if net.strip is not None else None
-    )
-    holding = WorkerShards(ground.generation.memory_layout, cut, world.place.strip or 0)
-    carried = _carried(world, ground.job, holding) if settled is None else None
-    if cut is not None:
-        worker: Worker = StripWorker(ground.generation, net, ground.threads, carried, cut)
-    else:
-        worker = Worker(ground.generation, net, ground.threads, carried)
+    worker = _new_worker(ground, net)
     if settled is not None:
-        worker.pushes.sent, worker.pushes.settled, worker.left_behind = pushed
-        worker.pushes.clock = settled.clocks[world.place.member]
+        worker.pushes.sent, worker.pushes.completed, worker.left_behind = pushed
+        worker.pushes.clock = settled.clocks[member]
     worker.cut_by(_cuts(ground))
     if ground.job.config.inject.conserve:
-        directory, batch = ground.job.directory, ground.job.config.train.batch
-        worker.conservation = worker.pushes.conservation = Conservation(directory, world.place.member, batch)
-        residual = worker.pushes.residual
-        if residual.values.size:
-            worker.conservation.unsettle(residual.shards, residual.parts)
+        worker.pushes.conserve(Conservation(ground.job.directory, member, ground.job.config.train.batch))
     return worker
+
+
+def _new_worker(ground: Setup, net: Network) -> Worker:
+    """Return a worker that computes `net`, a whole model or a strip of it; collective over its replica."""
+    world = ground.world
+    config = ground.job.config
+    memory_layout = ground.generation.memory_layout
+    cut = partition(ground.job.shapes, memory_layout.strips, config.layout.scheme) if net.strip is not None else None
+    worker_shards = WorkerShards(memory_layout, cut, world.place.strip or 0)
+    pool = worker_pool(config, worker_shards, ground.threads, net.captured)
+    replica: Replica
+    if cut is not None:
+        replica = PartitionedReplica(world, net, ground.threads, pool=pool, partition=cut)
+    else:
+        replica = ThreadReplica(config, net, ground.threads, pool=pool, injector=world.injector)
+    carried = _carried(world, ground.job, worker_shards) if ground.settled is None else None
+    return Worker(ground.generation, replica, pool, worker_shards, carried)

@@ -1,1 +1,1 @@
-"""The worker rank: trainer threads on shared local weights, and the clients that push to and pull from the servers."""
+"""The worker role: replicas that compute, and the clients that connect them to data ranks and servers."""

@@ -1,7 +1,7 @@
 """The channels between the strips of a replica: one for each context, exchange and direction, and some for sums. Pure.
 
 Every strip lays out its memory the same way, so that the others know where to read:
-| a number per channel: what is in it | a number per context, and one for sums: what is done | pieces to others |
+| a number per channel: its last use | a number per context, and one for sums: the last use read | pieces for others |
 """
 
 from collections.abc import Iterator
@@ -12,27 +12,31 @@ from adam_mpi.model.partition import Partition
 
 LINE = 64
 SUMS = 2
-"""Sums of gradients that may be under way."""
+"""The most sums of gradients that are under way at once."""
 Key = tuple[int, int, int]
-"""Context, exchange, direction; a sum has a number behind those of the contexts."""
+"""Context, exchange, direction; the numbers of sums follow those of the contexts."""
 
 
 @dataclass(frozen=True)
 class Channels:
+    """Describe the channels of a replica; all its strips have the same description."""
+
     keys: tuple[Key, ...]
     floats: tuple[tuple[tuple[int, ...], ...], ...]
-    """Of each channel: what each strip sends to each other."""
+    """Of each channel: the floats that each strip sends to each other strip."""
     contexts: int
 
     def index(self, key: Key) -> int:
+        """Return the number of the channel with `key`."""
         return self.keys.index(key)
 
     @property
     def numbers(self) -> int:
+        """Return how many numbers precede the pieces in the memory of a strip."""
         return len(self.keys) + self.contexts + 1
 
     def pieces(self, strip: int) -> Iterator[tuple[int, int, int, int]]:
-        """(channel, target, offset in bytes, floats) of what a strip sends."""
+        """Yield (channel, target, offset in bytes, floats) of each piece that `strip` sends."""
         offset = _lined(8 * self.numbers)
         for channel, table in enumerate(self.floats):
             for target, floats in enumerate(table[strip]):
@@ -41,28 +45,29 @@ class Channels:
                     offset += _lined(4 * floats)
 
     def bytes(self, strip: int) -> int:
+        """Return the size of the memory of `strip`."""
         ends = [offset + 4 * floats for _, _, offset, floats in self.pieces(strip)]
         return _lined(max(ends, default=8 * self.numbers))
 
 
-def plan(cut: Partition, contexts: int, images: int, own: int = 0) -> Channels:
-    """For so many contexts, each with room for so many images, `own` of them of one rank of a hybrid replica."""
-    strips = range(len(cut))
+def plan(partition: Partition, contexts: int, images: int, own: int = 0) -> Channels:
+    """Return the channels for `contexts` contexts with room for `images` images, `own` of them of one hybrid rank."""
+    strips = range(len(partition))
     found: dict[Key, tuple[tuple[int, ...], ...]] = {}
     for context in range(contexts):
-        for number, exchange in enumerate(cut.exchanges.values()):
+        for number, exchange in enumerate(partition.exchanges.values()):
             forward = [[exchange.floats(s, t, images, own) for t in strips] for s in strips]
             found[context, number, FORWARD] = _others(forward)
             if exchange.summed:
                 found[context, number, BACK] = _others([list(column) for column in zip(*forward, strict=True)])
     for number in range(SUMS):
-        common = [sum(_size(spans[target]) for spans in cut.common) for target in strips]
+        common = [sum(_size(spans[target]) for spans in partition.common) for target in strips]
         found[contexts + number, 0, FORWARD] = _others([common for _ in strips])
     return Channels(tuple(found), tuple(found.values()), contexts)
 
 
 def _others(floats: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-    """Without what strips would send themselves."""
+    """Return `floats` without what strips would send to themselves."""
     return tuple(tuple(count * (s != t) for t, count in enumerate(row)) for s, row in enumerate(floats))
 
 

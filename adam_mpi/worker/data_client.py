@@ -1,4 +1,4 @@
-"""The worker's side of data serving: several asks in flight, so that the next batch is there when needed."""
+"""The data client of a worker: several requests in flight, so that the next batch is there when it is needed."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,83 +13,97 @@ from adam_mpi.sharding.joint_batches import Piece
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.transport import batch_message as batch
 from adam_mpi.transport.batch_message import Batch
+from adam_mpi.worker.gradient_buffer import BatchResult
 
-# Batches a replica may hold at any time.
 LEAST = 3
+"""The batches that a replica may hold at any time."""
 Columns = tuple[int, int]
+"""First column, and the one after the last."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One ask in flight and the memory its answer arrives in."""
+    """One request in flight, and the memory that its answer arrives in."""
 
     memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.HEADER_WORDS, np.uint8))
     request: MPI.Request | None = None
     source: int = -1
     expected: int = 0
-    """The tag of an answer that may come from any data rank, until one does."""
+    """The tag of an answer that may come from any data rank; 0 when its sender is known."""
     batch: int = 0
-    """The batch that was asked for, where a certain one was."""
+    """The number of the batch that was requested, where a certain one was."""
 
     @property
-    def head(self) -> tuple[int, int]:
-        """Kind and phase of the answer."""
+    def answer(self) -> tuple[int, int]:
+        """Return the kind and the phase of the answer."""
         kind, phase = self.memory[:16].view(np.int64).tolist()
         return kind, phase
 
 
 class DataClient:
-    """`columns`: only these columns (first, last + 1) of each image are sent; else all of them.
+    """Request the batches of a phase from the data ranks, and report those that are done.
 
-    The strips of a replica take batches as one: the first asks, for all of their `columns`, and each gets its part of
-    every answer. The others only receive, in the order of the asks. Ranks of a hybrid replica get whole images, each
-    its share of them, and ids and labels of all.
+    The strips of a replica receive the same batches: the first strip requests them for all, and each receives its
+    columns of every answer. The others only receive, in the order of the requests. Ranks of a hybrid replica receive
+    whole images, each its share of them, and ids and labels of all.
     """
 
     def __init__(
         self, world: World, shape: batch.Shape, columns: Columns | None = None, strips: Sequence[Columns] = ()
     ) -> None:
-        self.world, self.config = world, world.config
+        """Receive images of `shape`, but only their `columns` if given; `strips` are the columns of all strips."""
+        self.world = world
+        self.config = world.config
         self.columns = columns or (0, shape[2])
         self.strips = strips
         self.shape = (*shape[:2], self.columns[1] - self.columns[0])
         self.follows = bool(world.place.strip)
+        """Whether another strip of the replica requests the batches."""
         hybrid = self.config.layout.scheme == "hybrid" and strips
         self.share = (world.place.strip or 0, len(strips)) if hybrid else (0, 1)
-        """Of a batch's images, those that we get pixels of: one in so many."""
-        self.itemsize = self.asks = 0
+        """(n, m): of each batch, this rank receives the pixels of the n-th of m shares of the images."""
+        self.itemsize = 0
+        """The bytes of a pixel; 0 until a phase has begun."""
+        self.asks = 0
+        """The number of the last request."""
         self.slots = [Slot() for _ in range(self.config.data.prefetch)]
         self.free = list(self.slots)
         self.asking: deque[Slot] = deque()
         self.arrived: deque[tuple[Slot, Batch]] = deque()
         self.phase_slot = Slot()
-        self.phase, self.stopped = Phase(-1, "", 0), False
+        self.phase = Phase(-1, "", 0)
+        """The current phase; its number is -1 until this generation has one."""
+        self.stopped = False
         self.exhausted: set[int] = set(world.layout.data)
         self.sources = deque(world.layout.data)
         self.sending: list[tuple[MPI.Request, np.ndarray]] = []
-        self.next_share = self.shares = 0
+        self.next_share = 0
+        """With clocks: the number of the batch whose share is requested next."""
+        self.shares = 0
+        """The number of batches in the phase."""
         self.unreported: list[tuple[int, int, int, float, int]] = []
-        """Training batches that were done before this generation had a phase."""
+        """Reports of training batches that were done before this generation had a phase."""
         self.first_share: Callable[[int, int], int] = lambda epoch, first: first
-        """(epoch, the first batch that anybody needs) -> the batch whose share we ask for first."""
+        """(epoch, the first batch that any worker needs) -> the batch whose share is requested first."""
         self.piece: Callable[[int], Piece] = lambda number: (world.place.replica or 0, world.layout.replicas)
-        """Number of a batch -> our share of it."""
+        """Number of a batch -> the share of this worker."""
         self.left: dict[int, int] = {}
-        """Batches that each data rank had left when it last answered."""
+        """The batches that each data rank had left when it last answered."""
 
     @property
     def shared(self) -> bool:
-        """Whether all replicas compute each batch together (finite staleness), each its share, in order."""
+        """Return whether all replicas compute each batch together (finite staleness), each its share, in order."""
         return self.phase.training and not self.config.asynchronous
 
     @property
     def drained(self) -> bool:
-        """Whether this phase has nothing more for us."""
+        """Return whether this phase has no more batches for this worker."""
         more = self.next_share < self.shares if self.shared else len(self.exhausted) < len(self.sources)
-        # A strip that only receives cannot know of asks beyond the end; they bring nothing.
+        # A strip that only receives cannot know of requests beyond the end; no batch answers them.
         return not (more or (self.asking and not self.follows) or self.arrived)
 
     def step(self) -> bool:
+        """Receive what has arrived and request more as needed; return whether that was anything."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._phase_arrives()
         for slot in self._answered():
@@ -103,23 +117,28 @@ class DataClient:
 
     @property
     def waits_for_phase(self) -> bool:
+        """Return whether the next phase is requested and has not arrived."""
         return self.phase_slot.request is not None
 
     def next_phase(self) -> None:
-        """Ask the head for the phase after this one; it arrives when everybody is done with this one."""
+        """Request the next phase from the coordinator; it arrives when all workers are done with this one."""
         if not self.waits_for_phase:
             self._send_ask(self.phase_slot, self.world.layout.head, [batch.NEXT_PHASE, 0, self.phase.number, 0, 0, 0])
 
     def take(self) -> tuple[Slot, Batch] | None:
+        """Return the next batch that has arrived, with the slot that holds it; None if there is none."""
         return self.arrived.popleft() if self.arrived else None
 
     def release(self, slot: Slot) -> None:
-        """The batch in this slot's memory is no longer needed; slots of an earlier generation are not used again."""
+        """Reuse the memory of `slot`, whose batch is no longer needed; slots of an earlier generation are ignored."""
         if slot in self.slots:
             self.free.append(slot)
 
     def report(self, epoch: int, number: int, images: int, loss: float, correct: int) -> None:
-        """Tell the data rank whose batch it is that it is done; after a failure, once we know the phase again."""
+        """Report batch `number` of `epoch` as done to its data rank; after a failure, once the phase is known again.
+
+        `loss` is the sum of the losses of its `images` images, `correct` of which are right.
+        """
         if self.phase.number < 0:
             self.unreported.append((epoch, number, images, loss, correct))
             return
@@ -127,15 +146,19 @@ class DataClient:
         message = np.array([self.phase.number, images, loss, correct, number], np.float64)
         self.sending.append((self.world.traffic.Isend(message, sources[number % len(sources)], batch.REPORT), message))
 
+    def report_result(self, result: BatchResult) -> None:
+        """Report the batch of `result` as done."""
+        self.report(result.epoch, result.number, result.images, result.loss, result.correct)
+
     @property
     def asked(self) -> list[int]:
-        """Who could end a wait for a batch: the data ranks asked, or the strip that asks for all of the replica."""
+        """Return the ranks that could end a wait for a batch: data ranks, or the strip that requests batches."""
         if self.follows:
             return [self.world.layout.strips(self.world.rank)[0]]
         return sorted({slot.source for slot in self.asking})
 
     def awaits(self) -> Iterator[Wait]:
-        """Asks that are not answered, or for a strip that does not ask itself, not made."""
+        """Yield the requests that are not answered, or not made by the strip that requests for the replica."""
         if self.follows and self.asking and not self.arrived and not self.drained:
             yield Wait("an ask for a batch", self.asked[0], self.asks, patient=True)
         for slot in self.asking if not self.follows else ():
@@ -166,7 +189,7 @@ class DataClient:
         return True
 
     def _withdraw(self) -> None:
-        """No answers will come to what a strip has been ready to receive."""
+        """Cancel the receives of a strip: no answers will come."""
         for slot in self.asking:
             slot.expected = 0
             if slot.request is not None:
@@ -175,14 +198,14 @@ class DataClient:
         self.asking.clear()
 
     def _wanted(self) -> bool:
-        """Whether to ask for one more: a slow replica that held many of the last batches would keep all waiting."""
+        """Return whether to request one more: a slow replica with many of the last batches delays all others."""
         held = self.config.data.prefetch - len(self.free)
         if self.follows:
             return self.itemsize > 0 and not self.stopped
         return self.shared or held < max(LEAST, sum(self.left.values()) // (2 * self.world.layout.replicas))
 
     def _allocate(self, itemsize: int) -> None:
-        """Memory for batches, once it is known how large a pixel is; between phases every slot is free."""
+        """Allocate the memory of the slots for pixels of `itemsize` bytes; between phases every slot is free."""
         if itemsize != self.itemsize:
             self.itemsize = itemsize
             for slot in self.free:
@@ -190,45 +213,56 @@ class DataClient:
                 slot.memory = np.empty(size, np.uint8)
 
     def _answered(self) -> list[Slot]:
-        """StoreFile whose answer is there; those of shares and of strips are taken in the order they were asked for."""
-        answered, status = [], MPI.Status()
+        """Return the slots whose answer has arrived; those of shares and of strips in the order of the requests."""
+        answered = []
+        status = MPI.Status()
         for slot in self.asking:
-            # Not received from anybody: under MPICH such receives were seen never to end (5.0.2, over TCP).
+            # No receive from any source: under MPICH such receives were seen never to end (5.0.2, over TCP).
             if slot.expected and self.world.traffic.Iprobe(MPI.ANY_SOURCE, slot.expected, status):
                 self._receive(slot, status.source, slot.expected)
             if slot.request is not None and slot.request.Test(status):
-                slot.request, slot.source = None, status.source
-            # A quick data rank may be a phase ahead of the head's word to us.
-            if slot.request is None and not slot.expected and slot.head[1] <= self.phase.number:
+                slot.request = None
+                slot.source = status.source
+            # A fast data rank may be in a phase that the coordinator has not announced to this rank yet.
+            if slot.request is None and not slot.expected and slot.answer[1] <= self.phase.number:
                 answered.append(slot)
             elif self.shared or len(self.strips) > 1:
                 break
         return answered
 
     def _ask(self, slot: Slot) -> bool:
-        layout = self.world.layout
-        piece = self.world.place.replica or 0, layout.replicas
+        """Request a batch into `slot`; return False if there is none to request."""
         if self.follows:
-            # Whatever the first strip asks for next.
-            slot.source, slot.expected = MPI.ANY_SOURCE, batch.ANSWER + self._next_number()
+            # The first strip has requested it; it comes from the data rank that was asked.
+            slot.source = MPI.ANY_SOURCE
+            slot.expected = batch.ANSWER + self._next_number()
             return True
-        if self.shared:
-            if self.next_share >= self.shares:
-                return False
-            source = layout.data[self.next_share % len(layout.data)]
-            number, self.next_share = self.next_share, self.next_share + 1
-            piece = self.piece(number)
-        else:
-            if len(self.exhausted) == len(self.sources):
-                return False
-            self.sources.rotate(-1)
-            source = next(rank for rank in self.sources if rank not in self.exhausted)
-            number = 0
-        kind, slot.batch = batch.SHARE if self.shared else batch.ANY, number
+        target = self._next_share() if self.shared else self._next_source()
+        if target is None:
+            return False
+        source, slot.batch, piece = target
+        kind = batch.SHARE if self.shared else batch.ANY
         columns = [edge for strip in self.strips or (self.columns,) for edge in strip]
-        words = [kind, self._next_number(), self.phase.number, number, *piece, *columns]
+        words = [kind, self._next_number(), self.phase.number, slot.batch, *piece, *columns]
         self._send_ask(slot, source, words)
         return True
+
+    def _next_share(self) -> tuple[int, int, Piece] | None:
+        """Return the data rank, the number and the share of the next joint batch; None after the last one."""
+        if self.next_share >= self.shares:
+            return None
+        number = self.next_share
+        self.next_share += 1
+        sources = self.world.layout.data
+        return sources[number % len(sources)], number, self.piece(number)
+
+    def _next_source(self) -> tuple[int, int, Piece] | None:
+        """Return the data rank to request any batch from, in turns; None when all are exhausted."""
+        if len(self.exhausted) == len(self.sources):
+            return None
+        self.sources.rotate(-1)
+        source = next(rank for rank in self.sources if rank not in self.exhausted)
+        return source, 0, (self.world.place.replica or 0, self.world.layout.replicas)
 
     def _next_number(self) -> int:
         self.asks = self.asks % batch.NUMBERS + 1
@@ -241,13 +275,16 @@ class DataClient:
             self.sending.append((self.world.traffic.Isend(ask, source, batch.ASK), ask))
 
     def _receive(self, slot: Slot, source: int, tag: int) -> None:
-        slot.source, slot.expected = source, 0
+        slot.source = source
+        slot.expected = 0
         slot.request = self.world.traffic.Irecv(slot.memory, source, tag)
 
     def _take(self, slot: Slot) -> None:
-        kind, phase = slot.head
+        """Keep the batch that has arrived in `slot`, or free the slot."""
+        kind, phase = slot.answer
         if self.follows and self.shared and kind != batch.EXHAUSTED:
-            slot.batch, self.next_share = self.next_share, self.next_share + 1
+            slot.batch = self.next_share
+            self.next_share += 1
         if kind == batch.STOP:
             self._end(slot)
         elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
@@ -260,12 +297,12 @@ class DataClient:
         self.free.append(slot)
 
     def _end(self, slot: Slot) -> None:
-        """The job ends inside this phase: no batch follows; of joint ones, none after those that all replicas have."""
+        """End the phase early, because the job ends: no batch follows, or no joint one that not all replicas have."""
         self.exhausted.add(slot.source)
         self.left[slot.source] = 0
         if self.shared:
             self.shares = min(self.shares, slot.batch)
             return
-        # These are not begun; whoever resumes the run gets them. Strips may have begun them elsewhere.
+        # These are not begun: a resumed run computes them. Strips may have begun them on other ranks.
         while self.arrived and len(self.strips) < 2:
             self.free.append(self.arrived.popleft()[0])

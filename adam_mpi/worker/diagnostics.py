@@ -1,4 +1,4 @@
-"""The hunt for the first NaN: which layer made it, of which batch, in which step."""
+"""Diagnostics of a model in training: the first NaN by layer, batch and step; and norms and dead units of layers."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from adam_mpi.model.parameters import Tensor, feeds, tensors, views
 from adam_mpi.transport.batch_message import Batch
 
 MOST_IMAGES = 64
+"""The most images of a batch that are named."""
 
 
 @dataclass(frozen=True)
@@ -21,45 +22,51 @@ class Trouble:
     """The first number of a worker that was not finite."""
 
     what: str
-    """As "the output of conv2"."""
+    """A description, such as "the output of conv2"."""
     layer: str
     step: int
-    """How many batches its thread, or how many pushes its rank, had begun by then."""
+    """The number of batches that its thread, or of pushes that its rank, had begun by then."""
     epoch: int
     batches: list[int]
     images: list[int]
 
     def stats(self) -> dict[str, Any]:
+        """Return the fields, for a message."""
         return asdict(self)
 
 
 def describe(trouble: dict[str, Any]) -> str:
+    """Return a sentence about `trouble`, the fields of a Trouble."""
     batches = ", ".join(map(str, trouble["batches"]))
     return f"{trouble['what']} is not finite: step {trouble['step']}, epoch {trouble['epoch']}, batch {batches}"
 
 
 class NaNDetector:
-    """Of one trainer thread; `look` after each batch, which costs nothing until there is something to find."""
+    """Find the layer that made the first NaN of one trainer thread."""
 
     def __init__(self, shapes: Sequence[LayerShape]) -> None:
-        self.shapes, self.steps = shapes, 0
+        self.shapes = shapes
+        self.steps = 0
         self.trouble: Trouble | None = None
 
     def look(self, loss: float, weights: np.ndarray, batch: Batch) -> None:
+        """Look for what is not finite if `loss`, that of `batch` on `weights`, is not; a finite one costs nothing."""
         self.steps += 1
         if np.isfinite(loss) or self.trouble is not None:
             return
         what, layer = next(suspects(self.shapes, weights.copy(), batch.pixels), ("the loss", ""))
         images = batch.ids[:MOST_IMAGES].tolist()
-        self.trouble = Trouble(what, layer, self.steps, batch.epoch, [batch.number], images)
+        self.trouble = Trouble(
+            what=what, layer=layer, step=self.steps, epoch=batch.epoch, batches=[batch.number], images=images
+        )
 
 
 def suspects(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray) -> Iterator[tuple[str, str]]:
-    """(what, layer) of all that is not finite on an image's way through the network, in order."""
+    """Yield (what, layer) of all that is not finite in a forward pass of `pixels`, in the order of the layers."""
     if not np.isfinite(pixels).all():
         yield "the input", "input"
     named = views(weights, tensors(shapes))
-    # A strip alone cannot tell what its neighbors would have sent.
+    # A strip alone does not know what its neighbors would have sent.
     whole = not any(isinstance(shape.layer, Exchange) for shape in shapes)
     outputs = activations(shapes, weights, pixels) if whole else {}
     for shape in shapes:
@@ -71,19 +78,23 @@ def suspects(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarr
 
 
 SHARE = 0.005
-"""Of a worker's time that may go into this."""
+"""The fraction of a worker's time that a Probe may take."""
 
 
 class Probe:
-    """Looks at a push now and then; rarely where the model is large."""
+    """Look at pushes from time to time, less often where the model is large."""
 
     def __init__(self, shapes: Sequence[LayerShape], interval: float) -> None:
-        self.tensors, self.interval, self.next = tensors(shapes), interval, 0.0
+        """Look at most every `interval` seconds."""
+        self.tensors = tensors(shapes)
+        self.interval = interval
+        self.next = 0.0
+        """When to look next."""
         self.rectified = {shape.name for index, shape in enumerate(shapes) if feeds(shapes[index + 1 :]) == "relu"}
         self.layers: dict[str, dict[str, float]] = {}
 
     def look(self, values: np.ndarray, images: int, weights: np.ndarray) -> None:
-        """`values`: sums of gradients over so many images."""
+        """Update `layers` if it is time; `values` are sums of gradients over `images` images."""
         start = time.monotonic()
         if start < self.next or not images:
             return
@@ -94,7 +105,7 @@ class Probe:
 def figures(
     tensors: Sequence[Tensor], rectified: set[str], values: np.ndarray, images: int, weights: np.ndarray
 ) -> dict[str, dict[str, float]]:
-    """Layer -> norms of its weights and of the mean gradient, and the fraction of its units that are dead. Pure."""
+    """Return, by layer, the norms of its weights and of the mean gradient, and the fraction of dead units. Pure."""
     squares: dict[str, dict[str, float]] = {}
     for tensor in tensors:
         part = slice(tensor.offset, tensor.offset + tensor.size)
@@ -111,6 +122,6 @@ def figures(
 
 
 def activations(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray) -> dict[str, np.ndarray]:
-    """Layer -> its output, (images, channels, rows, columns); without dropout, the last before softmax."""
+    """Return, by layer, its output (images, channels, rows, columns); without dropout, the last before softmax."""
     context = Context(shapes, len(pixels), seed=0, dtype=np.float32)
     return {shape.name: output for shape, output in zip(shapes, context.walk(weights, pixels), strict=True)}

@@ -1,7 +1,7 @@
-"""Batches on their way through a strip: contexts that trainer threads carry from one exchange to the next.
+"""Parts of batches on their way through a strip: threads compute contexts from one exchange to the next.
 
 A context that waits for other strips is parked, and a thread takes the next one that is ready. Threads compute, pack
-and unpack; the main thread moves what is packed and says what has arrived.
+and unpack; the main thread posts what is packed and checks what has arrived.
 """
 
 import threading
@@ -29,22 +29,23 @@ StripContexts = Sequence[StripContext | EngineStripContext]
 
 @dataclass(eq=False)
 class Flight:
-    """A part of a batch in a context; `place` is the segment that comes next."""
+    """A part of a batch in a context."""
 
     number: int
     batch: Batch
     slot: Any
-    """Where the batch came from, for its last part."""
+    """The slot of the batch, for its last part."""
     context: int
     segments: list[Segment]
     place: int = 0
+    """The number of the segment that is computed next."""
     posted: int = 0
     """When the exchange under way began, in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A thread has packed for an exchange, or is done with a segment, or in trouble."""
+    """Report that a thread has packed for an exchange, has computed a segment, or has raised an error."""
 
     flight: Flight
     packed: Port | None = None
@@ -53,29 +54,36 @@ class Event:
 
 @dataclass
 class Flow:
+    """Compute parts of batches in `contexts`, on threads; `attach` a link before `begin`."""
+
     contexts: StripContexts
     gradients: Sequence[np.ndarray]
-    """Of each context."""
+    """The gradient of each context."""
     injector: Injector
     threads: list[threading.Thread] = field(default_factory=list)
     ready: SimpleQueue[Flight | None] = field(default_factory=SimpleQueue)
     events: SimpleQueue[Event] = field(default_factory=SimpleQueue)
     parked: list[Flight] = field(default_factory=list)
     landed: deque[Flight] = field(default_factory=deque)
-    """BatchResult with all segments."""
+    """Flights whose segments are all computed."""
     free: set[int] = field(default_factory=set)
     computing = 0
-    """Flights that are with the threads."""
+    """The number of flights that threads compute or will compute next."""
     busy = 0.0
+    """Seconds that threads have computed."""
 
     def start(self, threads: int) -> None:
+        """Start `threads` threads."""
         for index in range(threads):
             self.threads.append(threading.Thread(target=self._work, name=f"trainer-{index}", daemon=True))
             self.threads[-1].start()
 
     def attach(self, link: Link) -> None:
-        """Exchange through the link of this generation."""
-        self.link, self.channels, self.last = link, link.channels, [0] * len(self.contexts)
+        """Exchange through `link`, the link of a new generation."""
+        self.link = link
+        self.channels = link.channels
+        self.last = [0] * len(self.contexts)
+        """The last use of each context."""
         self.free = set(range(len(self.contexts)))
         self.ports: list[dict[Port, tuple[int, Arrays, Arrays]]] = []
         for number, context in enumerate(self.contexts):
@@ -83,20 +91,21 @@ class Flow:
             self.ports.append({port: self._port(number, context, port) for port in ports})
 
     def _port(self, number: int, context: StripContext | EngineStripContext, port: Port) -> tuple[int, Arrays, Arrays]:
-        """The channel of an exchange, what goes out and what comes in."""
-        channel, passage = self.channels.index((number, port.passage, port.direction)), context.passages[port.passage]
+        """Return the channel of an exchange, and the arrays that are sent and received."""
+        channel = self.channels.index((number, port.passage, port.direction))
+        passage = context.passages[port.passage]
         out = shaped(self.link.out[channel], passage.shapes_out(port.direction))
         return channel, out, shaped(self.link.into[channel], passage.shapes_in(port.direction))
 
     def takes(self, number: int) -> bool:
-        """Whether this batch's context is free, and all it has sent is gone."""
+        """Return whether the context of part `number` is free, and all its sends are complete."""
         context = number % len(self.contexts)
         if context not in self.free or not self.link.finished(context, self.last[context]):
             return False
         return all(self.link.clear(channel) for channel, _, _ in self.ports[context].values())
 
     def unread(self, number: int) -> list[int]:
-        """The strips that this batch's context waits for though it is free."""
+        """Return the strips that the context of part `number` waits for although it is free."""
         context = number % len(self.contexts)
         if context not in self.free:
             return []
@@ -104,49 +113,50 @@ class Flow:
         return self.link.unread(context, self.last[context], channels)
 
     def begin(self, number: int, batch: Batch, slot: Any, weights: np.ndarray, training: bool) -> None:
+        """Begin part `number`, the images of `batch`, on `weights`; `takes(number)` must hold."""
         index = number % len(self.contexts)
         self.free.remove(index)
         gradient = self.gradients[index] if training else None
-        block = batch.pixels, batch.labels, batch.ids, batch.epoch, batch.edges
-        flight = Flight(number, batch, slot, index, self.contexts[index].begin(weights, gradient, *block))
-        self._ready(flight)
+        block = (batch.pixels, batch.labels, batch.ids, batch.epoch, batch.edges)
+        segments = self.contexts[index].begin(weights, gradient, *block)
+        self._ready(Flight(number, batch, slot, index, segments))
 
     def release(self, flight: Flight) -> None:
-        """Its result and gradient are no longer needed."""
+        """Free the context of `flight`, whose result and gradient are no longer needed."""
         self.free.add(flight.context)
         self.last[flight.context] = flight.number + 1
         self.link.finish(flight.context, flight.number + 1)
 
     def step(self) -> bool:
-        """Move what threads have packed, park what they are done with, and give them what has arrived."""
+        """Post what threads have packed, park what waits for strips, resume what has arrived; return whether any."""
         worked = False
         self.link.step()
         while (event := self._event()) is not None:
             worked = True
-            self._hear(event)
+            self._handle(event)
         for flight in [flight for flight in self.parked if self._arrived(flight)]:
             self.parked.remove(flight)
-            # A row for each context: there one exchange follows the other.
+            # A row for each context, because the exchanges of one context do not overlap.
             trace.record("halo", flight.posted, f"context {flight.context}")
             self._ready(flight)
             worked = True
         return worked
 
     def rest(self, seconds: float) -> bool:
-        """Until a thread has something to say, but not longer; False at once if none is computing."""
+        """Wait at most `seconds` for an event of a thread; return False at once if none computes."""
         if not self.computing:
             return False
         with suppress(Empty):
-            self._hear(self.events.get(timeout=seconds))
+            self._handle(self.events.get(timeout=seconds))
         return True
 
     @property
     def idle(self) -> bool:
-        """Whether a thread has nothing to do though contexts wait for other strips."""
+        """Return whether a thread has nothing to do because contexts wait for other strips."""
         return bool(self.parked) and self.computing < len(self.threads)
 
     def awaited(self) -> dict[int, tuple[Port, int]]:
-        """Strip -> the exchange and number of the first part of a batch that waits for it."""
+        """Return, by strip, the exchange and the number of the first part of a batch that waits for it."""
         owed: dict[int, tuple[Port, int]] = {}
         for flight in sorted(self.parked, key=lambda flight: flight.number):
             port = _exchange(flight)
@@ -155,12 +165,14 @@ class Flow:
         return owed
 
     def halt(self, seconds: float) -> None:
-        """Until no thread computes any more; what is under way ends here, at whatever exchange it has come to."""
+        """Wait until no thread computes, and drop what is under way; raises TimeoutError after `seconds`."""
         while self.computing:
             try:
                 event = self.events.get(timeout=seconds)
             except Empty:
-                raise TimeoutError(f"parts of batches still computed after {seconds:g} s: {self.computing}") from None
+                raise TimeoutError(
+                    f"{self.computing} parts of batches are still computed after {seconds:g} s; the job ends"
+                ) from None
             if event.error is not None:
                 raise event.error
             self.computing -= event.packed is None
@@ -168,6 +180,7 @@ class Flow:
         self.landed.clear()
 
     def stop(self) -> None:
+        """End the threads."""
         for _ in self.threads:
             self.ready.put(None)
 
@@ -177,7 +190,7 @@ class Flow:
         except Empty:
             return None
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         flight = event.flight
         if event.error is not None:
             raise event.error
@@ -192,7 +205,7 @@ class Flow:
             self.landed.append(flight)
 
     def _post(self, flight: Flight, port: Port) -> None:
-        """A batch may fill a part of its context's blocks."""
+        """Post what `flight` has packed for `port`; a batch may fill only some of its context's blocks."""
         context = self.contexts[flight.context]
         channel, out, _ = self.ports[flight.context][port]
         used = {target: values[: context.blocks].size for target, values in out.items()}
@@ -208,7 +221,7 @@ class Flow:
         self.ready.put(flight)
 
     def _work(self) -> None:
-        """A trainer thread."""
+        """Compute flights until there is a None among them; this is the body of a thread."""
         while (flight := self.ready.get()) is not None:
             start = time.perf_counter()
             try:
@@ -218,13 +231,16 @@ class Flow:
                 if flight.place + 1 == len(flight.segments):
                     self.injector.at("compute")
                 self.events.put(Event(flight))
-            except BaseException as error:  # told to the main thread, which ends the job
+            except BaseException as error:  # the main thread raises it and ends the job
                 self.events.put(Event(flight, error=error))
             self.busy += time.perf_counter() - start
 
     def _run(self, flight: Flight) -> None:
-        context, ports = self.contexts[flight.context], self.ports[flight.context]
-        passages, blocks = context.passages, context.blocks
+        """Unpack what `flight` has received, compute its next segment, and pack what it sends."""
+        context = self.contexts[flight.context]
+        ports = self.ports[flight.context]
+        passages = context.passages
+        blocks = context.blocks
         if flight.place:
             before = _exchange(flight)
             passages[before.passage].unpack(before.direction, ports[before][2], blocks)
@@ -239,7 +255,7 @@ class Flow:
 
 
 def _exchange(flight: Flight) -> Port:
-    """The one before the segment that comes next."""
+    """Return the exchange before the next segment of `flight`."""
     port = flight.segments[flight.place - 1].port
     assert port is not None, "only an exchange ends a segment that another follows"
     return port

@@ -1,8 +1,8 @@
-"""The link between the strips of a replica in one generation: what one has packed, the others get. It never waits.
+"""The link between the strips of a replica in one generation: it passes what one has packed to the others, never waits.
 
-Inside a node a strip reads where its neighbor has packed, in shared memory; a number beside it says what is there. To
-other nodes the same memory is sent. It is packed again when every strip of the node has said that it is done with the
-batch, and all that was sent is gone.
+Inside a node a strip reads where its neighbor has packed, in shared memory; a number beside it is the last use of the
+channel. To other nodes the same memory is sent. It is packed again when every strip of the node has published that it
+is done with the batch, and all sends are complete.
 """
 
 import time
@@ -18,16 +18,21 @@ from adam_mpi.cluster.world import World
 from adam_mpi.worker.channels import Channels
 
 TAGS = 1 << 14
+"""The number of different tags."""
 Used = Mapping[int, int]
+"""Target strip -> how many of the floats of a piece are used."""
 
 
 class Link:
-    """Collective over the replica. `out` and `into` are the pieces of each channel, by strip."""
+    """Connect the strips of a replica; `out` and `into` are the pieces of each channel, by strip."""
 
     def __init__(self, world: World, channels: Channels) -> None:
+        """Make the memory of `channels`; collective over the replica of `world`."""
         assert world.replica is not None, "a worker has a replica"
-        self.channels, self.comm = channels, world.replica
-        self.strip, self.latency = self.comm.rank, world.injector.latency("exchange")
+        self.channels = channels
+        self.comm = world.replica
+        self.strip = self.comm.rank
+        self.latency = world.injector.latency("exchange")
         together = self.strip if world.config.cluster.transport != "shared" else 0
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         shared: Any = node.Split(together)
@@ -47,9 +52,11 @@ class Link:
         self.sends: list[list[MPI.Request]] = [[] for _ in channels.keys]
         self.receives: list[list[MPI.Request]] = [[] for _ in channels.keys]
         self.held: deque[tuple[float, int, int, Used]] = deque()
+        """What an injected delay holds back: until when, channel, number, used."""
         self.bytes = 0
 
     def _place(self, strip: int) -> None:
+        """Map the pieces between `strip` and this one."""
         for channel, target, offset, floats in self.channels.pieces(strip):
             if strip == self.strip:
                 self.out[channel][target] = self.near[strip][offset : offset + 4 * floats].view(np.float32)
@@ -59,9 +66,9 @@ class Link:
                 self.into[channel][strip] = np.zeros(floats, np.float32)
 
     def post(self, channel: int, number: int, used: Used) -> None:
-        """What is packed for the others is theirs now; `number` grows from one use of a channel to the next.
+        """Pass on what is packed for the others, of which the floats in `used` are used.
 
-        `used`: of the floats for each of them.
+        `number` grows from one use of a channel to the next.
         """
         if self.latency:
             self.held.append((time.perf_counter() + self.latency, channel, number, used))
@@ -75,7 +82,7 @@ class Link:
         ]
 
     def step(self) -> None:
-        """Let go of what an injected delay has held back."""
+        """Pass on what an injected delay has held back long enough."""
         while self.held and self.held[0][0] <= time.perf_counter():
             self._post(*self.held.popleft()[1:])
 
@@ -90,7 +97,7 @@ class Link:
         ]
 
     def arrived(self, channel: int, number: int) -> bool:
-        """Whether what the others have packed for this use of the channel is here."""
+        """Return whether what the others have packed for use `number` of `channel` has arrived."""
         for source in self.into[channel]:
             if source in self.near and self.numbers[source][channel] != number:
                 return False
@@ -100,7 +107,7 @@ class Link:
         return True
 
     def missing(self, channel: int, number: int) -> list[int]:
-        """The strips whose part of this use of the channel is not here."""
+        """Return the strips whose part of use `number` of `channel` has not arrived."""
         sources = self.into[channel]
         near = [source for source in sources if source in self.near and self.numbers[source][channel] != number]
         far = [source for source in sources if source not in self.near]
@@ -108,37 +115,37 @@ class Link:
         return near + [source for source, request in pairs if not request.Get_status()]
 
     def clear(self, channel: int) -> bool:
-        """Whether all that was sent is out of our memory."""
+        """Return whether all sends of `channel` are complete."""
         return not self.held and MPI.Request.Testall(self.sends[channel])
 
     def unread(self, user: int, number: int, channels: Iterable[int]) -> list[int]:
-        """The strips that have not read all that we sent them in this use of these channels."""
+        """Return the strips that have not read all that was sent in use `number` of the `channels` of `user`."""
         place = len(self.channels.keys) + user
         near = [strip for strip, numbers in self.numbers.items() if int(numbers[place]) < number]
         far: set[int] = set()
         for channel in channels:
             targets = [target for target in self.out[channel] if target not in self.near]
-            # Nothing was sent yet in this generation, or all of it is gone.
+            # Nothing was sent yet in this generation, or all sends are complete.
             pairs = zip(targets, self.sends[channel], strict=False)
             far |= {target for target, request in pairs if not request.Get_status()}
         return near + sorted(far)
 
     def finish(self, user: int, number: int) -> None:
-        """We have read all of this use of a context's channels, or of those for sums, whose number is behind them."""
+        """Publish that this strip has read all of use `number` of the channels of `user`: a context, or the sums."""
         self.window.sync()
         self.numbers[self.strip][len(self.channels.keys) + user] = number
 
     def finished(self, user: int, number: int) -> bool:
-        """Whether everybody has."""
+        """Return whether all strips of the node have read all of use `number` of the channels of `user`."""
         place = len(self.channels.keys) + user
         return all(int(numbers[place]) >= number for numbers in self.numbers.values())
 
     def _tag(self, channel: int, number: int) -> int:
-        """Of context, layer, direction, and the batch's number."""
+        """Return the tag of use `number` of `channel`."""
         count = len(self.channels.keys)
         return channel + count * (number % max(1, TAGS // count))
 
 
 def shaped(pieces: Mapping[int, np.ndarray], shapes: Mapping[int, tuple[int, ...]]) -> dict[int, np.ndarray]:
-    """The pieces of a channel as the arrays that a passage packs and unpacks."""
+    """Return the pieces of a channel, by strip, in the `shapes` that exchange buffers pack and unpack."""
     return {strip: pieces[strip].reshape(shape) for strip, shape in shapes.items()}

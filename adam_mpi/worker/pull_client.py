@@ -1,4 +1,4 @@
-"""The pull client: reads the servers' weights one-sidedly, while the trainer threads go on."""
+"""The pull client: reads the servers' weights one-sidedly, while the replica continues to compute."""
 
 import time
 from collections import Counter
@@ -16,40 +16,52 @@ from adam_mpi.transport.generation import Generation
 
 
 class PullClient:
-    """`start`, then `step` until it says that the weights have arrived, in `latest`.
+    """Pull the weights of one worker: `start`, then `step` until it returns True; the weights are in `latest`.
 
-    With a least clock: the clocks first, again and again until every server has reached it, then all weights (one
-    read over both might bring a new clock with old weights). Without: versions first, then the shards that changed.
+    With a least clock it reads the clocks until every server has reached it, then all weights (one read of both might
+    bring a new clock with old weights). Without one it reads the versions, then the shards that changed.
     """
 
-    def __init__(self, generation: Generation, holding: WorkerShards | None = None) -> None:
-        self.world = world = generation.world
+    def __init__(self, generation: Generation, worker_shards: WorkerShards | None = None) -> None:
+        """Pull the `worker_shards`, by default all, from the servers of `generation`."""
+        self.world = generation.world
         self.memory_layout = memory_layout = generation.memory_layout
         self.weights_window = generation.weights_window
-        self.holding = holding or WorkerShards(memory_layout)
-        self.ring = memory_layout.pushers.index(world.rank)
-        self.servers = [server for server in memory_layout.servers if self.holding.pulls(server)]
-        size = self.holding.size
+        self.worker_shards = worker_shards or WorkerShards(memory_layout)
+        self.ring = memory_layout.pushers.index(self.world.rank)
+        self.servers = [server for server in memory_layout.servers if self.worker_shards.pulls(server)]
+        size = self.worker_shards.size
         self.latest = np.zeros(size, np.float32)
-        """The weights as last read: for the caller to copy, and while a pull is active neither old nor new."""
+        """The weights that were read last, for the caller to copy; while a pull is active neither old nor new."""
         self.halves = np.zeros(size if "short" in memory_layout.regions else 0, np.uint16)
         self.versions = {server: np.zeros(len(memory_layout.held[server]), np.int64) for server in self.servers}
         self.known = {server: np.full(len(memory_layout.held[server]), -1, np.int64) for server in self.servers}
-        self.clocks, self.lines = np.zeros((2, len(self.servers), LINE // 8), np.int64)
+        self.clocks = np.zeros((len(self.servers), LINE // 8), np.int64)
+        """Of each server: the clock, and the learning rate."""
+        self.lines = np.zeros((len(self.servers), LINE // 8), np.int64)
+        """Of each server: how much of this worker's ring it has applied."""
         self.requests: list[MPI.Request] = []
         self.targets: list[int] = []
-        """The server that each request is to."""
+        """The server of each request."""
         self.reads = 0
-        self.active, self.reading = False, ""
+        self.active = False
+        self.reading = ""
+        """What is read now: "heads" (clocks and versions) or "weights"."""
         self.least: int | None = None
+        """The clock that every server must reach before weights are read."""
         self.region = "weights"
         self.runs: list[tuple[int, int]] = []
-        self.began = self.waited = 0.0
-        self.count = self.bytes = 0
+        """The spans (start, size) of the worker's vector that are read now."""
+        self.began = 0.0
+        self.waited = 0.0
+        """Seconds spent waiting for a clock."""
+        self.count = 0
+        self.bytes = 0
         self.traffic: Counter[str] = Counter()
         """Bytes of weights, by layer: "conv1 pull"."""
 
     def start(self, least: int | None = None, ema: bool = False) -> None:
+        """Start a pull of weights of clock `least` or later, or of the newest; of their running average if `ema`."""
         assert not self.active, "one pull at a time"
         self.world.injector.at("pull")
         region = "ema" if ema and "ema" in self.memory_layout.regions else self._training_region()
@@ -57,11 +69,13 @@ class PullClient:
             self.region = region
             for known in self.known.values():
                 known[:] = -1
-        self.active, self.least, self.began = True, least, time.perf_counter()
+        self.active = True
+        self.least = least
+        self.began = time.perf_counter()
         self._read_heads()
 
     def step(self) -> bool:
-        """Go on with the pull; True when it has just been completed."""
+        """Continue the pull; return whether it has just been completed."""
         if not self.active or not MPI.Request.Testall(self.requests):
             return False
         if self.reading == "heads":
@@ -77,7 +91,7 @@ class PullClient:
         return True
 
     def awaits(self) -> Iterator[Wait]:
-        """The servers whose answer is missing, and those whose clock is not there yet."""
+        """Yield the servers whose answer is missing, and those that have not reached the clock."""
         if not self.active:
             return
         under_way = zip(self.targets, self.requests, strict=True)
@@ -90,16 +104,21 @@ class PullClient:
 
     @property
     def applied(self) -> dict[int, int]:
-        """How much of our ring each server had applied when its weights were read."""
+        """Return how much of this worker's ring each server had applied when its weights were read."""
         return {server: int(line[0]) for server, line in zip(self.servers, self.lines, strict=True)}
 
     @property
+    def totals(self) -> dict[str, float]:
+        """Return the number of pulls, their bytes, and the seconds spent waiting for clocks."""
+        return {"count": self.count, "bytes": self.bytes, "waited": self.waited}
+
+    @property
     def rate(self) -> float:
-        """The learning rate the servers use."""
+        """Return the learning rate that the servers use."""
         return float(self.clocks[0, 1:2].view(np.float64)[0])
 
     def seen(self, versions: np.ndarray) -> None:
-        """Write the version of each shard that this pull brought."""
+        """Write the version of each shard that this pull brought into `versions`."""
         for server in self.servers:
             versions[[shard.index for shard in self.memory_layout.held[server]]] = self.versions[server]
 
@@ -111,37 +130,43 @@ class PullClient:
         self.targets.append(server)
         self.bytes += into.nbytes
 
+    def _begin_reads(self, what: str) -> None:
+        self.reading = what
+        self.requests = []
+        self.targets = []
+        self.reads += 1
+
     def _read_heads(self) -> None:
-        self.reading, self.requests, self.targets, self.reads = "heads", [], [], self.reads + 1
+        self._begin_reads("heads")
         for server, clock in zip(self.servers, self.clocks, strict=True):
             self._get(clock, server, 0)
             self._get(self.versions[server], server, self.memory_layout.version_offset)
 
     def _read_weights(self) -> None:
-        # Between the clock, or the versions, and the weights that they promise.
+        # The clock, or the versions, must be read before the weights that they promise.
         self.weights_window.sync()
-        self.reading, self.requests, self.targets, self.runs = "weights", [], [], []
-        self.reads += 1
+        self._begin_reads("weights")
+        self.runs = []
         into = self.halves if self.region == "short" else self.latest
         for server, line in zip(self.servers, self.lines, strict=True):
             wanted = self._wanted(server)
-            for start, size, offset in self.memory_layout.runs(server, self.region, wanted):
-                start = self.holding.starts[start]
+            for global_start, size, offset in self.memory_layout.runs(server, self.region, wanted):
+                start = self.worker_shards.starts[global_start]
                 self._get(into[start : start + size], server, offset)
                 self.runs.append((start, size))
             for shard in self.memory_layout.held[server]:
                 if shard.index in wanted:
                     self.traffic[f"{shard.layer} pull"] += into.itemsize * shard.size
-            # After the weights: an own push taken for applied too early is only late, one too late counts twice.
+            # After the weights: a push that is taken for applied too early is only late, too late it counts twice.
             self._get(line, server, self.memory_layout.line_offset(self.ring))
 
     def _wanted(self, server: int) -> frozenset[int]:
-        """Shards that have changed since we read them; with clocks all of them, whose versions may be on the way."""
+        """Return the shards that have changed since they were read; with clocks all, whose versions may lag."""
         if self.least is not None:
-            return self.holding.pulled
+            return self.worker_shards.pulled
         changed = self.versions[server] != self.known[server]
         held = self.memory_layout.held[server]
-        return self.holding.pulled.intersection(held[place].index for place in np.flatnonzero(changed))
+        return self.worker_shards.pulled.intersection(held[place].index for place in np.flatnonzero(changed))
 
     def _finish(self) -> None:
         for start, size in self.runs if self.region == "short" else ():

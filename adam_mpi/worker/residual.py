@@ -1,55 +1,59 @@
 """What error feedback carries into later pushes, and a pusher's part of a snapshot: the residual between two clocks.
 
-Told to hold, a pusher says how many pushes it has begun, and packs nothing of later ones. When the cut is known it
-packs what is before it; the residual is then what belongs to the snapshot: it is copied, and pushes go on.
+Ordered to hold, a pusher reports how many pushes it has begun, and packs nothing of later ones. When the coordinator
+sends the clocks of the snapshot, it packs what is before its clock; the residual is then what belongs to the snapshot:
+it is copied, and later pushes are released.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numba import njit
 
 from adam_mpi.base.buffer_pool import BufferPool
 from adam_mpi.checkpoint import snapshot
+from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
+from adam_mpi.cluster.messages import HoldSnapshot, Message, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.sharding.codecs import Codec
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
-from adam_mpi.transport.ring_sender import RingSender
 from adam_mpi.worker.gradient_buffer import Encoded
+from adam_mpi.worker.push_rings import PushRings
 
 
 class Residual:
-    def __init__(self, holding: WorkerShards, codec: Codec, carried: Spans | None = None) -> None:
-        self.codec, self.buffers = codec, BufferPool()
-        self.values = np.zeros(holding.size if codec.feedback else 0, np.float32)
-        self._share_out(holding)
+    """Keep what the codec has left out of the pushes of one worker; empty where the codec has no error feedback."""
+
+    def __init__(self, worker_shards: WorkerShards, codec: Codec, carried: Spans | None = None) -> None:
+        """Begin with `carried`, which an earlier job's codec had left out, or with zeros."""
+        self.codec = codec
+        self.buffers = BufferPool()
+        self.values = np.zeros(worker_shards.size if codec.feedback else 0, np.float32)
+        self.lay_out(worker_shards)
         if carried is not None:
             for shard in self.shards:
                 self.parts[shard.index][:] = carried[shard.start : shard.stop]
 
-    def enter(self, holding: WorkerShards, ring: int, lanes: Sequence[RingSender[Any]], seconds: float) -> None:
-        """Begin a generation; a snapshot that was under way in the last one is not made."""
-        self.ring, self.lanes, self.rings = ring, lanes, len(holding.memory_layout.pushers)
-        self._share_out(holding)
-        self.cut = SnapshotBarrier(1, seconds)
-
-    def _share_out(self, holding: WorkerShards) -> None:
-        self.shards = [shard for pushed in holding.pushed.values() for shard in pushed]
-        self.parts = {shard.index: self.values[holding.part(shard)] for shard in self.shards}
+    def lay_out(self, worker_shards: WorkerShards) -> None:
+        """Cut the residual into the shards that this worker pushes in a generation."""
+        self.shards = [shard for pushed in worker_shards.pushed.values() for shard in pushed]
+        self.parts = {shard.index: self.values[worker_shards.part(shard)] for shard in self.shards}
 
     def encode(self, shard: int, values: np.ndarray, keep: bool) -> Encoded:
-        """Encode values for a shard together with what earlier pushes left out; `keep` the residual as it was before.
+        """Encode `values` for `shard` together with what earlier pushes left out; `keep` a copy of the old residual.
 
-        Where that is not finite the message is one that servers refuse, and the residual has nothing of it.
+        Where the sum is not finite the message is one that servers refuse, and the residual has nothing of it.
         """
-        residual, size = self.parts[shard], self.codec.words(values.size)
-        buffers = [self.buffers.take(size), *([self.buffers.take(residual.size)] if keep else ())]
-        words, before = buffers[0][:size].view(np.uint32), None
+        residual = self.parts[shard]
+        size = self.codec.words(values.size)
+        buffers = [self.buffers.take(size)]
+        words = buffers[0][:size].view(np.uint32)
+        before = None
         if keep:
+            buffers.append(self.buffers.take(residual.size))
             before = buffers[1][: residual.size]
             before[:] = residual
         if not finite_sum(values, residual):
@@ -58,52 +62,83 @@ class Residual:
         return Encoded(words[: self.codec.encode(values, residual, words)], True, before, tuple(buffers))
 
     def release(self, encoded: dict[int, Encoded]) -> None:
-        """Forget how the parts of a push were encoded; their memory is used again."""
+        """Forget how the parts of a push were encoded, and reuse their memory."""
         for sent in encoded.values():
             for buffer in sent.buffers:
                 self.buffers.give(buffer)
         encoded.clear()
 
-    def norm(self, unit: float) -> float | None:
-        """How much is carried, as the length of the vector times `unit`; None where the codec carries nothing."""
-        return float(np.linalg.norm(self.values)) * unit if self.codec.feedback else None
+    def norm(self, scale: float) -> float | None:
+        """Return the length of the residual times `scale`; None where the codec carries nothing."""
+        return float(np.linalg.norm(self.values)) * scale if self.codec.feedback else None
 
     def take_back(self, encoded: Mapping[int, Encoded]) -> None:
-        """Make the residual what it was before these parts of a push were encoded: no server has them."""
+        """Restore the residual to what it was before the parts of a push were `encoded`: no server has them."""
         for shard, sent in encoded.items():
-            assert sent.before is not None, "a step back was not provided for"
+            assert sent.before is not None, "the residual before this push was not kept"
             self.parts[shard][:] = sent.before
 
+
+class ResidualSnapshot:
+    """Make a pusher's part of the snapshots of one generation; one that is not complete when it ends is not made."""
+
+    def __init__(self, residual: Residual, rings: PushRings) -> None:
+        self.residual = residual
+        self.rings = rings
+        self.barrier = SnapshotBarrier(1, disk_seconds(rings.world.config))
+
+    def handle(self, message: Message, begun: int) -> None:
+        """Follow an order of the coordinator; `begun` is the clock of the next push."""
+        match message:
+            case HoldSnapshot():
+                self._send(SnapshotHeld("worker", self.hold(begun)))
+            case TakeSnapshot():
+                self.at(message.clocks, Path(message.folder))
+            case _:
+                raise TypeError(f"a worker does not handle {message}")
+
     def hold(self, begun: int) -> list[int]:
-        """Returns how far we are, as a clock per pusher."""
-        self.cut.begun = [begun]
-        return [self.cut.hold()[0] if ring == self.ring else 0 for ring in range(self.rings)]
+        """Hold later pushes back; return the clock `begun` in the place of this pusher, and 0 for each other one."""
+        self.barrier.begun = [begun]
+        clock = self.barrier.hold()[0]
+        return [clock if ring == self.rings.ring else 0 for ring in range(self.rings.pushers)]
 
     def at(self, clocks: Sequence[int], folder: Path) -> None:
-        self.cut.at([clocks[self.ring]], folder)
+        """Write the residual to `folder` when all pushes before this pusher's clock of `clocks` are packed."""
+        self.barrier.at([clocks[self.rings.ring]], folder)
         self._release()
 
     def holds(self, clock: int) -> bool:
-        return not self.cut.allows(0, clock)
+        """Return whether a push of `clock` must wait until the residual is copied."""
+        return not self.barrier.allows(0, clock)
 
     def step(self, begun: int) -> None:
-        """Copy the residual once everything before the cut has been packed."""
-        if not self.cut.reached([begun]) or any(lane.waiting for lane in self.lanes):
-            return
-        versions = np.zeros(len(self.shards), np.int64)
-        self.cut.take(snapshot.residual_name(self.ring), self.shards, {"residual": self.parts}, versions, Position(0))
-        self._release()
+        """Copy the residual once everything before the snapshot is packed; report the copies that are written.
+
+        `begun` is the clock of the next push.
+        """
+        if self.barrier.reached([begun]) and not any(sender.waiting for sender in self.rings.senders):
+            shards = self.residual.shards
+            versions = np.zeros(len(shards), np.int64)
+            name = snapshot.residual_name(self.rings.ring)
+            self.barrier.take(name, shards, {"residual": self.residual.parts}, versions, Position(0))
+            self._release()
+        while (report := self.barrier.written()) is not None:
+            self._send(SnapshotWritten("worker", report))
 
     def _release(self) -> None:
-        """Let go what is before the cut, or everything when there is none."""
-        for lane in self.lanes:
-            while lane.held and not self.holds(lane.held[0].contribution.clock):
-                lane.waiting.append(lane.held.popleft())
+        """Let the senders pack what is before the snapshot, or everything when none is being made."""
+        for sender in self.rings.senders:
+            while sender.held and not self.holds(sender.held[0].buffer.clock):
+                sender.waiting.append(sender.held.popleft())
+
+    def _send(self, message: Message) -> None:
+        self.rings.generation.channel.send(message, self.rings.world.layout.head)
 
 
 @njit(nogil=True, cache=True)
 def finite_sum(values: np.ndarray, residual: np.ndarray) -> bool:
-    """Whether no sum of a value and what is carried for it is a NaN or an infinity."""
+    """Return whether no sum of a value and what is carried for it is a NaN or an infinity."""
     beyond = 0
     for i in range(values.size):
         # A NaN is not below anything either.

@@ -1,24 +1,32 @@
-"""What keeps the trainer threads of a worker waiting, for how long, and for whom it waits."""
+"""The statistics of a worker: what it has done, what keeps its threads waiting, for how long, and on which rank."""
 
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
+
+from adam_mpi.worker.diagnostics import Trouble
 
 if TYPE_CHECKING:
     from adam_mpi.worker.worker import Worker
 
 
 class Waits:
-    """Looked at in every round of the worker: a round with an idle thread counts for what is missing then."""
+    """Count the time of idle threads; it is sampled in every step of the worker.
+
+    The time since the last sample counts for what is missing now.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        """What the threads waited for -> for how long."""
         self.whom: dict[str, list[int]] = {}
-        """What it waited for -> the members of the job that could end the last such wait."""
+        """What the threads waited for -> the members of the job that could end the last such wait."""
         self.last = time.perf_counter()
 
     def count(self, worker: "Worker") -> None:
-        now, idle = time.perf_counter(), worker.idle_share
+        """Count the time since the last call for what the idle threads of `worker` lack now."""
+        now = time.perf_counter()
+        idle = worker.replica.idle_share
         if idle:
             missing, ranks = reason(worker)
             self.whom[missing] = [worker.world.layout.places[rank].member for rank in ranks]
@@ -26,57 +34,63 @@ class Waits:
         self.last = now
 
     def stats(self) -> dict[str, Any]:
+        """Return the seconds and the members, by what the threads waited for."""
         return {"waits": dict(self.seconds), "whom": self.whom}
 
 
 def reason(worker: "Worker") -> tuple[str, list[int]]:
-    """What a thread without a task waits for, and who has it."""
-    data, pulls, pushes = worker.data, worker.pulls, worker.pushes
-    unapplied = [lane.server for lane in pushes.lanes if lane.sent or lane.waiting]
-    if worker.parked:
+    """Return what a thread of `worker` without a task waits for, and the ranks that could end the wait."""
+    replica = worker.replica
+    data = worker.current.data
+    pulls = worker.current.pulls
+    if replica.waits_for_strips:
         return "strips", [rank for rank in worker.world.layout.strips(worker.world.rank) if rank != worker.world.rank]
+    unapplied = [sender.server for sender in worker.pushes.rings.senders if sender.sent or sender.waiting]
     if data.drained:
         return ("pushes", unapplied) if unapplied else ("others", [])
-    if worker.slot is not None or (worker.fresh and data.arrived):
-        # A joint batch under way in other threads; or every contribution is on its way to the servers.
-        return ("pushes", unapplied) if worker.slot is None else ("threads", [])
-    if worker.fresh:
+    if replica.computes_share:
+        return "threads", []
+    if worker.current.fresh and data.arrived:
+        # Every gradient buffer is on its way to the servers.
+        return "pushes", unapplied
+    if worker.current.fresh:
         return "data", data.asked
     if pulls.least is not None and pulls.reading == "heads":
         return "clock", []
     return "weights", pulls.servers
 
 
-if TYPE_CHECKING:
-    from adam_mpi.worker.worker import Worker
-
-
-def told(worker: "Worker") -> dict[str, Any]:
-    pulls, pushes, pulled = worker.pulls, worker.pushes, worker.all_pulled
+def worker_statistics(worker: "Worker") -> dict[str, Any]:
+    """Return the statistics of `worker`, as the coordinator receives them."""
+    pushes = worker.pushes
+    pulled = worker.pulled
+    trouble = _first_trouble(worker)
     return {
         "role": "worker",
         "rank": worker.world.place.member,
         "cpu": time.process_time(),
-        "images": worker.images,
-        "busy": worker.busy,
+        "images": worker.held.images,
+        "busy": worker.replica.busy,
         "starved": worker.waits.seconds["data"],
         "clock_wait": pulled["waited"],
-        "queue": len(worker.data.arrived),
+        "queue": len(worker.current.data.arrived),
         "unacknowledged": len(pushes.unacknowledged),
-        "pushes": {"sent": pushes.sent, "acknowledged": pushes.settled, "bytes": pushes.bytes}
-        | {"last": pushes.last[0]},
-        "carried": worker.carried,
+        "pushes": {
+            "sent": pushes.sent,
+            "acknowledged": pushes.completed,
+            "bytes": pushes.bytes,
+            "last": pushes.last[0],
+        },
+        "carried": worker.pushes.carried,
         "left_behind": worker.left_behind,
         "pulls": {"count": pulled["count"], "bytes": pulled["bytes"]},
-        "traffic": dict(pushes.traffic) | dict(worker.pull_traffic + pulls.traffic),
+        "traffic": dict(pushes.traffic) | dict(worker.pull_traffic_before + worker.current.pulls.traffic),
         "layers": worker.probe.layers if worker.probe else {},
-        "trouble": _trouble(worker),
+        "trouble": None if trouble is None else trouble.stats(),
         **worker.waits.stats(),
     }
 
 
-def _trouble(worker: "Worker") -> dict[str, Any] | None:
-    """The first number that was not finite: where the way forward shows it, or only gradients."""
-    found = [thread.nan_detector.trouble for thread in worker.trainers if thread.nan_detector.trouble is not None]
-    first = min(found, key=lambda trouble: trouble.step) if found else worker.pushes.trouble
-    return None if first is None else first.stats()
+def _first_trouble(worker: "Worker") -> Trouble | None:
+    """Return the first number that was not finite, in a forward pass if one shows it, else in a gradient."""
+    return worker.replica.trouble or worker.pushes.trouble

@@ -1,9 +1,11 @@
-"""A trainer thread's copy of its node's weights: a thread is to its node what a replica is to the servers.
+"""A trainer thread's copy of its worker's weights: a thread relates to its worker as a replica relates to the servers.
 
 Threads that all write the shared weights after every batch spend their time passing cache lines around. So a thread
-takes a copy, steps on that, and adds what it learnt to the shared weights at the end of a round of batches. Layers too
-large for a copy (`Network.uncopied`) are read where they are shared, and change at the end of a round only: their
-gradient and their step are one pass over memory then (`EngineContext.settle`), which threads share as well.
+takes a copy, steps on that, and adds its steps to the shared weights at the end of a round of batches. Layers too
+large for a copy (`Network.uncopied`) are read from the shared weights, and change at the end of a round only: their
+gradient and their step are then one pass over memory (`EngineContext.settle`), which threads share as well.
+
+All scales here are those of `gradient_buffer.StepScales`: `target += scale * values`.
 """
 
 import numpy as np
@@ -18,50 +20,64 @@ ROUND = 4
 
 
 def batches(config: Config) -> int:
-    """The most of a round: a push ends it too."""
+    """Return the most batches of a round; the last batch of a push ends it too."""
     return min(ROUND, -(-config.push.images // config.train.batch))
 
 
 class ThreadWeights:
-    """`weights` is what the thread computes on with `context`, `gradient` the sum over the batches of its round.
-
-    `alone`: no copy, and every batch is a round: for a single thread, or where every batch is pushed.
-    """
+    """Hold the `weights` that a thread computes on with `context`, and the `gradient` summed over its round."""
 
     def __init__(self, network: Network, shared: np.ndarray, index: int, alone: bool) -> None:
-        self.shared, self.gradient, self.alone = shared, np.zeros_like(shared), alone
-        self.weights, self.start = (shared, shared) if alone else (np.zeros_like(shared), np.zeros_like(shared))
+        """Copy from the `shared` weights for the thread `index`.
+
+        If `alone` there is no copy, and every batch is a round: for a single thread, or where every batch is pushed.
+        """
+        self.shared = shared
+        self.gradient = np.zeros_like(shared)
+        self.alone = alone
+        self.weights = shared if alone else np.zeros_like(shared)
+        self.start = shared if alone else np.zeros_like(shared)
+        """The weights at the start of the round."""
         self.context = network.context(shared)
         self.options = {"later": True} if network.settled else {}
-        """For `context.train`."""
-        self.ranges, self.summed = _ranges(network.copied()), _ranges(network.spans_without(network.settled))
-        """Of what is copied, and of what has a gradient in memory."""
+        """The options of `context.train`."""
+        self.ranges = _ranges(network.copied())
+        """The spans that are copied."""
+        self.summed = _ranges(network.spans_without(network.settled))
+        """The spans that have a gradient in memory."""
         self.batches = 0
-        """Of the round so far."""
+        """The batches of the round so far."""
         # The first rounds differ in length, so that threads do not end theirs together.
         self.length = ROUND - index % ROUND
 
     def begin(self) -> bool:
-        """Before a batch; whether it is the first of a round, which begins with the shared weights as they are."""
+        """Prepare for a batch; return whether it is the first of a round, which begins with the shared weights."""
         if self.batches == 0 and not self.alone:
             take(self.shared, self.start, self.weights, self.ranges)
         return self.batches == 0
 
-    def step(self, total: np.ndarray, factor: float, unit: float, last: bool = False) -> None:
-        """After a batch: step on the copy, or end the round, at the latest with the last batch of a push."""
+    def step(self, total: np.ndarray, weight_scale: float, push_scale: float, last: bool = False) -> None:
+        """Step after a batch on the copy, or end the round, at the latest with the `last` batch of a push.
+
+        `total` is the gradient buffer; the scales are `weights` and `push` of StepScales.
+        """
         self.batches += 1
         if self.alone or last or self.batches >= self.length:
-            self.end(total, factor, unit)
+            self.end(total, weight_scale, push_scale)
         else:
-            ahead(self.start, self.gradient, self.weights, self.ranges, np.float32(factor))
+            step_copy(self.start, self.gradient, self.weights, self.ranges, np.float32(weight_scale))
 
-    def end(self, total: np.ndarray, factor: float, unit: float) -> None:
-        """Add the round, if there is one, to the shared weights and to the contribution."""
-        if self.batches:
-            settle(self.shared, total, self.gradient, self.summed, np.float32(factor), np.float32(unit))
-            if isinstance(self.context, EngineContext):
-                self.context.settle(total, factor, unit)
-            self.batches, self.length = 0, ROUND
+    def end(self, total: np.ndarray, weight_scale: float, push_scale: float) -> None:
+        """Add the round, if there is one, to the shared weights and to `total`."""
+        if not self.batches:
+            return
+        scales = (np.float32(weight_scale), np.float32(push_scale))
+        apply_fused(self.shared, total, self.gradient, self.summed, *scales)
+        if isinstance(self.context, EngineContext):
+            # The engine subtracts its first scale.
+            self.context.settle(total, -weight_scale, push_scale)
+        self.batches = 0
+        self.length = ROUND
 
 
 def _ranges(spans: list[tuple[int, int]]) -> np.ndarray:
@@ -74,10 +90,12 @@ def _ranges(spans: list[tuple[int, int]]) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def take(shared: np.ndarray, start: np.ndarray, weights: np.ndarray, ranges: np.ndarray) -> None:
-    """The same values into both, though others change them meanwhile."""
+    """Copy the same values to `start` and `weights`, although other threads change `shared` meanwhile."""
     for row in range(len(ranges)):
         part = slice(ranges[row, 0], ranges[row, 1])
-        old, begin, own = shared[part], start[part], weights[part]
+        old = shared[part]
+        begin = start[part]
+        own = weights[part]
         for i in range(own.size):
             value = old[i]
             begin[i] = value
@@ -85,26 +103,39 @@ def take(shared: np.ndarray, start: np.ndarray, weights: np.ndarray, ranges: np.
 
 
 @njit(nogil=True, cache=True)
-def ahead(start: np.ndarray, gradient: np.ndarray, weights: np.ndarray, ranges: np.ndarray, factor: float) -> None:
-    """The weights that the gradient of the round so far leads to."""
+def step_copy(start: np.ndarray, gradient: np.ndarray, weights: np.ndarray, ranges: np.ndarray, scale: float) -> None:
+    """Set `weights` to `start + scale * gradient`."""
     for row in range(len(ranges)):
         part = slice(ranges[row, 0], ranges[row, 1])
-        begin, change, own = start[part], gradient[part], weights[part]
+        begin = start[part]
+        change = gradient[part]
+        own = weights[part]
         for i in range(own.size):
-            own[i] = begin[i] - factor * change[i]
+            own[i] = begin[i] + scale * change[i]
 
 
 @njit(nogil=True, cache=True)
-def settle(
-    local: np.ndarray, total: np.ndarray, gradient: np.ndarray, ranges: np.ndarray, factor: float, unit: float
+def apply_fused(
+    local: np.ndarray,
+    total: np.ndarray,
+    gradient: np.ndarray,
+    ranges: np.ndarray,
+    weight_scale: float,
+    push_scale: float,
 ) -> None:
-    """Add `unit` times a gradient to the contribution, and the step it predicts to the local weights.
+    """Add `push_scale * gradient` to `total` and `weight_scale * gradient` to `local`, in one pass over memory.
 
-    Other threads do the same to `local` at the same time, without locks: a lost addition is a little noise.
+    Other threads add to `local` at the same time, without locks: a lost addition is a little noise.
     """
     for row in range(len(ranges)):
         part = slice(ranges[row, 0], ranges[row, 1])
-        shared, summed, change = local[part], total[part], gradient[part]
+        shared = local[part]
+        summed = total[part]
+        change = gradient[part]
         for i in range(shared.size):
-            summed[i] += unit * change[i]
-            shared[i] -= factor * change[i]
+            summed[i] += push_scale * change[i]
+            shared[i] += weight_scale * change[i]
+
+
+settle = apply_fused
+ahead = step_copy

@@ -1,4 +1,4 @@
-"""A trainer thread: computes batches on a copy of the weights its worker's threads share. It never calls MPI."""
+"""A trainer thread: computes batches on its copy of the weights that the threads of a worker share; never calls MPI."""
 
 import threading
 import time
@@ -13,131 +13,164 @@ from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.model.network import Network
 from adam_mpi.transport.batch_message import Batch
+from adam_mpi.worker.data_client import Slot
 from adam_mpi.worker.diagnostics import NaNDetector
-from adam_mpi.worker.gradient_buffer import MOST_PUSHES, BatchResult, GradientBuffer, GradientPool, done_with
+from adam_mpi.worker.gradient_buffer import (
+    MOST_PUSHES,
+    BatchResult,
+    GradientBuffer,
+    GradientPool,
+    StepScales,
+    batch_result,
+)
 from adam_mpi.worker.thread_weights import ThreadWeights
 
 
 @dataclass
-class Result:
-    """What a thread hands back: the images it is done with, a full contribution, or the error that ended it."""
+class TaskResult:
+    """What a thread returns: the batch that it has computed, a full gradient buffer, or the error that ended a task."""
 
     thread: int
     done: BatchResult | None = None
-    token: object = None
-    contribution: GradientBuffer | None = None
+    slot: Slot | None = None
+    gradient: GradientBuffer | None = None
     error: BaseException | None = None
 
 
-Task = Callable[["Trainer"], Result]
+Task = Callable[["Trainer"], TaskResult]
 
 
 class Trainer(threading.Thread):
+    """Run tasks one after the other, and put their results into `results`."""
+
     def __init__(
         self,
         index: int,
         network: Network,
         copy: ThreadWeights,
+        *,
         pool: GradientPool,
-        results: SimpleQueue,
+        results: SimpleQueue[TaskResult],
         injector: Injector,
     ) -> None:
         super().__init__(name=f"trainer-{index}", daemon=True)
-        self.index, self.copy, self.pool, self.results, self.injector = index, copy, pool, results, injector
+        self.index = index
+        self.copy = copy
         self.context = copy.context
+        self.pool = pool
+        self.results = results
+        self.injector = injector
         self.nan_detector = NaNDetector(network.shapes)
-        self.contribution: GradientBuffer | None = None
+        self.buffer: GradientBuffer | None = None
+        """Where the thread sums its gradients."""
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.waiting = 0
-        """Tasks given and not handed back; counted by the main thread."""
+        """Tasks given whose results are not collected; counted by the main thread."""
         self.unwanted = 0
-        """How many of them are of a generation that has ended."""
+        """How many of them belong to a generation that has ended."""
         self.busy = 0.0
+        """Seconds spent in tasks."""
 
     @property
     def gradient(self) -> np.ndarray:
+        """Return the gradient of the round so far."""
         return self.copy.gradient
 
     def give(self, task: Task) -> None:
+        """Queue `task`."""
         self.waiting += 1
         self.tasks.put(task)
 
-    def capture(self, contribution: GradientBuffer) -> None:
-        """Add the activations and errors of the block just computed, of the layers that push them."""
-        for layer, factors in contribution.factors.items():
+    def capture(self, buffer: GradientBuffer) -> None:
+        """Add the activations and errors of the block just computed to `buffer`, of the layers that push them."""
+        for layer, factors in buffer.factors.items():
             factors.add(*self.context.factors(layer))
 
     def run(self) -> None:
+        """Run tasks until there is a None among them."""
         while (task := self.tasks.get()) is not None:
             start = time.perf_counter()
             try:
                 result = task(self)
-            except BaseException as error:  # told to the main thread, which ends the job
-                result = Result(self.index, error=error)
+            except BaseException as error:  # the main thread raises it and ends the job
+                result = TaskResult(self.index, error=error)
             self.busy += time.perf_counter() - start
             self.results.put(result)
 
 
-def train(batch: Batch, token: object, factor: float, unit: float, images: int, largest: int) -> Task:
-    """Compute a batch, predict its step on the local weights, hand the contribution over after `images` images.
+def train(batch: Batch, slot: Slot | None, scales: StepScales, *, images: int, largest: int) -> Task:
+    """Return a task that computes `batch`, steps on the local weights, and hands the buffer over after `images` images.
 
-    Or earlier, where the factors of a batch as large as the `largest` would not fit, or the number of one more: the
-    last of an epoch is smaller than others, and need not be the last that a thread gets, and so is one with bad images.
+    The buffer is handed over earlier where the factors of a batch of `largest` images, or the number of one more batch,
+    would not fit: the last batch of an epoch is smaller than others, and need not be the last that a thread gets, and
+    so is one with bad images.
     """
 
-    def task(trainer: Trainer) -> Result:
+    def task(trainer: Trainer) -> TaskResult:
         copy = trainer.copy
         done = _compute(trainer, batch, copy.weights, copy.begin(), copy.options)
-        if trainer.contribution is None:
-            # Quicker threads may have taken all there are.
-            trainer.contribution = trainer.pool.take(wait=True)
-        assert trainer.contribution is not None, "the pool has a contribution per thread and some for pushes"
-        trainer.contribution.done.append(done)
-        trainer.capture(trainer.contribution)
-        result = Result(trainer.index, done, token)
-        full = trainer.contribution.full(images) or not trainer.contribution.fits(largest)
-        copy.step(trainer.contribution.values, factor, unit, last=full)
-        if full:
-            # When every other contribution is still under way, go on adding to this one: a full ring stops no thread.
-            # Not for long: what servers cannot take in comes too late to be of use, and adds up to steps that diverge.
-            # Nor beyond the room for batch numbers, nor where factors are kept: those would have to be kept of all.
-            wait = trainer.contribution.images >= MOST_PUSHES * images or bool(trainer.contribution.factors)
-            fresh = trainer.pool.take(wait or len(trainer.contribution.done) >= MOST_BATCHES)
-            if fresh is not None:
-                result.contribution, trainer.contribution = trainer.contribution, fresh
-        return result
+        if trainer.buffer is None:
+            # Faster threads may have taken all buffers there are.
+            trainer.buffer = trainer.pool.take(wait=True)
+        buffer = trainer.buffer
+        assert buffer is not None, "the pool has a buffer per thread and some for pushes"
+        buffer.done.append(done)
+        trainer.capture(buffer)
+        full = buffer.full(images) or not buffer.fits(largest)
+        copy.step(buffer.values, scales.weights, scales.push, last=full)
+        gradient = _exchange_full(trainer, buffer, images) if full else None
+        return TaskResult(trainer.index, done, slot, gradient)
 
     return task
 
 
-def hand_over(factor: float, unit: float) -> Task:
-    """Hand over what has been summed up so far, however little."""
+def _exchange_full(trainer: Trainer, full: GradientBuffer, images: int) -> GradientBuffer | None:
+    """Give the thread an empty buffer and return the `full` one; None if it continues to add to the full one.
 
-    def task(trainer: Trainer) -> Result:
-        result = Result(trainer.index)
-        if trainer.contribution is not None and trainer.contribution.done:
-            trainer.copy.end(trainer.contribution.values, factor, unit)
-            result.contribution, trainer.contribution = trainer.contribution, None
-        return result
+    While every other buffer is under way, the thread adds to the full one: a full ring stops no thread. The limit is
+    MOST_PUSHES * `images` images, because what servers cannot take comes too late to be of use, and adds up to steps
+    that diverge. Nor does it add beyond the room for batch numbers, nor where factors are kept: those of all images
+    would have to be kept.
+    """
+    wait = full.images >= MOST_PUSHES * images or bool(full.factors) or len(full.done) >= MOST_BATCHES
+    empty = trainer.pool.take(wait)
+    if empty is None:
+        return None
+    trainer.buffer = empty
+    return full
+
+
+def hand_over(scales: StepScales) -> Task:
+    """Return a task that hands over what the thread has summed so far, however little."""
+
+    def task(trainer: Trainer) -> TaskResult:
+        buffer = trainer.buffer
+        if buffer is None or not buffer.done:
+            return TaskResult(trainer.index)
+        trainer.copy.end(buffer.values, scales.weights, scales.push)
+        trainer.buffer = None
+        return TaskResult(trainer.index, gradient=buffer)
 
     return task
 
 
 def compute(batch: Batch) -> Task:
-    """Compute gradients into the thread's own array, for a step that all replicas take together."""
+    """Return a task that computes the gradients of `batch` into the thread's own array, for a step of all replicas."""
 
-    def task(trainer: Trainer) -> Result:
-        return Result(trainer.index, _compute(trainer, batch, trainer.copy.shared, True, {}))
+    def task(trainer: Trainer) -> TaskResult:
+        return TaskResult(trainer.index, _compute(trainer, batch, trainer.copy.shared, True, {}))
 
     return task
 
 
-def evaluate(batch: Batch, token: object) -> Task:
-    def task(trainer: Trainer) -> Result:
+def evaluate(batch: Batch, slot: Slot) -> Task:
+    """Return a task that evaluates `batch` on the shared weights."""
+
+    def task(trainer: Trainer) -> TaskResult:
         with trace.span("evaluate"):
             loss, correct = trainer.context.evaluate(trainer.copy.shared, batch.pixels, batch.labels)
         trainer.injector.at("evaluate")
-        return Result(trainer.index, done_with(batch, loss, correct), token)
+        return TaskResult(trainer.index, batch_result(batch, loss, correct), slot)
 
     return task
 
@@ -145,16 +178,25 @@ def evaluate(batch: Batch, token: object) -> Task:
 def _compute(
     trainer: Trainer, batch: Batch, weights: np.ndarray, overwrite: bool, options: dict[str, bool]
 ) -> BatchResult:
+    """Add the gradient of `batch` to the thread's, or `overwrite` it; return the result of the batch."""
     start = time.perf_counter()
-    loss, correct = 0.0, 0
+    loss = 0.0
+    correct = 0
     if batch.labels.size:
         with trace.span("kernels"):
             loss, correct = trainer.context.train(
-                weights, trainer.gradient, batch.pixels, batch.labels, batch.ids, batch.epoch, overwrite, **options
+                weights,
+                trainer.gradient,
+                batch.pixels,
+                batch.labels,
+                ids=batch.ids,
+                epoch=batch.epoch,
+                overwrite=overwrite,
+                **options,
             )
         trainer.nan_detector.look(loss, weights, batch)
     elif overwrite:
         trainer.gradient[:] = 0
     trainer.injector.slow(time.perf_counter() - start)
     trainer.injector.at("compute")
-    return done_with(batch, loss, correct)
+    return batch_result(batch, loss, correct)

@@ -1,493 +1,301 @@
-"""The worker role: takes batches to the trainer threads, their gradients to the servers, and weights back."""
+"""The worker role: moves batches to the replica, its gradients to the servers, and their weights back."""
 
-from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import suppress
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from adam_mpi.base import trace
-from adam_mpi.cluster.messages import HoldSnapshot, Message, SnapshotHeld, SnapshotWritten, Statistics, TakeSnapshot
+from adam_mpi.cluster.messages import Message, Statistics
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
-from adam_mpi.model.network import Network
-from adam_mpi.sharding.factors import matrices
-from adam_mpi.sharding.joint_batches import Cuts, Piece
-from adam_mpi.sharding.position import batch_id
-from adam_mpi.sharding.push_protocol import largest_push
+from adam_mpi.sharding.joint_batches import Cuts
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
-from adam_mpi.transport.batch_message import cut_batch
-from adam_mpi.transport.conservation import Conservation
 from adam_mpi.transport.generation import Generation
-from adam_mpi.worker import statistics, trainer
-from adam_mpi.worker.data_client import DataClient, Slot
+from adam_mpi.worker import statistics
+from adam_mpi.worker.data_client import DataClient
 from adam_mpi.worker.diagnostics import Probe
-from adam_mpi.worker.gradient_buffer import (
-    BatchResult,
-    GradientBuffer,
-    GradientPool,
-    Noise,
-    descend,
-    gradient_buffers,
-    renew,
-)
+from adam_mpi.worker.gradient_buffer import GradientBuffer, GradientPool, Noise, StepScales
+from adam_mpi.worker.held_batches import HeldBatches
 from adam_mpi.worker.pull_client import PullClient
 from adam_mpi.worker.push_client import PushClient
+from adam_mpi.worker.replica import Computed, Replica
 from adam_mpi.worker.statistics import Waits
-from adam_mpi.worker.thread_weights import ThreadWeights
-from adam_mpi.worker.trainer import Result, Trainer
+from adam_mpi.worker.worker_generation import JointSchedule, WorkerGeneration
 
-# Tasks a thread has in hand: the next one is there when it is done with one.
-TASKS_AHEAD = 2
+log = logging.getLogger(__name__)
 
 
 class Worker:
+    """Work for `replica`: request batches, push gradients, pull weights, report what is done."""
+
     def __init__(
         self,
         generation: Generation,
-        network: Network,
-        threads: int,
+        replica: Replica,
+        pool: GradientPool,
+        worker_shards: WorkerShards,
         carried: Spans | None = None,
-        holding: WorkerShards | None = None,
     ) -> None:
-        world, memory_layout = generation.world, generation.memory_layout
-        self.config, self.shape = world.config, network.shapes[0].input
-        holding = holding or WorkerShards(memory_layout)
-        self.local = np.zeros(holding.size, np.float32)
-        self.pushes = PushClient(generation, holding, carried)
-        dense = {
-            layer: matrix for layer, matrix in matrices(memory_layout.tensors).items() if layer in network.captured
-        }
-        count = gradient_buffers(threads, bool(memory_layout.peers.count), self.config.consistency.staleness)
-        self.pool = GradientPool(count, holding.size, dense, largest_push(self.config))
-        self.conservation: Conservation | None = None
-        """In a run whose every push adds 1 to every parameter."""
-        noise, seed = self.config.inject.noise, self.config.run.seed
-        self.noise = Noise(noise, memory_layout.tensors, seed, world.place.member) if noise else None
-        self.results: SimpleQueue[Result] = SimpleQueue()
-        self.returned: deque[Result] = deque()
-        """Results that ended a rest."""
-        self._start(world, network, threads)
-        self.factor = 0.0
-        """Learning rate per image: the step that a gradient is predicted to lead to."""
+        """Begin with `generation`; `carried` is what an earlier job's codec had left out of this worker's pushes.
+
+        `pool` has the gradient buffers that `replica` fills; `worker_shards` are the parameters it computes with.
+        """
+        world = generation.world
+        self.config = world.config
+        self.replica = replica
+        self.pool = pool
+        self.pushes = PushClient(generation, worker_shards, carried)
+        self.held = HeldBatches(self.pushes, pool)
+        self.schedule = JointSchedule(self.pushes)
+        self.noise = self._make_noise(generation)
+        # One worker's look at the model is enough.
+        looks = world.rank == world.layout.workers[0]
+        self.probe = Probe(replica.network.shapes, self.config.observe.interval) if looks else None
         self.ended = False
         self.left_behind = 0.0
-        """What the codec carried when this rank had another strip, and nobody will push; see `carried`."""
-        self.images = self.since_pull = 0
+        """The length of what the codec carried while this rank had another strip, and no rank will push."""
+        self.since_pull = 0
+        """Images computed since the last pull began."""
         self.waits = Waits()
-        # One worker's look at the model is enough.
-        first = world.rank == world.layout.workers[0]
-        self.probe = Probe(network.shapes, self.config.observe.interval) if first else None
-        self.share: GradientBuffer | None = None
-        """Where the gradients of the clock under way go."""
-        self.held: set[int] = set()
-        """Training batches (by id) that the threads have had and that are not reported."""
-        self.pulled: Counter[str] = Counter()
-        self.pull_traffic: Counter[str] = Counter()
-        """In earlier generations."""
-        self.cuts: Cuts | None = None
-        """How batches are cut that all replicas compute together."""
-        self.base = 0, 0
-        """An epoch of such batches, and the clock of its first one."""
-        self._begin(generation)
+        self.pulled_before: Counter[str] = Counter()
+        """The totals of pulls in earlier generations."""
+        self.pull_traffic_before: Counter[str] = Counter()
+        """The bytes pulled in earlier generations, by layer."""
+        self.current = self._open(generation, replica.begin_generation(world))
 
-    def enter(self, generation: Generation, clock: int | None) -> None:
-        """Begin a generation with what the threads have in hand, and ask where the job stands.
+    def _make_noise(self, generation: Generation) -> Noise | None:
+        if not self.config.inject.noise:
+            return None
+        member = generation.world.place.member
+        return Noise(self.config.inject.noise, generation.memory_layout.tensors, self.config.run.seed, member)
 
-        With clocks the share that they compute is handed out again. In synchronous training all replicas go on from
-        the same `clock`, and what was pushed of it is taken back too.
+    def _open(self, generation: Generation, data: DataClient) -> WorkerGeneration:
+        """Return what this worker has in `generation`, where batches arrive through `data`."""
+        data.first_share = self.schedule.first_share
+        data.piece = self.schedule.piece
+        pulls = PullClient(generation, self.pushes.rings.worker_shards)
+        return WorkerGeneration(generation, data, pulls, self.held)
+
+    def begin_generation(self, generation: Generation, clock: int | None, taken: Mapping[int, int]) -> None:
+        """Continue in `generation` with the work that the replica has under way, and request the current phase.
+
+        With clocks the share under way is dropped, to be requested again. In synchronous training all replicas
+        resume from `clock`, and what was pushed of it is taken back too. A replica of several ranks resumes nothing:
+        what is in no server's weights is handed out again, and no push is sent again that other strips may never have
+        made. `taken`: shard -> the highest number of this worker's messages that it had.
         """
-        self.pulled, self.pull_traffic = self.all_pulled, self.pull_traffic + self.pulls.traffic
-        if not self.config.asynchronous:
-            self._drop_share()
-        if self.config.consistency.staleness == 0:
-            assert clock is not None
-            self._take_back()
-            for contribution in self.pushes.forget(clock):
-                self.pool.give(contribution)
-        self.pushes.enter(generation)
-        self._begin(generation)
+        synchronous = self.config.consistency.staleness == 0
+        if not self.replica.resumes or not self.config.asynchronous:
+            self.replica.abandon()
+            self.held.drop_unpushed()
+        if not self.replica.resumes or synchronous:
+            self.held.uncount()
+        if not self.replica.resumes and not synchronous:
+            assert clock is not None, "all strips of a replica resume from the same clock"
+            self._give_back(self.pushes.give_up(taken))
+            self.pushes.clock = clock
+        data = self.replica.begin_generation(generation.world)
+        if synchronous:
+            assert clock is not None, "all replicas resume from the same clock"
+            self._give_back(self.pushes.forget(clock))
+        self.pulled_before = self.pulled
+        self.pull_traffic_before += self.current.pulls.traffic
+        self.pushes.begin_generation(generation)
+        self.current = self._open(generation, data)
         if self.ended:
-            self._say_last()
+            self._send_last_statistics()
         else:
-            self.data.next_phase()
+            data.next_phase()
 
-    def _begin(self, generation: Generation) -> None:
-        self.world = generation.world
-        self.channel = generation.channel
-        self.data = self._client(generation.world)
-        self.pulls = PullClient(generation, self.pushes.holding)
-        self.data.first_share, self.data.piece = self._first_share, self._piece
-        self.fresh = self.flushed = False
-        self.clocked: deque[Result] = deque()
-        self.slot: Slot | None = None
+    def retire(self, clock: int | None, taken: Mapping[int, int]) -> None:
+        """End, because this rank gets another strip or none; `clock` and `taken` are those of `begin_generation`.
+
+        What the codec has left out is left behind, and counted: other strips push other parameters.
+        """
+        self.replica.abandon()
+        self.replica.halt()
+        if self.config.consistency.staleness == 0:
+            assert clock is not None, "all replicas resume from the same clock"
+            self.pushes.forget(clock)
+        else:
+            self.pushes.give_up(taken)
+        self.pushes.record_residual()
+        self.left_behind = float(np.hypot(self.left_behind, self.pushes.carried or 0.0))
+        if self.left_behind:
+            log.warning("this rank no longer pushes its strip: a residual of length %.3g is lost", self.left_behind)
+
+    def _give_back(self, buffers: list[GradientBuffer]) -> None:
+        for buffer in buffers:
+            self.pool.give(buffer)
 
     def cut_by(self, cuts: Cuts | None) -> None:
-        """Take note of how joint batches are cut in a generation, before any of them is asked for."""
-        if cuts is not None:
-            self.cuts, self.base = cuts, (cuts.epoch, cuts.base)
-
-    def _first_share(self, epoch: int, first: int) -> int:
-        """Return which batch of an epoch is our next; `first`: the first that anybody needs."""
-        if epoch != self.base[0]:
-            self.base = epoch, self.pushes.clock - first
-        return self.pushes.clock - self.base[1]
-
-    def _piece(self, number: int) -> Piece:
-        """Return our share of a batch of this epoch."""
-        assert self.cuts is not None
-        return self.cuts.piece(self.base[1] + number, self.world.place.member)
-
-    def _drop_share(self) -> None:
-        """What the threads compute of a clock is not used."""
-        for thread in self.trainers:
-            thread.unwanted = thread.waiting
-        if self.share is not None:
-            self.pool.give(self.share)
-            self.share = None
-        self.held &= {batch_id(done.epoch, done.number) for pushed in self._unreported() for done in pushed.done}
-
-    def _take_back(self) -> None:
-        """What is pushed and not reported is counted by nobody: servers know what is applied."""
-        for contribution in self._unreported():
-            contribution.counted = False
-        self.held.clear()
-
-    def _unreported(self) -> list[GradientBuffer]:
-        """The pushes whose batches are not reported yet."""
-        return [*self.pushes.acknowledged, *self.pushes.unacknowledged]
-
-    def _client(self, world: World) -> DataClient:
-        return DataClient(world, self.shape)
-
-    def _start(self, world: World, network: Network, threads: int) -> None:
-        """The trainer threads, and what the weights of a pull are put together in."""
-        self.arrived = np.zeros_like(self.local)
-        alone = threads == 1 or self.config.push.images <= self.config.train.batch
-        copies = [ThreadWeights(network, self.local, index, alone) for index in range(threads)]
-        self.trainers = [
-            Trainer(index, network, copy, self.pool, self.results, world.injector) for index, copy in enumerate(copies)
-        ]
-        for thread in self.trainers:
-            thread.start()
+        """Cut joint batches by `cuts` from now on; None in asynchronous training."""
+        self.schedule.cut_by(cuts)
 
     def step(self) -> bool:
-        worked = self.data.step()
+        """Do what can be done now; return whether that was anything."""
+        worked = self.current.data.step()
         worked |= self._collect()
         worked |= self.pushes.step()
-        self._tell_written()
-        worked |= self._settle()
+        worked |= self.held.report_done(self.current.data)
         worked |= self._pull()
-        worked |= self._feed()
+        worked |= self.current.fresh and self.replica.feed(self.current)
         self.waits.count(self)
-        if self.data.drained:
+        if self.current.data.drained:
             worked |= self._drain()
-        return worked
-
-    @property
-    def unit(self) -> float:
-        """What one gradient is in a push: itself, or the change of weights it makes."""
-        return -self.factor if self.config.optimizer.where == "worker" else 1.0
-
-    @property
-    def _prediction(self) -> float:
-        """What a push will take off the weights, times its values."""
-        return -1.0 if self.config.optimizer.where == "worker" else self.factor
-
-    def _feed(self) -> bool:
-        """Give arrived batches to the threads, once this phase's first weights are there."""
-        if not self.fresh:
-            return False
-        if self.data.shared:
-            return self._feed_share()
-        return self._give_out(TASKS_AHEAD)
-
-    def compute_on(self) -> None:
-        """Give the threads every batch that has arrived, to compute while this rank can push and pull nothing."""
-        if self.fresh and self.config.asynchronous and self.data.phase.training:
-            waiting = sum(thread.waiting for thread in self.trainers)
-            self._give_out(-(-(waiting + len(self.data.arrived)) // len(self.trainers)))
-
-    def _give_out(self, ahead: int) -> bool:
-        """Give arrived batches to the threads, until each has so many in hand."""
-        worked = False
-        for thread in self.trainers:
-            while thread.waiting < ahead and (taken := self.data.take()) is not None:
-                slot, batch = taken
-                if self.data.phase.training:
-                    self.held.add(batch_id(batch.epoch, batch.number))
-                    wanted = self.config.push.images, self.config.train.batch
-                    thread.give(trainer.train(batch, slot, self.factor, self.unit, *wanted))
-                else:
-                    thread.give(trainer.evaluate(batch, slot))
-                worked = True
-        return worked
-
-    def _feed_share(self) -> bool:
-        """Cut our share of the next clock's batch over the threads."""
-        if self.slot is not None or not self.data.arrived:
-            return False
-        # All gradient_buffers are under way while a replica is far ahead: then it waits for one to come back.
-        if (contribution := self.pool.take()) is None or (taken := self.data.take()) is None:
-            return False
-        (self.slot, batch), self.share = taken, contribution
-        self.held.add(batch_id(batch.epoch, batch.number))
-        for thread, part in zip(self.trainers, cut_batch(batch, len(self.trainers)), strict=True):
-            thread.give(trainer.compute(part))
-        return True
-
-    def _collect(self) -> bool:
-        """Take back what the threads have done."""
-        worked = False
-        while (result := self._result()) is not None:
-            worked = True
-            thread = self.trainers[result.thread]
-            thread.waiting -= 1
-            if result.error is not None:
-                raise result.error
-            if thread.unwanted:
-                thread.unwanted -= 1
-                continue
-            if self.data.shared:
-                self._collect_share(result)
-                continue
-            if isinstance(result.token, Slot):
-                self.data.release(result.token)
-            if result.contribution is not None:
-                self._push(result.contribution)
-            if result.done is not None and self.data.phase.training:
-                self.since_pull += result.done.images
-            elif result.done is not None and result.done.phase == self.data.phase.number:
-                self._report(result.done)
-        return worked
-
-    def _collect_share(self, result: Result) -> None:
-        """When every thread has done its part of a clock, sum the parts in the order of the images and push."""
-        self.clocked.append(result)
-        if len(self.clocked) < len(self.trainers):
-            return
-        contribution, self.share = self.share, None
-        assert contribution is not None and self.slot is not None
-        parts = sorted(self.clocked, key=lambda part: part.thread)
-        for part in parts:
-            assert part.done is not None
-            descend(contribution.values, self.trainers[part.thread].gradient, np.float32(-self.unit))
-            contribution.done.append(part.done)
-            if part.done.images:
-                self.trainers[part.thread].capture(contribution)
-        self.clocked.clear()
-        self._end_share()
-        self._push(contribution)
-
-    def _end_share(self) -> None:
-        """Our share of a clock is pushed; the next needs new weights."""
-        assert self.slot is not None
-        self.data.release(self.slot)
-        self.slot, self.fresh = None, False
-
-    def _push(self, contribution: GradientBuffer) -> None:
-        if self.probe is not None:
-            self.probe.look(contribution.values, contribution.images, self.local)
-        if self.noise is not None:
-            self.noise.add(contribution.values)
-        if self.conservation is not None:
-            self.conservation.pushed(contribution)
-        self.pushes.push(contribution)
-
-    def _result(self) -> Result | None:
-        if self.returned:
-            return self.returned.popleft()
-        try:
-            return self.results.get_nowait()
-        except Empty:
-            return None
+        return worked or self.replica.pause()
 
     def rest(self, seconds: float) -> bool:
-        """Until a thread is done with something, but not longer; False at once if none has anything to do."""
-        if not any(thread.waiting for thread in self.trainers):
-            return False
-        with suppress(Empty):
-            self.returned.append(self.results.get(timeout=seconds))
-        return True
+        """Wait at most `seconds` for the replica; return False at once if it computes nothing."""
+        return self.replica.rest(seconds)
 
-    def _settle(self) -> bool:
-        """Report the batches of acknowledged pushes as done, and take their gradient_buffers back."""
-        worked = bool(self.pushes.acknowledged)
-        while self.pushes.acknowledged:
-            contribution = self.pushes.acknowledged.popleft()
-            if self.conservation is not None:
-                self.conservation.acknowledged()
-            for done in contribution.done if contribution.counted else ():
-                self.images += done.images
-                self.held.discard(batch_id(done.epoch, done.number))
-                self._report(done)
-            self.pool.give(contribution)
+    def compute_on(self) -> None:
+        """Give the replica batches to compute while this rank can neither push nor pull."""
+        if self.current.fresh and self.config.asynchronous and self.current.data.phase.training:
+            self.replica.compute_through_recovery(self.current)
+
+    def _collect(self) -> bool:
+        """Handle what the replica has finished; return whether anything moved."""
+        worked = self.replica.collect()
+        while self.replica.finished:
+            self._handle_computed(self.replica.finished.popleft())
         return worked
 
-    def _report(self, done: BatchResult) -> None:
-        self.data.report(done.epoch, done.number, done.images, done.loss, done.correct)
+    def _handle_computed(self, computed: Computed) -> None:
+        data = self.current.data
+        if computed.slot is not None:
+            data.release(computed.slot)
+        if computed.gradient is not None:
+            self._push(computed.gradient)
+            if data.shared:
+                # The next clock needs new weights.
+                self.current.fresh = False
+        if computed.result is None:
+            return
+        if data.phase.training:
+            self.since_pull += computed.result.images
+        elif computed.result.phase == data.phase.number:
+            data.report_result(computed.result)
+
+    def _push(self, buffer: GradientBuffer) -> None:
+        if self.probe is not None:
+            self.probe.look(buffer.values, buffer.images, self.replica.local)
+        if self.noise is not None:
+            self.noise.add(buffer.values)
+        if self.pushes.conservation is not None:
+            self.pushes.conservation.pushed(buffer)
+        self.pushes.push(buffer)
 
     def _pull(self) -> bool:
-        """Start a pull when one is due; put the weights in place when they have arrived."""
-        if self.pulls.step():
+        """Start a pull when one is due; put the weights in place when they have arrived; return whether either."""
+        pulls = self.current.pulls
+        if pulls.step():
             with trace.span("renew"):
-                self._renew()
+                self._renew(pulls)
             return True
-        if not self.pulls.active and self._pull_due():
+        if not pulls.active and self._pull_due():
             self.since_pull = 0
-            self.pulls.start(self._least_clock(), ema=not self.data.phase.training)
+            pulls.start(self._least_clock(), ema=not self.current.data.phase.training)
             return True
         return False
 
     def _pull_due(self) -> bool:
-        if self.data.drained:
+        if self.current.data.drained:
             return False
-        return not self.fresh and self.slot is None or self.since_pull >= self.config.pull.images
+        needed = not self.current.fresh and not self.replica.computes_share
+        return needed or self.since_pull >= self.config.pull.images
 
     def _least_clock(self) -> int | None:
-        """The clock all servers must have reached before we may compute our next one."""
-        if not self.data.shared:
+        """Return the clock that all servers must have reached before the next one is computed; None without clocks."""
+        if not self.current.data.shared:
             return None
         return max(0, self.pushes.clock - int(self.config.consistency.staleness))
 
-    def _renew(self) -> None:
-        """local = pulled + own updates that are not in it yet."""
-        self.pulls.seen(self.pushes.seen)
-        self.factor = self.pulls.rate / self.config.train.batch
-        self.fresh, factor = True, np.float32(self._prediction)
-        letters = [letter for lane in self.pushes.lanes for letter in lane.missing(self.pulls.applied[lane.server])]
-        rows = [thread.contribution.row for thread in self.trainers if thread.contribution is not None]
-        if not letters and not rows:
-            self.local[:] = self.pulls.latest
-            return
-        self.arrived[:] = self.pulls.latest
-        for letter in letters:
-            for part in letter.missing():
-                descend(self.arrived[part], letter.contribution.values[part], factor)
-        renew(self.local, self.arrived, self.pool.values, np.array(rows, np.int64), factor)
+    def _renew(self, pulls: PullClient) -> None:
+        """Give the replica the pulled weights, and the parts of pushes that are not in them."""
+        pulls.seen(self.pushes.seen)
+        self.replica.scales = StepScales.at(pulls.rate, self.config)
+        self.replica.renew(pulls.latest, self.pushes.missing_parts(pulls.applied))
+        self.current.fresh = True
 
     def _drain(self) -> bool:
-        """The phase has no more batches for us: push what is left, then ask for the next phase."""
-        # Asked for already: to flush again and again until it comes would keep two threads, and a core, busy.
-        if self._working or self.ended or self.data.waits_for_phase:
+        """Push what is left of a phase that has no more batches, then request the next phase; return whether it did."""
+        data = self.current.data
+        # While the next phase is requested nothing is flushed again: that would keep two threads and a core busy.
+        if self.replica.working or self.ended or data.waits_for_phase:
             return False
-        if self.data.phase.training and not self.data.shared and not self.flushed:
-            self.flushed = True
-            self._flush()
+        if data.phase.training and not data.shared and not self.current.flushed:
+            self.current.flushed = True
+            self.replica.flush()
             return True
-        if not self.pushes.idle or self.pulls.active or self.returned or not self.results.empty():
+        if not self.pushes.idle or self.current.pulls.active:
             return False
-        if self.data.stopped:
-            self._stop()
+        if data.stopped:
+            self.replica.halt()
+            self.ended = True
+            self._send_last_statistics()
             return True
-        self.fresh = self.flushed = False
-        self.data.next_phase()
+        self.current.fresh = False
+        self.current.flushed = False
+        data.next_phase()
         return False
 
-    @property
-    def _working(self) -> bool:
-        """Whether batches are under way."""
-        return any(thread.waiting for thread in self.trainers) or self.slot is not None
-
-    def _flush(self) -> None:
-        """Hand over what has been summed up, for the last push of an epoch."""
-        for thread in self.trainers:
-            thread.give(trainer.hand_over(self.factor, self.unit))
-
-    def _end_threads(self) -> None:
-        for thread in self.trainers:
-            thread.tasks.put(None)
-
-    def _stop(self) -> None:
-        self._end_threads()
-        self.ended = True
-        self._say_last()
-
-    def _say_last(self) -> None:
-        self._leave_residual()
-        self.channel.send(Statistics(self.stats(), final=True), self.world.layout.head)
-
-    @property
-    def carried(self) -> float | None:
-        """How much the codec has left out so far: the length of it as a mean gradient of a batch, or as a step."""
-        return self.pushes.residual.norm(1 if self.config.optimizer.where == "worker" else 1 / self.config.train.batch)
-
-    def _leave_residual(self) -> None:
-        """In a conservation run: what the codec carries in the end."""
-        residual = self.pushes.residual
-        if self.conservation is not None and residual.values.size:
-            self.conservation.leave(residual.shards, residual.parts)
+    def _send_last_statistics(self) -> None:
+        self.pushes.record_residual()
+        self.current.channel.send(Statistics(self.stats(), final=True), self.world.layout.head)
 
     def handle(self, message: Message) -> None:
-        """An order of the head: the residual of our pushes belongs to a snapshot."""
-        residual = self.pushes.residual
-        match message:
-            case HoldSnapshot():
-                clocks = residual.hold(self.pushes.clock)
-                self.channel.send(SnapshotHeld("worker", list(clocks)), self.world.layout.head)
-            case TakeSnapshot():
-                residual.at(message.clocks, Path(message.folder))
-            case _:
-                raise TypeError(f"a worker does not handle {message}")
-
-    def _tell_written(self) -> None:
-        while (word := self.pushes.residual.cut.written()) is not None:
-            self.channel.send(SnapshotWritten("worker", word), self.world.layout.head)
-
-    @property
-    def all_pulled(self) -> Counter[str]:
-        """In this generation and before."""
-        now = {"count": self.pulls.count, "bytes": self.pulls.bytes, "waited": self.pulls.waited}
-        return Counter({key: value + self.pulled[key] for key, value in now.items()})
+        """Follow an order of the coordinator: the residual of this worker's pushes belongs to a snapshot."""
+        self.pushes.snapshot.handle(message, self.pushes.clock)
 
     def export_state(self, state: RankState) -> None:
+        """Write what this worker brings into the next generation into `state`."""
         pushes = self.pushes
+        state.acknowledged = pushes.last
+        state.strip = pushes.rings.worker_shards.strip
+        if not self.replica.resumes:
+            state.clock = pushes.clock
+            state.progress = replace(state.progress, base=self.schedule.base)
+            return
         state.clock = pushes.unacknowledged[0].clock if pushes.unacknowledged else pushes.clock
-        state.batches, state.unacknowledged = frozenset(self.held), len(pushes.unacknowledged)
-        state.acknowledged, state.strip = pushes.last, pushes.holding.strip
-        if self.config.consistency.staleness > 0:
-            state.resent = tuple((push.clock, push.images) for push in pushes.unacknowledged)
-        if not self.config.asynchronous:
-            self._export_shares(state)
-
-    def _export_shares(self, state: RankState) -> None:
-        """With clocks: what is pushed is in hand, and what the threads compute is not."""
-        done = [done for pushed in self._unreported() for done in pushed.done if pushed.counted]
-        state.batches = frozenset(batch_id(part.epoch, part.number) for part in done)
-        pushed = Counter[int]()
-        for part in done:
-            pushed[part.number] += part.images
-        state.progress = replace(state.progress, next=self.pushes.clock, base=self.base, pushed=dict(pushed))
+        self.held.export_state(state, self.config, self.schedule.base)
 
     def transfers(self) -> list[Any]:
-        far = [lane for lane in self.pushes.lanes if not lane.near]
-        return [*far, self.data, *([self.pulls] if self.pulls.weights_window.late else [])]
+        """Return what may still send or receive when the generation ends."""
+        current = self.current
+        late = [current.pulls] if current.pulls.weights_window.late else []
+        return [*self.pushes.rings.far, current.data, *late, *self.replica.transfers()]
 
     def awaits(self) -> Iterator[Wait]:
-        yield from self.data.awaits()
+        """Yield what other ranks owe this worker."""
+        yield from self.current.data.awaits()
         yield from self.pushes.awaits()
-        yield from self.pulls.awaits()
+        yield from self.current.pulls.awaits()
+        yield from self.replica.awaits(self.current)
 
     @property
-    def parked(self) -> bool:
-        """Whether threads have nothing to do because batches wait for other strips."""
-        return False
+    def world(self) -> World:
+        """Return the ranks of the current generation."""
+        return self.current.world
 
     @property
-    def idle_share(self) -> float:
-        """Of the threads: those that have nothing to do."""
-        return sum(thread.waiting == 0 for thread in self.trainers) / len(self.trainers)
+    def strip(self) -> int | None:
+        """Return the strip of its replica that this worker computes; None where it computes whole batches."""
+        return self.replica.strip
 
     @property
-    def busy(self) -> float:
-        """Seconds that a thread has computed, on average."""
-        return (sum(thread.busy for thread in self.trainers) - self.pool.waited) / len(self.trainers)
+    def pulled(self) -> Counter[str]:
+        """Return the totals of all pulls, of this generation and earlier ones."""
+        totals = Counter(self.pulled_before)
+        totals.update(self.current.pulls.totals)
+        return totals
 
     def stats(self) -> dict[str, Any]:
-        return statistics.told(self)
+        """Return the statistics of this worker, for the coordinator."""
+        return statistics.worker_statistics(self)

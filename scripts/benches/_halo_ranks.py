@@ -26,7 +26,7 @@ from adam_mpi.worker import channels
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.gradient_buffer import GradientBuffer, descend
 from adam_mpi.worker.link import Link
-from adam_mpi.worker.strip_worker import REST_SECONDS
+from adam_mpi.worker.partitioned_replica import REST_SECONDS
 from adam_mpi.worker.sums import Sums
 
 SHAPES = MODELS["alexnet"].shapes

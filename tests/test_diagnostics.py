@@ -1,4 +1,4 @@
-"""Looking into a model: layers in numbers, an image on its way through them, and the first NaN by name."""
+"""Diagnostics of a model: layers in numbers, the outputs of an image, and the layer of the first NaN."""
 
 import re
 import subprocess
@@ -41,7 +41,7 @@ def test_layers_and_an_image_of_a_run(launch, tmp_path):
     assert picture.shape[1] > 1000 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
 
 
-def test_statistics_name_what_is_not_finite():
+def test_statistics_count_values_that_are_not_finite():
     values = np.array([0, 0, 1, 3, np.nan, np.inf], np.float32)
     text = statistics(values)
     assert "mean +1.000e+00" in text and "zeros 50.0%" in text and "NOT FINITE: 2" in text
@@ -49,7 +49,8 @@ def test_statistics_name_what_is_not_finite():
 
 
 def batch(pixels, number=7):
-    ids, labels = np.arange(len(pixels)), np.zeros(len(pixels), np.int64)
+    ids = np.arange(len(pixels))
+    labels = np.zeros(len(pixels), np.int64)
     return Batch(phase=0, epoch=3, number=number, ids=ids, labels=labels, pixels=pixels)
 
 
@@ -61,42 +62,42 @@ def batch(pixels, number=7):
         ("dense2/bias", np.inf, "dense2/bias"),
     ],
 )
-def test_the_first_layer_is_named(name, value, what):
+def test_the_first_layer_that_is_not_finite_is_reported(name, value, what):
     shapes, weights = prepare("conv relu pool")
     views(weights, tensors(shapes))[name][:] = value
     pixels = block(3)[0]
-    hunter = NaNDetector(shapes)
-    hunter.look(0.5, weights, batch(pixels, number=6))
-    hunter.look(float("nan"), weights, batch(pixels))
-    hunter.look(float("nan"), weights, batch(pixels, number=8))
-    found = hunter.trouble
+    detector = NaNDetector(shapes)
+    detector.look(0.5, weights, batch(pixels, number=6))
+    detector.look(float("nan"), weights, batch(pixels))
+    detector.look(float("nan"), weights, batch(pixels, number=8))
+    found = detector.trouble
     assert found is not None
     assert (found.what, found.step, found.epoch, found.batches, found.images) == (what, 2, 3, [7], [0, 1, 2])
     assert describe(found.stats()) == f"{what} is not finite: step 2, epoch 3, batch 7"
 
 
-def test_nothing_is_suspected_of_a_sound_network():
+def test_nothing_is_reported_of_a_finite_network():
     shapes, weights = prepare("conv relu pool")
     assert list(suspects(shapes, weights, block(3)[0])) == []
 
 
-def test_a_job_that_diverges_says_where_and_ends(launch):
-    """Steps far too large: the first output that overflows is named on the terminal and in the summary."""
-    # In step: the first step is on the weights of the start for certain.
+def test_a_job_that_diverges_reports_the_layer_and_ends(launch):
+    """With far too large steps, the first output that overflows is on the terminal and in the summary."""
+    # Synchronous, so that the first step is certainly on the initial weights.
     settings = given("data.images=3000", "train.epochs=1", "optimizer.learning_rate=1e12", "observe.interval=0.2")
     job = launch(3, "train", *settings, *given("consistency.staleness=0", "worker.threads=1"))
     assert job.returncode == 2 and not (job.run / "DONE").exists(), job.said()
     failure = job.summary["failure"]
     assert re.match(r"rank 0, data on \S+: epoch 1/1 train: the loss of \d+ of \d+ images is not finite; set", failure)
     assert job.summary["status"] == "failed" and job.stderr.count(failure) == 1, job.said()
-    (said,) = re.findall(r"^rank \d+: (.*) is not finite: step (\d+), epoch 1, batch \d+", job.stdout, re.MULTILINE)
-    told = list(job.summary["not_finite"].values())
-    assert said[0] in [trouble["what"] for trouble in told] and int(said[1]) >= 2
-    assert all(trouble["layer"] in trouble["what"] for trouble in told) and job.summary["pushes"]["refused"] > 0
+    (printed,) = re.findall(r"^rank \d+: (.*) is not finite: step (\d+), epoch 1, batch \d+", job.stdout, re.MULTILINE)
+    reported = list(job.summary["not_finite"].values())
+    assert printed[0] in [trouble["what"] for trouble in reported] and int(printed[1]) >= 2
+    assert all(trouble["layer"] in trouble["what"] for trouble in reported) and job.summary["pushes"]["refused"] > 0
 
 
-def test_a_job_that_learned_nothing_says_so_in_the_end(launch):
-    """Weights that do not move are as good as guessing."""
+def test_a_job_that_learned_nothing_ends_with_a_warning(launch):
+    """Weights that do not change classify no better than guessing."""
     job = launch(2, "train", *given("data.images=640", "train.epochs=1", "optimizer.learning_rate=1e-12"))
     assert job.returncode == 0 and (job.run / "DONE").exists(), job.said()
     (warning,) = job.summary["warnings"]

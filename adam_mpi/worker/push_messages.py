@@ -1,0 +1,143 @@
+"""The messages of a push: the values of a shard, or activations and errors of a dense layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adam_mpi.sharding import message_format
+from adam_mpi.sharding.codecs import CODECS, NUMBERS
+from adam_mpi.sharding.factors import FactorPlan
+from adam_mpi.sharding.position import batch_id
+from adam_mpi.sharding.shards import Shard
+from adam_mpi.transport import mailbox
+from adam_mpi.worker.gradient_buffer import GradientBuffer
+
+if TYPE_CHECKING:
+    from adam_mpi.worker.push_client import PushClient
+
+
+@dataclass(frozen=True)
+class ShardMessage:
+    """The part of a gradient buffer that belongs to one shard."""
+
+    client: "PushClient"
+    buffer: GradientBuffer
+    shard: Shard
+    copy: Callable[[np.ndarray, np.ndarray], bool]
+    """Copies words into the memory of the server; returns whether all are finite."""
+    last: bool = False
+    """Whether it is the last message of the push to its server."""
+
+    @property
+    def where(self) -> str:
+        """Return a name of the shard, for messages."""
+        return f"shard {self.shard.index}"
+
+    @property
+    def part(self) -> slice:
+        """Return the place of the shard in the worker's vector."""
+        return self.client.rings.worker_shards.part(self.shard)
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        """Write the values into `body`; return the header without the position in the ring."""
+        client = self.client
+        header = client.header(self.buffer, self.shard)
+        values = self.buffer.values[self.part]
+        if client.codec.feedback:
+            sent = client.encoded(self.buffer, self.shard)
+            header["words"] = sent.words.size
+            header["finite"] = sent.finite
+            body[: sent.words.size] = sent.words
+        elif client.codec is CODECS["none"]:
+            header["words"] = values.size
+            header["finite"] = self.copy(body, values.view(np.uint32))
+        elif mailbox.finite(values.view(np.uint32)):
+            header["words"] = client.codec.encode(values, values[:0], body)
+            header["finite"] = 1
+        else:
+            header["words"] = client.codec.words(values.size)
+            body[: header["words"]] = 0
+        header["codec"] = NUMBERS[client.config.push.codec]
+        header["kind"] = message_format.DELTA
+        header["values"] = self.shard.size
+        header["last"] = self.last
+        client.count_message(self.buffer, self.shard.layer, "delta", header)
+        return header
+
+    def batches(self) -> np.ndarray:
+        """Return the ids of the batches of the push."""
+        return _batches(self.buffer)
+
+    def settled(self) -> None:
+        """Note that the server has handled the message."""
+        self.client.acknowledge(self.buffer)
+
+    def missing(self) -> list[slice]:
+        """Return the spans of the worker's vector that are not applied before this message is."""
+        return [self.part]
+
+
+@dataclass(frozen=True)
+class FactorMessage:
+    """Activations and errors of some images of a gradient buffer, for the rows of a layer that one server holds."""
+
+    client: "PushClient"
+    buffer: GradientBuffer
+    layer: str
+    plan: FactorPlan
+    images: slice
+    part: int
+    """The number of this message among the `parts` that the images are spread over."""
+    parts: int
+    last: bool = False
+    """Whether it is the last message of the push to its server."""
+
+    @property
+    def where(self) -> str:
+        """Return a name of the layer, for messages."""
+        return f"layer {self.layer}"
+
+    def write(self, body: np.ndarray) -> np.ndarray:
+        """Write the factors into `body`; return the header without the position in the ring."""
+        header = self.client.header(self.buffer, self.plan.shards[0])
+        factors = self.buffer.factors[self.layer]
+        activations = factors.activations[self.images]
+        errors = factors.errors[self.images]
+        gradient = self.buffer.values
+        matrix = self.plan.matrix
+        # The gradient of the biases is of all images: the first part has it.
+        header["words"] = self.plan.write(body, activations, errors, gradient if self.part == 0 else None)
+        sent = (activations, errors, gradient[matrix.biases : matrix.biases + matrix.outputs])
+        header["finite"] = all(mailbox.finite(values.reshape(-1).view(np.uint32)) for values in sent)
+        header["codec"] = NUMBERS[self.client.config.push.factor_codec]
+        header["kind"] = message_format.FACTOR
+        header["values"] = len(activations)
+        header["last"] = self.last
+        header["part"] = self.part
+        header["parts"] = self.parts
+        self.client.count_message(self.buffer, self.layer, "factor", header)
+        return header
+
+    def batches(self) -> np.ndarray:
+        """Return the ids of the batches of the push."""
+        return _batches(self.buffer)
+
+    def settled(self) -> None:
+        """Note that the server has handled the message."""
+        self.client.acknowledge(self.buffer)
+
+    def missing(self) -> list[slice]:
+        """Return the spans of the whole layer for the last part: until that is in, the layer counts as missing."""
+        if self.part < self.parts - 1:
+            return []
+        return [slice(shard.start, shard.stop) for shard in self.plan.shards]
+
+
+PushMessage = ShardMessage | FactorMessage
+
+
+def _batches(buffer: GradientBuffer) -> np.ndarray:
+    """Return the ids of the batches of a push; the parts that threads have computed of a joint one are one batch."""
+    return np.unique(np.array([batch_id(done.epoch, done.number) for done in buffer.done], np.int64))
