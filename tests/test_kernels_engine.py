@@ -2,13 +2,28 @@
 
 import json
 import threading
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
 import pytest
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.engine import conv_step, cpu, dense_product, jit, memory, program, tuner, vector, winograd1d
+from adam_mpi.model import layers
+from adam_mpi.model.engine import (
+    conv_choice,
+    cpu,
+    dense_product,
+    elementwise,
+    jit,
+    layer_steps,
+    memory,
+    program,
+    tuner,
+    vector,
+    winograd1d,
+)
+from adam_mpi.model.engine.builder import Builder
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
@@ -20,7 +35,7 @@ RELU, TANH, SIGMOID = FUNCTIONS
 
 
 def some(cases, count):
-    """The first cases; the others are for `--full`."""
+    """Return `cases`, of which only the first `count` run without `--full`."""
     return [case if number < count else pytest.param(case, marks=pytest.mark.full) for number, case in enumerate(cases)]
 
 
@@ -30,7 +45,7 @@ def engine_context(shapes, images, lanes, registers=16, make=jit.plain):
 
 
 def check(shapes, images, count, context, seed=0, rounds=2):
-    """Loss, number correct, gradient and inference are those of the reference."""
+    """Assert that loss, number correct, gradient and inference are those of the reference."""
     random = np.random.default_rng(seed)
     weights = (initial(shapes, seed) + 0.05 * random.standard_normal(total(shapes))).astype(np.float32)
     pixels = random.integers(0, 256, (count, *shapes[0].input), dtype=np.uint8)
@@ -53,7 +68,7 @@ def check(shapes, images, count, context, seed=0, rounds=2):
 
 
 def random_stack(random):
-    """A stack of one to three windows and one or two dense layers over a small image, some of it odd."""
+    """Return the shapes of up to three windows and one or two dense layers over a small image, some of it odd."""
     shape = [int(random.integers(1, high)) for high in (4, 9, 9)]
     stack, (_, height, width) = [], shape
     for _ in range(random.integers(0, 4)):
@@ -139,8 +154,8 @@ def test_winograd_agrees_with_the_reference(case):
     check(shapes, 9, 9, engine_context(shapes, 9, 4), 1)
 
 
-# Kernels of five for Winograd's transform along lines: input shape, layers.
-LINES = [
+# Kernels of five for Winograd's transform along rows: input shape, layers.
+ALONG_ROWS = [
     ((3, 9, 10), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 1), TANH]),
     ((1, 12, 12), [Conv(10, 5), RELU, MaxPool(2)]),
     ((2, 11, 13), [Conv(8, 5, 1, 4), RELU, MaxPool(2), Conv(11, 5, 1, 3), MaxPool(3)]),
@@ -148,8 +163,8 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("case", some(LINES, 2))
-def test_winograd_along_lines_agrees_with_the_reference(case):
+@pytest.mark.parametrize("case", some(ALONG_ROWS, 2))
+def test_winograd_along_rows_agrees_with_the_reference(case):
     shape, stack = case
     shapes = infer([*stack, Dense(3)], shape, 3)
     context = engine_context(shapes, 6, 4)
@@ -157,7 +172,7 @@ def test_winograd_along_lines_agrees_with_the_reference(case):
     check(shapes, 6, 6, context, 1)
 
 
-def test_matrices_of_lines_are_those_of_a_correlation():
+def test_matrices_of_winograd1d_are_those_of_a_correlation():
     random = np.random.default_rng(0)
     for kernel in (3, 5):
         outputs, kernels, inputs = map(np.array, winograd1d.matrices(kernel))
@@ -249,7 +264,7 @@ AS_IN_PYTORCH = [
 
 
 def in_pytorch(torch, shapes, values, x):
-    """The scores of these layers, as PyTorch computes them."""
+    """Return the scores of the layers `shapes`, as PyTorch computes them."""
     functions, given = torch.nn.functional, iter(values)
     for shape in shapes:
         layer = shape.layer
@@ -336,21 +351,47 @@ def test_float64_takes_the_reference():
 
 def test_buffers_that_live_together_do_not_meet():
     shapes = compiled_stack("everything fused")[0]
-    builder = program.Builder(shapes, 64, 8, 16)
-    inputs = builder.values
+    builder = Builder(shapes, images=64, lanes=8, registers=16)
     index = 0
     while index < len(shapes):
-        index += builder.layer(index)
-    phases = [phase for part in builder.parts(inputs) for phase in part.lasting(builder.blocks)]
-    places, floats, _ = memory.lay_out(phases, builder.blocks)
-    lives = memory.lifetimes(phases)
-    for one in lives:
-        assert places[one.buffer] + memory.size(one.buffer, builder.blocks) <= floats
-        for other in lives:
+        index += layer_steps.add(builder, index)
+    phases = [phase for part in builder.parts() for phase in part.lasting(builder.blocks)]
+    plan = memory.lay_out(phases, builder.blocks)
+    lifetimes = memory.lifetimes(phases)
+    for one in lifetimes:
+        assert plan.places[one.buffer] + memory.size(one.buffer, builder.blocks) <= plan.floats
+        for other in lifetimes:
             if one != other and one.first <= other.last and other.first <= one.last:
-                spans = sorted((places[x.buffer], memory.size(x.buffer, builder.blocks)) for x in (one, other))
+                spans = sorted((plan.places[x.buffer], memory.size(x.buffer, builder.blocks)) for x in (one, other))
                 assert spans[0][0] + spans[0][1] <= spans[1][0]
-    assert floats < sum(memory.size(life.buffer, builder.blocks) for life in lives)
+    sizes = sum(memory.size(lifetime.buffer, builder.blocks) for lifetime in lifetimes)
+    assert plan.floats < sizes == plan.unshared
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A layer that keeps the shape of its input, and that no engine knows."""
+
+
+def test_a_layer_without_kernels_is_named():
+    shapes = list(infer([Conv(3, 3), TANH, TANH, Dense(2)], (1, 8, 8), 2))
+    shapes[2] = replace(shapes[2], name="unknown1", layer=Unknown())
+    with pytest.raises(UserError, match="layer unknown1: .* no kernels for Unknown.*layer_steps.STEPS"):
+        program.build(shapes, 16, 8, 16)
+
+
+def test_an_activation_without_a_formula_is_named(monkeypatch):
+    shapes = infer([Dense(3), TANH, Dense(2)], (1, 2, 2), 2)
+    for rule in ("FORWARD", "BACKWARD"):
+        with monkeypatch.context() as patch:
+            patch.delitem(getattr(elementwise, rule), "tanh")
+            with pytest.raises(UserError, match=f"'tanh'.*elementwise.{rule}"):
+                program.build(shapes, 16, 8, 16)
+
+
+def test_every_kind_of_layer_has_a_rule():
+    assert set(layers.KINDS.values()) <= set(layer_steps.STEPS)
+    assert set(layers.FUNCTIONS) == set(elementwise.FORWARD) == set(elementwise.BACKWARD)
 
 
 def test_denormals_are_flushed_while_the_kernels_run():
@@ -384,8 +425,8 @@ def test_choices_are_reported_and_can_be_given_again():
     shapes = compiled_stack("winograd twice")[0]
     first = program.build(shapes, 8, 8, 16)
     assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
-    given = {name: conv_step.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
-    given |= json.loads(json.dumps({"conv2": conv_step.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
+    given = {name: conv_choice.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
+    given |= json.loads(json.dumps({"conv2": conv_choice.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
     second = program.build(shapes, 8, 8, 16, given)
     assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd"]
     assert program.build(shapes, 8, 8, 16, json.loads(json.dumps(second.choices))).text == second.text
@@ -396,8 +437,8 @@ def test_the_tuner_measures_once(tmp_path, monkeypatch):
     shapes = infer([Conv(4, 2), RELU, Dense(2)], (1, 4, 4), 2)
     measured = []
 
-    def measure(job, candidates):
-        measured.append(job.shape)
+    def measure(spec, candidates):
+        measured.append(spec.shape)
         return candidates[-1]
 
     monkeypatch.setattr(tuner, "measure", measure)

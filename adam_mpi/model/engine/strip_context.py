@@ -85,9 +85,9 @@ class EngineStripContext(EngineContext):
 
         Errors of the loss are known to all strips: each takes its own, without an exchange.
         """
-        passage = self.passages[port.passage]
-        if port.direction == BACK and not passage.exchange.summed:
-            segments[-1].work.append(partial(passage.unpack, BACK, {}))
+        buffers = self.passages[port.passage]
+        if port.direction == BACK and not buffers.exchange.summed:
+            segments[-1].work.append(partial(buffers.unpack, BACK, {}))
             return
         segments[-1].port = port
         segments.append(Segment())
