@@ -49,16 +49,18 @@ def check(shapes, images, count, context, seed=0, rounds=2):
     random = np.random.default_rng(seed)
     weights = (initial(shapes, seed) + 0.05 * random.standard_normal(total(shapes))).astype(np.float32)
     pixels = random.integers(0, 256, (count, *shapes[0].input), dtype=np.uint8)
-    labels, ids = random.integers(0, shapes[-1].output[0], count), random.permutation(1000)[:count]
-    wanted, given = np.zeros(len(weights)), np.zeros(len(weights), np.float32)
+    labels = random.integers(0, shapes[-1].output[0], count)
+    batch = (pixels, labels, random.permutation(1000)[:count])
+    wanted = np.zeros(len(weights))
+    given = np.zeros(len(weights), np.float32)
     reference = Network(shapes, images, 11, np.float64).context()
     for _ in range(rounds):
-        loss, correct = reference.train(weights.astype(np.float64), wanted, pixels, labels, ids, 1)
-        result = context.train(weights, given, pixels, labels, ids, 1)
+        loss, correct = reference.train(weights.astype(np.float64), wanted, *batch, epoch=1)
+        result = context.train(weights, given, *batch, epoch=1)
         assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct
     np.testing.assert_allclose(given, wanted, atol=3e-5 * max(1, np.abs(wanted).max()))
     fresh = np.full_like(given, np.nan)
-    context.train(weights, fresh, pixels, labels, ids, 1, overwrite=True)
+    context.train(weights, fresh, *batch, epoch=1, overwrite=True)
     np.testing.assert_allclose(fresh, given / rounds, rtol=1e-4, atol=1e-5 * max(1, np.abs(wanted).max()))
     loss, correct = reference.evaluate(weights.astype(np.float64), pixels, labels)
     result = context.evaluate(weights, pixels, labels)
@@ -70,7 +72,8 @@ def check(shapes, images, count, context, seed=0, rounds=2):
 def random_stack(random):
     """Return the shapes of up to three windows and one or two dense layers over a small image, some of it odd."""
     shape = [int(random.integers(1, high)) for high in (4, 9, 9)]
-    stack, (_, height, width) = [], shape
+    stack = []
+    _, height, width = shape
     for _ in range(random.integers(0, 4)):
         side = min(height, width)
         if random.random() < 0.7:
@@ -90,7 +93,7 @@ def random_stack(random):
             stack.append(FUNCTIONS[random.integers(3)] if random.random() < 0.4 else RELU)
         if min(height, width) >= 2 and random.random() < 0.3:
             stack.append(MaxPool(2))
-            height, width = height // 2, width // 2
+            height, width = (size // 2 for size in (height, width))
         if random.random() < 0.2:
             stack.append(LocalResponseNorm(int(random.integers(1, 6)), 1.5, 0.3, float(random.choice([0.75, 0.4]))))
         if random.random() < 0.2:
@@ -108,7 +111,8 @@ def test_emitted_source_agrees_with_the_reference(first):
     for seed in range(first, first + 20):
         random = np.random.default_rng(seed)
         shapes = random_stack(random)
-        lanes, registers = int(random.choice([4, 4, 8, 16])), int(random.choice([16, 32]))
+        lanes = int(random.choice([4, 4, 8, 16]))
+        registers = int(random.choice([16, 32]))
         images = int(random.integers(1, 68)) if seed % 10 == 0 else int(random.integers(1, 14))
         count = int(random.integers(1, images + 1))
         check(shapes, images, count, engine_context(shapes, images, lanes, registers), seed)
@@ -120,7 +124,8 @@ def test_few_images_agree_with_the_reference(first):
     for seed in range(first, first + 10):
         random = np.random.default_rng(seed)
         shapes = random_stack(random)
-        lanes, registers = int(random.choice([4, 8, 16])), int(random.choice([16, 32]))
+        lanes = int(random.choice([4, 8, 16]))
+        registers = int(random.choice([16, 32]))
         images = int(random.integers(1, (lanes - 1) // 2 + 1))
         context = engine_context(shapes, images, lanes, registers)
         assert context.program.lanes == 1
@@ -176,7 +181,8 @@ def test_matrices_of_winograd1d_are_those_of_a_correlation():
     random = np.random.default_rng(0)
     for kernel in (3, 5):
         outputs, kernels, inputs = map(np.array, winograd1d.matrices(kernel))
-        values, weights = random.standard_normal(kernel + 3), random.standard_normal(kernel)
+        values = random.standard_normal(kernel + 3)
+        weights = random.standard_normal(kernel)
         wanted = [values[start : start + kernel] @ weights for start in range(4)]
         np.testing.assert_allclose(outputs @ ((kernels @ weights) * (inputs @ values)), wanted)
 
@@ -247,7 +253,8 @@ def test_compiled_kernels_agree_with_the_reference(case):
 @pytest.mark.parametrize("seed", range(500, 512))
 def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
     random = np.random.default_rng(seed)
-    shapes, images = random_stack(random), int(random.integers(1, 40))
+    shapes = random_stack(random)
+    images = int(random.integers(1, 40))
     context = engine_context(shapes, images, int(random.choice([4, 8, 16])), make=jit.run)
     check(shapes, images, images, context, seed)
 
@@ -265,7 +272,8 @@ AS_IN_PYTORCH = [
 
 def in_pytorch(torch, shapes, values, x):
     """Return the scores of the layers `shapes`, as PyTorch computes them."""
-    functions, given = torch.nn.functional, iter(values)
+    functions = torch.nn.functional
+    given = iter(values)
     for shape in shapes:
         layer = shape.layer
         if isinstance(layer, Conv):
@@ -287,9 +295,10 @@ def in_pytorch(torch, shapes, values, x):
 def test_gradients_are_those_of_pytorch(images, lanes, case):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: compared with the reference only")
     shapes = infer([*case[1], Dense(5)], case[0], 5)
-    weights, (pixels, labels, ids) = initial(shapes, 3), block(images, shapes)
+    weights = initial(shapes, 3)
+    pixels, labels, ids = block(images, shapes)
     gradient = np.zeros_like(weights)
-    loss, _ = engine_context(shapes, images, lanes).train(weights, gradient, pixels, labels, ids, 0)
+    loss, _ = engine_context(shapes, images, lanes).train(weights, gradient, pixels, labels, ids, epoch=0)
     values = [torch.tensor(view, requires_grad=True) for view in views(weights, tensors(shapes)).values()]
     scores = in_pytorch(torch, shapes, values, torch.from_numpy(pixels / np.float32(255)))
     wanted = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="sum")
@@ -316,7 +325,8 @@ def block(count, shapes, seed=0):
 
 def test_two_threads_give_what_one_gives():
     shapes, images = compiled_stack("all kinds")
-    network, weights = Network(shapes, images, 11, engine="generated"), initial(shapes, 3)
+    network = Network(shapes, images, 11, engine="generated")
+    weights = initial(shapes, 3)
     blocks = [block(16, shapes, seed) for seed in (1, 2)]
 
     def gradient_of(context, data):
@@ -405,7 +415,8 @@ def test_denormals_are_flushed_while_the_kernels_run():
             values[index] *= factor
         vector.restore(before)
 
-    tiny, factor = np.full(64, 1e-30, np.float32), np.float32(1e-10)
+    tiny = np.full(64, 1e-30, np.float32)
+    factor = np.float32(1e-10)
     flushed = tiny.copy()
     scale(flushed, factor)
     assert not flushed.any()
@@ -421,12 +432,17 @@ def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
     assert "def dense1_forward" in shown.read_text()
 
 
+def square(channels, maps, size=8, kernel=3, pad=1):
+    """Return a convolution of stride 1 over square planes."""
+    return Shape(channels, height=size, width=size, maps=maps, kernel=kernel, stride=1, pad=pad)
+
+
 def test_choices_are_reported_and_can_be_given_again():
     shapes = compiled_stack("winograd twice")[0]
     first = program.build(shapes, 8, 8, 16)
     assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
-    given = {name: conv_choice.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
-    given |= json.loads(json.dumps({"conv2": conv_choice.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
+    given = {name: conv_choice.choices(square(3, 16), 1, 16)[0] for name in ("conv1",)}
+    given |= json.loads(json.dumps({"conv2": conv_choice.choices(square(16, 17), 2, 16)[1]}))
     second = program.build(shapes, 8, 8, 16, given)
     assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd"]
     assert program.build(shapes, 8, 8, 16, json.loads(json.dumps(second.choices))).text == second.text
@@ -443,7 +459,7 @@ def test_the_tuner_measures_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tuner, "measure", measure)
     assert tuner.tune(shapes) == tuner.tune(shapes)
-    assert measured == [Shape(1, 4, 4, 4, 2, 1, 0)]
+    assert measured == [square(1, 4, size=4, kernel=2, pad=0)]
     assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)
 
 
@@ -455,7 +471,9 @@ def test_fixed_choices_are_those_of_a_program_that_is_given_none(stack):
 
 def test_weights_may_be_of_any_kind_of_array():
     shapes = infer([Dense(3)], (1, 2, 2), 3)
-    context, weights, (pixels, labels, _) = engine_context(shapes, 4, 4), initial(shapes, 0), block(4, shapes)
+    context = engine_context(shapes, 4, 4)
+    weights = initial(shapes, 0)
+    pixels, labels, _ = block(4, shapes)
     frozen = np.repeat(weights.astype(np.float64), 2)[::2]
     frozen.flags.writeable = False
     assert context.evaluate(frozen, pixels, labels) == context.evaluate(weights, pixels, labels)

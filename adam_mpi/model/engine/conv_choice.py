@@ -53,6 +53,7 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
 
 
 def _fitting(shape: Shape, window: int) -> dict[str, bool]:
+    """Return for each algorithm whether it can compute the convolution."""
     return {"direct": True, "winograd": winograd2d.fits(shape, window), "lines": winograd1d.fits(shape)}
 
 
@@ -67,12 +68,13 @@ def check(choice: object, shape: Shape, window: int) -> str:
         return f"algorithm is none of {', '.join(name for name, fits in fitting.items() if fits)}"
     wanted = TILES if algorithm == "direct" else {}
     if set(choice) != {"algorithm", *wanted}:
-        return f"{algorithm} wants {', '.join(wanted) or 'nothing'} besides"
+        return f"{algorithm} has the keys {', '.join(['algorithm', *wanted])} and no others"
     wrong = [name for name, count in wanted.items() if not _is_tile(choice[name], count)]
-    return f"{wrong[0]} wants {wanted[wrong[0]]} whole numbers from 1 to {LARGEST_TILE}" if wrong else ""
+    return f"{wrong[0]} must be {wanted[wrong[0]]} whole numbers from 1 to {LARGEST_TILE}" if wrong else ""
 
 
 def _is_tile(sizes: object, count: int) -> bool:
+    """Return whether `sizes` is a list of `count` whole numbers that a tile may have."""
     return (
         isinstance(sizes, list)
         and len(sizes) == count

@@ -39,6 +39,7 @@ class Sums:
 
     @property
     def count(self) -> int:
+        """How many sums there are."""
         return self.maps * self.channels * len(self.taps)
 
 

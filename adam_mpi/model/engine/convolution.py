@@ -31,10 +31,12 @@ class Shape:
 
     @property
     def left(self) -> int:
+        """Columns of padding on the left."""
         return self.pad if self.margins is None else self.margins[0]
 
     @property
     def right(self) -> int:
+        """Columns of padding on the right."""
         return self.pad if self.margins is None else self.margins[1]
 
     @property

@@ -33,6 +33,7 @@ def add(builder: Builder, index: int) -> int:
 
 
 def _layer(builder: Builder, index: int, relu: bool) -> DenseSpec:
+    """Return the description of the dense layer `index`."""
     shape = builder.shapes[index]
     units, features = shape.weight or ()
     return DenseSpec(
@@ -82,6 +83,7 @@ def _step(builder: Builder, layer: DenseSpec, buffers: DenseBuffers) -> Step:
 
 
 def _kernel(builder: Builder, layer: DenseSpec, suffix: str) -> DenseKernel:
+    """Return the kernel called `suffix` of `layer`, in the cheapest tiles."""
     tile = dense_weights.choose(layer.units, layer.features, builder.lanes, builder.registers)
     return DenseKernel(
         name=f"{layer.name}_{suffix}",

@@ -33,6 +33,7 @@ class Entry:
 
     @property
     def cut(self) -> bool:
+        """Whether there are exchanges between parts."""
         return any(part.port for part in self.parts)
 
 

@@ -73,6 +73,7 @@ def timed(text: str, lanes: int) -> Callable:
 
 
 def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
+    """Return the compiled `function` of the source `text`, from the cache if it was compiled before."""
     source = HEADER.format(kit="vector", lanes=lanes, note=f"{lanes} lanes") + text
     name = f"kernels_{key(source)}"
     _show(name, source)

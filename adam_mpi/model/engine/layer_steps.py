@@ -39,6 +39,7 @@ def add(builder: Builder, index: int) -> int:
 
 
 def _conv(builder: Builder, index: int) -> int:
+    """Add a convolution with the relu and the pooling that are fused with it, by image or by the chosen algorithm."""
     shape = builder.shapes[index]
     taken = fused(builder.shapes, index)
     spec = _conv_spec(builder, index, taken)
@@ -85,6 +86,7 @@ def _conv_spec(builder: Builder, index: int, taken: Fused) -> ConvSpec:
 
 
 def _max_pool(builder: Builder, index: int) -> int:
+    """Add a max-pooling, which keeps the winner of each window for the way back."""
     shape = builder.shapes[index]
     inputs = builder.values
     input_errors = builder.errors
@@ -103,6 +105,7 @@ def _max_pool(builder: Builder, index: int) -> int:
 
 
 def _avg_pool(builder: Builder, index: int) -> int:
+    """Add an average-pooling."""
     shape = builder.shapes[index]
     inputs = builder.values
     input_errors = builder.errors
@@ -119,6 +122,7 @@ def _avg_pool(builder: Builder, index: int) -> int:
 
 
 def _windows(builder: Builder, index: int) -> pool.Windows:
+    """Return the windows of the pooling that is layer `index`."""
     shape = builder.shapes[index]
     layer = shape.layer
     assert isinstance(layer, MaxPool)
@@ -126,6 +130,7 @@ def _windows(builder: Builder, index: int) -> pool.Windows:
 
 
 def _local_response_norm(builder: Builder, index: int) -> int:
+    """Add a local response normalization, which keeps its scales for the way back."""
     shape = builder.shapes[index]
     layer = shape.layer
     assert isinstance(layer, LocalResponseNorm)
@@ -145,6 +150,7 @@ def _local_response_norm(builder: Builder, index: int) -> int:
 
 
 def _dropout(builder: Builder, index: int) -> int:
+    """Add a dropout; its errors are masked in place."""
     shape = builder.shapes[index]
     layer = shape.layer
     assert isinstance(layer, Dropout)
@@ -164,6 +170,7 @@ def _dropout(builder: Builder, index: int) -> int:
 
 
 def _activation(builder: Builder, index: int) -> int:
+    """Add an activation function; its errors are computed in place."""
     layer = builder.shapes[index].layer
     assert isinstance(layer, Activation)
     name = layer.function

@@ -26,6 +26,8 @@ def _as_it_is(function: Callable) -> Callable:
 
 
 def _memory(lanes: int) -> dict[str, Callable]:
+    """Return loads and stores, which assert that they stay inside the array."""
+
     def load(array: np.ndarray, index: int) -> np.ndarray:
         return load_part(array, index, lanes)
 
@@ -48,6 +50,7 @@ def _memory(lanes: int) -> dict[str, Callable]:
 
 
 def _arithmetic(lanes: int) -> dict[str, Callable]:
+    """Return arithmetic on vectors, and choices lane by lane."""
     return {
         "add": np.add,
         "sub": np.subtract,

@@ -34,6 +34,7 @@ class Spread:
 
     @property
     def phases(self) -> int:
+        """Rows that a row of inputs is spread over."""
         return min(self.shape.stride, self.shape.kernel)
 
     @property
@@ -139,6 +140,7 @@ def _copy(source: Source, size: int, first: int, last: int, stride: int) -> None
 
 
 def _emit_forward(spec: ConvSpec, spread: Spread) -> None:
+    """Emit the kernel that computes the outputs from spread inputs."""
     source = spec.source
     shape = spread.shape
     tile = tiles.choose(shape.maps, row_vectors.vectors(shape.columns, spread.lanes), spec.registers)
@@ -195,6 +197,7 @@ def _store_forward(spec: ConvSpec, spread: Spread, planes: int, run: tiles.Run) 
 
 
 def _emit_weights(spec: ConvSpec, spread: Spread) -> None:
+    """Emit the kernel that adds to the gradient, from errors with zeros around them and spread inputs."""
     source = spec.source
     shape = spread.shape
     tile = conv_weights.choose(shape, spec.registers)
@@ -245,6 +248,7 @@ def _sum_weights(source: Source, spread: Spread, sums: Sums) -> None:
 
 
 def _emit_data(spec: ConvSpec, spread: Spread) -> None:
+    """Emit the kernel that computes the errors of the inputs, spread as the inputs are."""
     source = spec.source
     shape = spread.shape
     count = spread.back // spread.lanes
@@ -280,6 +284,7 @@ def _phase_data(spec: ConvSpec, spread: Spread, tile: tiles.Tile, phase: int) ->
 
 
 def _emit_gather(spec: ConvSpec, spread: Spread) -> None:
+    """Emit the kernel that puts spread errors of the inputs into their columns."""
     source = spec.source
     shape = spread.shape
     head = f"{spec.name}_gather(memory, result, inputs, input_errors)"

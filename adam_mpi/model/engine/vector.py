@@ -26,7 +26,7 @@ entry = partial(njit, nogil=True, cache=True, no_cfunc_wrapper=True)
 
 
 class Vector(types.Type):
-    """`lanes` float32 in one register."""
+    """The numba type of `lanes` float32 in one register."""
 
     def __init__(self, lanes: int) -> None:
         super().__init__(name=f"vector{lanes}")
@@ -196,8 +196,8 @@ def _choices(vector: Vector) -> dict[str, Callable]:
         return lambda builder, a, b, yes, no: builder.select(builder.fcmp_ordered(sign, a, b), yes, no)
 
     return {
-        "greater": define(choice(">"), vector, vector, vector, vector, vector),
-        "equal": define(choice("=="), vector, vector, vector, vector, vector),
+        "greater": define(choice(">"), *[vector] * 5),
+        "equal": define(choice("=="), *[vector] * 5),
         "maximum": define(_builders(vector)["maximum"], vector, vector, vector),
     }
 

@@ -71,6 +71,7 @@ class Winograd1D:
 
     @property
     def points(self) -> int:
+        """Products of a tile and kernel row: one per point."""
         return COLUMNS + self.shape.kernel - 1
 
     @property
@@ -90,14 +91,17 @@ class Winograd1D:
 
     @property
     def value_floats(self) -> int:
+        """Floats of V of one block."""
         return self.points * self.shape.channels * self.padded * self.across * self.lanes
 
     @property
     def product_floats(self) -> int:
+        """Floats of M of one block, and of E."""
         return self.points * self.shape.maps * self.tiles * self.lanes
 
     @property
     def back_floats(self) -> int:
+        """Floats of D of one block."""
         return self.points * self.shape.channels * self.shape.height * self.across * self.lanes
 
     def point_offsets(self, vectors: int) -> list[int]:

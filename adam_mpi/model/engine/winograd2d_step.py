@@ -108,6 +108,7 @@ def _panel_floats(spec: ConvSpec, errors: Side) -> int:
 
 
 def _emit_forward(spec: ConvSpec, name: str, side: Side) -> None:
+    """Emit the kernel `name` that computes the outputs of the tiles of `side`."""
     shape = spec.shape
     outputs = Outputs(
         side=side,
@@ -124,6 +125,7 @@ def _emit_forward(spec: ConvSpec, name: str, side: Side) -> None:
 
 
 def _emit_data(spec: ConvSpec, side: Side) -> None:
+    """Emit the kernel that computes the errors of the inputs; `side` are the errors of the outputs."""
     shape = spec.shape
     outputs = Outputs(
         side=side,
@@ -138,6 +140,7 @@ def _emit_data(spec: ConvSpec, side: Side) -> None:
 
 
 def _emit_values(spec: ConvSpec, name: str, side: Side) -> None:
+    """Emit the kernels that pad the planes of `side`, and transform their tiles."""
     winograd2d.emit_pad(spec.source, f"{name}_pad", side, spec.lanes)
     winograd2d.emit_values(spec.source, f"{name}_values", side, spec.lanes)
 
@@ -167,6 +170,7 @@ def _emit_chain(spec: ConvSpec, name: str, side: Side, product: dense_product.Pr
 
 
 def _emit_weights(spec: ConvSpec, side: Side) -> None:
+    """Emit the kernel that adds up the gradient of the transformed kernels, and adds to that of the bias."""
     source = spec.source
     shape = spec.shape
     lanes = spec.lanes
