@@ -361,7 +361,7 @@ def test_float64_takes_the_reference():
 
 def test_buffers_that_live_together_do_not_meet():
     shapes = compiled_stack("everything fused")[0]
-    builder = Builder(shapes, images=64, lanes=8, registers=16)
+    builder = Builder(shapes, images=64, lanes=8, registers=16, copied=program.COPIED)
     index = 0
     while index < len(shapes):
         index += layer_steps.add(builder, index)

@@ -14,14 +14,15 @@ from adam_mpi.model.layers import Activation, Dense, Dropout, LayerShape
 
 PASS_IMAGES = 64
 """Images that go through the network together; a larger batch takes several passes."""
-COPIED = 2**20
-"""Parameters of a dense layer up to which each thread has a copy."""
 IN_PLACE = (Activation, Dropout)
 """Layers whose errors are computed in place: they need no buffer of their own."""
 
 
 class Builder:
-    """Collects steps; `values` and `errors` are the buffers of the last output and of its errors."""
+    """Collects steps; `values` and `errors` are the buffers of the last output and of its errors.
+
+    `copied`: parameters of a dense layer up to which each thread has a copy of them.
+    """
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class Builder:
         images: int,
         lanes: int,
         registers: int,
+        copied: int,
         choices: dict[str, Choice] | None = None,
         captured: Sequence[str] = (),
         batches: int = 1,
@@ -48,7 +50,7 @@ class Builder:
         self.blocks = blocks if cut else min(blocks, max(1, PASS_IMAGES // self.lanes))
         self.own_blocks = -(-own // self.lanes) if own < images else self.blocks
         self.offsets = {tensor.name: tensor.offset for tensor in parameters.tensors(shapes)}
-        large = tuple(s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > COPIED)
+        large = tuple(s.name for s in shapes if isinstance(s.layer, Dense) and s.parameters > copied)
         self.uncopied: tuple[str, ...] = () if cut else large
         self.fused: tuple[str, ...] = () if self.per_image else self.uncopied
         self.fused_calls: list[Call] = []

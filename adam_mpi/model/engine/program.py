@@ -10,6 +10,9 @@ from adam_mpi.model.engine.memory import Buffer
 from adam_mpi.model.engine.segments import Crossing, Part
 from adam_mpi.model.layers import LayerShape
 
+COPIED = 2**20
+"""Parameters of a dense layer up to which each thread has a copy."""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -58,7 +61,14 @@ def build(
     Raises UserError for a layer that the engine has no kernels for.
     """
     builder = Builder(
-        shapes, images=images, lanes=lanes, registers=registers, choices=choices, captured=captured, batches=batches
+        shapes,
+        images=images,
+        lanes=lanes,
+        registers=registers,
+        copied=COPIED,
+        choices=choices,
+        captured=captured,
+        batches=batches,
     )
     index = 0
     while index < len(shapes):
