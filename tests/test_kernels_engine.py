@@ -2,13 +2,28 @@
 
 import json
 import threading
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
 import pytest
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.engine import conv_step, cpu, dense_product, jit, memory, program, tuner, vector, winograd1d
+from adam_mpi.model import layers
+from adam_mpi.model.engine import (
+    conv_choice,
+    cpu,
+    dense_product,
+    elementwise,
+    jit,
+    layer_steps,
+    memory,
+    program,
+    tuner,
+    vector,
+    winograd1d,
+)
+from adam_mpi.model.engine.builder import Builder
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
@@ -20,7 +35,7 @@ RELU, TANH, SIGMOID = FUNCTIONS
 
 
 def some(cases, count):
-    """The first cases; the others are for `--full`."""
+    """Return `cases`, of which only the first `count` run without `--full`."""
     return [case if number < count else pytest.param(case, marks=pytest.mark.full) for number, case in enumerate(cases)]
 
 
@@ -30,20 +45,22 @@ def engine_context(shapes, images, lanes, registers=16, make=jit.plain):
 
 
 def check(shapes, images, count, context, seed=0, rounds=2):
-    """Loss, number correct, gradient and inference are those of the reference."""
+    """Assert that loss, number correct, gradient and inference are those of the reference."""
     random = np.random.default_rng(seed)
     weights = (initial(shapes, seed) + 0.05 * random.standard_normal(total(shapes))).astype(np.float32)
     pixels = random.integers(0, 256, (count, *shapes[0].input), dtype=np.uint8)
-    labels, ids = random.integers(0, shapes[-1].output[0], count), random.permutation(1000)[:count]
-    wanted, given = np.zeros(len(weights)), np.zeros(len(weights), np.float32)
+    labels = random.integers(0, shapes[-1].output[0], count)
+    batch = (pixels, labels, random.permutation(1000)[:count])
+    wanted = np.zeros(len(weights))
+    given = np.zeros(len(weights), np.float32)
     reference = Network(shapes, images, 11, np.float64).context()
     for _ in range(rounds):
-        loss, correct = reference.train(weights.astype(np.float64), wanted, pixels, labels, ids, 1)
-        result = context.train(weights, given, pixels, labels, ids, 1)
+        loss, correct = reference.train(weights.astype(np.float64), wanted, *batch, epoch=1)
+        result = context.train(weights, given, *batch, epoch=1)
         assert result[0] == pytest.approx(loss, rel=1e-5) and result[1] == correct
     np.testing.assert_allclose(given, wanted, atol=3e-5 * max(1, np.abs(wanted).max()))
     fresh = np.full_like(given, np.nan)
-    context.train(weights, fresh, pixels, labels, ids, 1, overwrite=True)
+    context.train(weights, fresh, *batch, epoch=1, overwrite=True)
     np.testing.assert_allclose(fresh, given / rounds, rtol=1e-4, atol=1e-5 * max(1, np.abs(wanted).max()))
     loss, correct = reference.evaluate(weights.astype(np.float64), pixels, labels)
     result = context.evaluate(weights, pixels, labels)
@@ -53,9 +70,10 @@ def check(shapes, images, count, context, seed=0, rounds=2):
 
 
 def random_stack(random):
-    """A stack of one to three windows and one or two dense layers over a small image, some of it odd."""
+    """Return the shapes of up to three windows and one or two dense layers over a small image, some of it odd."""
     shape = [int(random.integers(1, high)) for high in (4, 9, 9)]
-    stack, (_, height, width) = [], shape
+    stack = []
+    _, height, width = shape
     for _ in range(random.integers(0, 4)):
         side = min(height, width)
         if random.random() < 0.7:
@@ -75,7 +93,7 @@ def random_stack(random):
             stack.append(FUNCTIONS[random.integers(3)] if random.random() < 0.4 else RELU)
         if min(height, width) >= 2 and random.random() < 0.3:
             stack.append(MaxPool(2))
-            height, width = height // 2, width // 2
+            height, width = (size // 2 for size in (height, width))
         if random.random() < 0.2:
             stack.append(LocalResponseNorm(int(random.integers(1, 6)), 1.5, 0.3, float(random.choice([0.75, 0.4]))))
         if random.random() < 0.2:
@@ -93,7 +111,8 @@ def test_emitted_source_agrees_with_the_reference(first):
     for seed in range(first, first + 20):
         random = np.random.default_rng(seed)
         shapes = random_stack(random)
-        lanes, registers = int(random.choice([4, 4, 8, 16])), int(random.choice([16, 32]))
+        lanes = int(random.choice([4, 4, 8, 16]))
+        registers = int(random.choice([16, 32]))
         images = int(random.integers(1, 68)) if seed % 10 == 0 else int(random.integers(1, 14))
         count = int(random.integers(1, images + 1))
         check(shapes, images, count, engine_context(shapes, images, lanes, registers), seed)
@@ -105,7 +124,8 @@ def test_few_images_agree_with_the_reference(first):
     for seed in range(first, first + 10):
         random = np.random.default_rng(seed)
         shapes = random_stack(random)
-        lanes, registers = int(random.choice([4, 8, 16])), int(random.choice([16, 32]))
+        lanes = int(random.choice([4, 8, 16]))
+        registers = int(random.choice([16, 32]))
         images = int(random.integers(1, (lanes - 1) // 2 + 1))
         context = engine_context(shapes, images, lanes, registers)
         assert context.program.lanes == 1
@@ -139,8 +159,8 @@ def test_winograd_agrees_with_the_reference(case):
     check(shapes, 9, 9, engine_context(shapes, 9, 4), 1)
 
 
-# Kernels of five for Winograd's transform along lines: input shape, layers.
-LINES = [
+# Kernels of five for Winograd's transform along rows: input shape, layers.
+ALONG_ROWS = [
     ((3, 9, 10), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 1), TANH]),
     ((1, 12, 12), [Conv(10, 5), RELU, MaxPool(2)]),
     ((2, 11, 13), [Conv(8, 5, 1, 4), RELU, MaxPool(2), Conv(11, 5, 1, 3), MaxPool(3)]),
@@ -148,8 +168,8 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("case", some(LINES, 2))
-def test_winograd_along_lines_agrees_with_the_reference(case):
+@pytest.mark.parametrize("case", some(ALONG_ROWS, 2))
+def test_winograd_along_rows_agrees_with_the_reference(case):
     shape, stack = case
     shapes = infer([*stack, Dense(3)], shape, 3)
     context = engine_context(shapes, 6, 4)
@@ -157,11 +177,12 @@ def test_winograd_along_lines_agrees_with_the_reference(case):
     check(shapes, 6, 6, context, 1)
 
 
-def test_matrices_of_lines_are_those_of_a_correlation():
+def test_matrices_of_winograd1d_are_those_of_a_correlation():
     random = np.random.default_rng(0)
     for kernel in (3, 5):
         outputs, kernels, inputs = map(np.array, winograd1d.matrices(kernel))
-        values, weights = random.standard_normal(kernel + 3), random.standard_normal(kernel)
+        values = random.standard_normal(kernel + 3)
+        weights = random.standard_normal(kernel)
         wanted = [values[start : start + kernel] @ weights for start in range(4)]
         np.testing.assert_allclose(outputs @ ((kernels @ weights) * (inputs @ values)), wanted)
 
@@ -232,7 +253,8 @@ def test_compiled_kernels_agree_with_the_reference(case):
 @pytest.mark.parametrize("seed", range(500, 512))
 def test_compiled_kernels_of_random_stacks_agree_with_the_reference(seed):
     random = np.random.default_rng(seed)
-    shapes, images = random_stack(random), int(random.integers(1, 40))
+    shapes = random_stack(random)
+    images = int(random.integers(1, 40))
     context = engine_context(shapes, images, int(random.choice([4, 8, 16])), make=jit.run)
     check(shapes, images, images, context, seed)
 
@@ -249,8 +271,9 @@ AS_IN_PYTORCH = [
 
 
 def in_pytorch(torch, shapes, values, x):
-    """The scores of these layers, as PyTorch computes them."""
-    functions, given = torch.nn.functional, iter(values)
+    """Return the scores of the layers `shapes`, as PyTorch computes them."""
+    functions = torch.nn.functional
+    given = iter(values)
     for shape in shapes:
         layer = shape.layer
         if isinstance(layer, Conv):
@@ -272,9 +295,10 @@ def in_pytorch(torch, shapes, values, x):
 def test_gradients_are_those_of_pytorch(images, lanes, case):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: compared with the reference only")
     shapes = infer([*case[1], Dense(5)], case[0], 5)
-    weights, (pixels, labels, ids) = initial(shapes, 3), block(images, shapes)
+    weights = initial(shapes, 3)
+    pixels, labels, ids = block(images, shapes)
     gradient = np.zeros_like(weights)
-    loss, _ = engine_context(shapes, images, lanes).train(weights, gradient, pixels, labels, ids, 0)
+    loss, _ = engine_context(shapes, images, lanes).train(weights, gradient, pixels, labels, ids, epoch=0)
     values = [torch.tensor(view, requires_grad=True) for view in views(weights, tensors(shapes)).values()]
     scores = in_pytorch(torch, shapes, values, torch.from_numpy(pixels / np.float32(255)))
     wanted = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="sum")
@@ -301,7 +325,8 @@ def block(count, shapes, seed=0):
 
 def test_two_threads_give_what_one_gives():
     shapes, images = compiled_stack("all kinds")
-    network, weights = Network(shapes, images, 11, engine="generated"), initial(shapes, 3)
+    network = Network(shapes, images, 11, engine="generated")
+    weights = initial(shapes, 3)
     blocks = [block(16, shapes, seed) for seed in (1, 2)]
 
     def gradient_of(context, data):
@@ -336,21 +361,47 @@ def test_float64_takes_the_reference():
 
 def test_buffers_that_live_together_do_not_meet():
     shapes = compiled_stack("everything fused")[0]
-    builder = program.Builder(shapes, 64, 8, 16)
-    inputs = builder.values
+    builder = Builder(shapes, images=64, lanes=8, registers=16, copied=program.COPIED)
     index = 0
     while index < len(shapes):
-        index += builder.layer(index)
-    phases = [phase for part in builder.parts(inputs) for phase in part.lasting(builder.blocks)]
-    places, floats, _ = memory.lay_out(phases, builder.blocks)
-    lives = memory.lifetimes(phases)
-    for one in lives:
-        assert places[one.buffer] + memory.size(one.buffer, builder.blocks) <= floats
-        for other in lives:
+        index += layer_steps.add(builder, index)
+    phases = [phase for part in builder.parts() for phase in part.lasting(builder.blocks)]
+    plan = memory.lay_out(phases, builder.blocks)
+    lifetimes = memory.lifetimes(phases)
+    for one in lifetimes:
+        assert plan.places[one.buffer] + memory.size(one.buffer, builder.blocks) <= plan.floats
+        for other in lifetimes:
             if one != other and one.first <= other.last and other.first <= one.last:
-                spans = sorted((places[x.buffer], memory.size(x.buffer, builder.blocks)) for x in (one, other))
+                spans = sorted((plan.places[x.buffer], memory.size(x.buffer, builder.blocks)) for x in (one, other))
                 assert spans[0][0] + spans[0][1] <= spans[1][0]
-    assert floats < sum(memory.size(life.buffer, builder.blocks) for life in lives)
+    sizes = sum(memory.size(lifetime.buffer, builder.blocks) for lifetime in lifetimes)
+    assert plan.floats < sizes == plan.unshared
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A layer that keeps the shape of its input, and that no engine knows."""
+
+
+def test_a_layer_without_kernels_is_named():
+    shapes = list(infer([Conv(3, 3), TANH, TANH, Dense(2)], (1, 8, 8), 2))
+    shapes[2] = replace(shapes[2], name="unknown1", layer=Unknown())
+    with pytest.raises(UserError, match="layer unknown1: .* no kernels for Unknown.*layer_steps.STEPS"):
+        program.build(shapes, 16, 8, 16)
+
+
+def test_an_activation_without_a_formula_is_named(monkeypatch):
+    shapes = infer([Dense(3), TANH, Dense(2)], (1, 2, 2), 2)
+    for rule in ("FORWARD", "BACKWARD"):
+        with monkeypatch.context() as patch:
+            patch.delitem(getattr(elementwise, rule), "tanh")
+            with pytest.raises(UserError, match=f"'tanh'.*elementwise.{rule}"):
+                program.build(shapes, 16, 8, 16)
+
+
+def test_every_kind_of_layer_has_a_rule():
+    assert set(layers.KINDS.values()) <= set(layer_steps.STEPS)
+    assert set(layers.FUNCTIONS) == set(elementwise.FORWARD) == set(elementwise.BACKWARD)
 
 
 def test_denormals_are_flushed_while_the_kernels_run():
@@ -364,7 +415,8 @@ def test_denormals_are_flushed_while_the_kernels_run():
             values[index] *= factor
         vector.restore(before)
 
-    tiny, factor = np.full(64, 1e-30, np.float32), np.float32(1e-10)
+    tiny = np.full(64, 1e-30, np.float32)
+    factor = np.float32(1e-10)
     flushed = tiny.copy()
     scale(flushed, factor)
     assert not flushed.any()
@@ -380,12 +432,17 @@ def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
     assert "def dense1_forward" in shown.read_text()
 
 
+def square(channels, maps, size=8, kernel=3, pad=1):
+    """Return a convolution of stride 1 over square planes."""
+    return Shape(channels, height=size, width=size, maps=maps, kernel=kernel, stride=1, pad=pad)
+
+
 def test_choices_are_reported_and_can_be_given_again():
     shapes = compiled_stack("winograd twice")[0]
     first = program.build(shapes, 8, 8, 16)
     assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
-    given = {name: conv_step.choices(Shape(3, 8, 8, 16, 3, 1, 1), 1, 16)[0] for name in ("conv1",)}
-    given |= json.loads(json.dumps({"conv2": conv_step.choices(Shape(16, 8, 8, 17, 3, 1, 1), 2, 16)[1]}))
+    given = {name: conv_choice.choices(square(3, 16), 1, 16)[0] for name in ("conv1",)}
+    given |= json.loads(json.dumps({"conv2": conv_choice.choices(square(16, 17), 2, 16)[1]}))
     second = program.build(shapes, 8, 8, 16, given)
     assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd"]
     assert program.build(shapes, 8, 8, 16, json.loads(json.dumps(second.choices))).text == second.text
@@ -396,13 +453,13 @@ def test_the_tuner_measures_once(tmp_path, monkeypatch):
     shapes = infer([Conv(4, 2), RELU, Dense(2)], (1, 4, 4), 2)
     measured = []
 
-    def measure(job, candidates):
-        measured.append(job.shape)
+    def measure(spec, candidates):
+        measured.append(spec.shape)
         return candidates[-1]
 
     monkeypatch.setattr(tuner, "measure", measure)
     assert tuner.tune(shapes) == tuner.tune(shapes)
-    assert measured == [Shape(1, 4, 4, 4, 2, 1, 0)]
+    assert measured == [square(1, 4, size=4, kernel=2, pad=0)]
     assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)
 
 
@@ -414,7 +471,9 @@ def test_fixed_choices_are_those_of_a_program_that_is_given_none(stack):
 
 def test_weights_may_be_of_any_kind_of_array():
     shapes = infer([Dense(3)], (1, 2, 2), 3)
-    context, weights, (pixels, labels, _) = engine_context(shapes, 4, 4), initial(shapes, 0), block(4, shapes)
+    context = engine_context(shapes, 4, 4)
+    weights = initial(shapes, 0)
+    pixels, labels, _ = block(4, shapes)
     frozen = np.repeat(weights.astype(np.float64), 2)[::2]
     frozen.flags.writeable = False
     assert context.evaluate(frozen, pixels, labels) == context.evaluate(weights, pixels, labels)

@@ -144,14 +144,14 @@ def test_the_choices_of_the_tuner_are_taken(shapes, tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"forward": ["__import__('os').system('true')", 1]}, "forward wants 2 whole numbers from 1 to 1024"),
-        ({"weights": [1, 2]}, "weights wants 3 whole numbers"),
-        ({"data": [True, 1]}, "data wants 2 whole numbers"),
-        ({"data": [0, 1]}, "data wants 2 whole numbers"),
-        ({"data": "12"}, "data wants 2 whole numbers"),
+        ({"forward": ["__import__('os').system('true')", 1]}, "forward must be 2 whole numbers from 1 to 1024"),
+        ({"weights": [1, 2]}, "weights must be 3 whole numbers"),
+        ({"data": [True, 1]}, "data must be 2 whole numbers"),
+        ({"data": [0, 1]}, "data must be 2 whole numbers"),
+        ({"data": "12"}, "data must be 2 whole numbers"),
         ({"algorithm": "exec"}, "algorithm is none of direct"),
         ({"algorithm": ["direct"]}, "algorithm is none of direct"),
-        ({"more": 1}, "direct wants forward, data, weights besides"),
+        ({"more": 1}, "direct has the keys algorithm, forward, data, weights and no others"),
     ],
 )
 def test_choices_that_no_tuner_has_made_are_refused(shapes, tmp_path, change, reason):

@@ -1,1 +1,1 @@
-"""Generated kernels: source emitted per layer shape over blocks of images that fill one vector, compiled by numba."""
+"""The generated engine: kernels emitted as source per layer shape, over blocks of images that fill one vector."""

@@ -1,4 +1,4 @@
-"""A context of the generated engine: the memory one thread works in, and the compiled program."""
+"""Run the compiled program of the generated engine, in memory that belongs to one thread."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,8 @@ class EngineContext:
     """Trains or evaluates blocks of up to `images` images; one thread at a time may use it.
 
     `weights` is read in place and may be changed by others meanwhile; so is `shared`, which has the layers that are too
-    large for a copy per thread. Without, they too are read in `weights`.
+    large for a copy per thread. Without `shared` they too are read in `weights`. `run` and `run_fused` are the compiled
+    functions of `program`.
     """
 
     def __init__(
@@ -27,23 +28,35 @@ class EngineContext:
         program: Program,
         run: Callable,
         shared: np.ndarray | None = None,
-        settle_run: Callable | None = None,
+        run_fused: Callable | None = None,
     ) -> None:
-        self.seed, self.run, self.program, self.shared = seed, run, program, shared
-        self.settle_run = settle_run
+        self.seed = seed
+        self.run = run
+        self.run_fused = run_fused
+        self.program = program
+        self.shared = shared
         self.random = any(isinstance(shape.layer, Dropout) for shape in shapes)
         self.classes = shapes[-1].output[0]
         self.memory = aligned(program.floats)
         self.levels = (np.arange(256) / 255).astype(np.float32)
         self.pixels = np.zeros((images, *shapes[0].input), np.uint8)
-        self.labels, self.ids = np.zeros(images, np.int64), np.zeros(images, np.int64)
+        self.labels = np.zeros(images, np.int64)
+        self.ids = np.zeros(images, np.int64)
         self.keys = np.zeros(images + program.lanes, np.uint64)
         self.probabilities = np.zeros((images, self.classes), np.float32)
         self.unused = np.zeros(1, np.float32)
-        self.count = self.start = self.end = 0
-        """Images of the last batch, and where it lies among those of its round: from `start` to `end`, whole blocks."""
+        self.count = 0
+        """Images of the last batch."""
+        self.start = 0
+        self.end = 0
+        """The last batch lies from `start` to `end` among the images of its round, in whole blocks."""
+        self.kept = self._kept(shapes, images)
+        """Views of activations and errors of captured layers, (images, features) each."""
+
+    def _kept(self, shapes: Sequence[LayerShape], images: int) -> dict[str, list[np.ndarray]]:
+        program = self.program
         room = program.batches * tiles.up(images, program.lanes)
-        self.kept = {
+        return {
             shape.name: [
                 _rows(self.memory, room, columns, *place)
                 for columns, place in zip(reversed(shape.weight or ()), program.kept[shape.name], strict=True)
@@ -51,7 +64,6 @@ class EngineContext:
             for shape in shapes
             if shape.name in program.kept
         }
-        """Views of activations and errors, (images, features) each."""
 
     def train(
         self,
@@ -66,78 +78,75 @@ class EngineContext:
     ) -> tuple[float, int]:
         """Add the sum of the block's gradients to `gradient`, or overwrite it; return loss sum and number correct.
 
-        `later`: large layers (`program.settled`) have to wait for `settle`, and their gradient is not written.
+        `later`: the gradient of large layers (`program.settled`) is not written; `settle` applies it.
         """
-        self.draw(ids, epoch)
-        self.count, self.start = len(pixels), self.end if later else 0
-        result = self._run(True, overwrite, weights, gradient, pixels, labels, later)
+        self.draw_keys(ids, epoch)
+        self.count = len(pixels)
+        self.start = self.end if later else 0
+        count = self.load_batch(pixels, labels)
+        result = self.run_part(0, _usable(weights), gradient, count, training=True, overwrite=overwrite, later=later)
         self.end = self.start + tiles.up(len(pixels), self.program.lanes)
         return result
 
     def settle(self, contribution: np.ndarray, factor: float, unit: float) -> None:
-        """Step on the large layers: `unit` times their gradient is added to the contribution, `factor` times it taken
-        off the shared weights. That ends a round.
+        """Apply the fused update of large layers, which ends a round.
+
+        `unit` times their gradient is added to `contribution`, `factor` times it subtracted from the shared weights.
         """
-        if self.settle_run and self.end:
-            blocks, factors = self.end // self.program.lanes, (np.float32(factor), np.float32(unit))
-            self.settle_run(self.shared, contribution, self.memory, blocks, *factors)
+        if self.run_fused and self.end:
+            blocks = self.end // self.program.lanes
+            arrays = (self.shared, contribution, self.memory)
+            self.run_fused(*arrays, blocks, np.float32(factor), np.float32(unit))
         self.end = 0
 
     def evaluate(self, weights: np.ndarray, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
-        """The loss sum and the number correct, without dropout."""
-        return self._run(False, False, weights, self.unused, pixels, labels)
+        """Return the loss sum and the number correct, without dropout."""
+        count = self.load_batch(pixels, labels)
+        return self.run_part(0, _usable(weights), self.unused, count)
 
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-        """Probabilities (images, classes)."""
-        self._run(False, False, weights, self.unused, pixels, np.zeros(len(pixels), np.int64))
+        """Return the probabilities (images, classes)."""
+        self.evaluate(weights, pixels, np.zeros(len(pixels), np.int64))
         return self.probabilities[: len(pixels)].copy()
 
     def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
-        """Activations and errors of a captured dense layer in the last block trained on, (images, features) each."""
+        """Return activations and errors of the captured dense layer `layer` in the last block trained on.
+
+        Both are (images, features).
+        """
         activations, errors = self.kept[layer]
         last = slice(self.start, self.start + self.count)
         return activations[last], errors[last]
 
-    def _run(
-        self,
-        training: bool,
-        overwrite: bool,
-        weights: np.ndarray,
-        gradient: np.ndarray,
-        pixels: np.ndarray,
-        labels: np.ndarray,
-        later: bool = False,
-    ) -> tuple[float, int]:
-        # Copied only if they are not such an array already.
-        weights = np.require(weights, np.float32, ["C", "A", "W"])
-        count = self.take(pixels, labels)
-        return self.call(0, training, overwrite, later, weights, gradient, count)
-
-    def take(self, pixels: np.ndarray, labels: np.ndarray) -> int:
-        """Copy a block, so that the program sees one type of array whatever the block is a view of."""
+    def load_batch(self, pixels: np.ndarray, labels: np.ndarray) -> int:
+        """Copy a block, so that the program sees one type of array whatever the block is a view of; return its size."""
         self.pixels[: len(pixels)] = pixels
         self.labels[: len(labels)] = labels
         return len(labels)
 
-    def draw(self, ids: np.ndarray, epoch: int) -> None:
-        """The random keys of these images in this epoch."""
+    def draw_keys(self, ids: np.ndarray, epoch: int) -> None:
+        """Draw the random keys of the images `ids` in `epoch`, if a layer needs them."""
         if self.random:
             self.ids[: len(ids)] = ids
             dropout.image_keys(self.seed, epoch, self.ids[: len(ids)], self.keys)
 
-    def call(
+    def run_part(
         self,
         part: int,
-        training: bool,
-        overwrite: bool,
-        later: bool,
         weights: np.ndarray,
         gradient: np.ndarray,
         count: int,
+        training: bool = False,
+        overwrite: bool = False,
+        later: bool = False,
         keys: np.ndarray | None = None,
     ) -> tuple[float, int]:
-        """The compiled program, on the block that was taken; `keys`: where they are not those of all its images."""
-        return self.run(
+        """Run a part of the program on the block that was loaded; return loss sum and number correct.
+
+        `keys` are given where they are not those of all images of the block.
+        """
+        # In the order of `entry.ARGUMENTS`.
+        arguments = (
             part,
             training,
             overwrite,
@@ -154,14 +163,21 @@ class EngineContext:
             self.probabilities.reshape(-1),
             count,
         )
+        return self.run(*arguments)
 
 
-def _rows(memory: np.ndarray, images: int, columns: int, place: int, apart: int) -> np.ndarray:
-    return memory[place : place + images * apart].reshape(images, apart)[:, :columns]
+def _usable(weights: np.ndarray) -> np.ndarray:
+    """Return `weights` as an array that compiled code takes; copied only if it is not one already."""
+    return np.require(weights, np.float32, ["C", "A", "W"])
+
+
+def _rows(memory: np.ndarray, images: int, columns: int, place: int, pitch: int) -> np.ndarray:
+    """Return a view of rows `pitch` floats apart from `place` on, one per image, of `columns` floats each."""
+    return memory[place : place + images * pitch].reshape(images, pitch)[:, :columns]
 
 
 def aligned(floats: int) -> np.ndarray:
-    """Zeros that begin with a cache line."""
+    """Return zeros that begin with a cache line."""
     memory = np.zeros(4 * floats + ALIGNMENT, np.uint8)
     offset = -memory.ctypes.data % ALIGNMENT
     return memory[offset : offset + 4 * floats].view(np.float32)

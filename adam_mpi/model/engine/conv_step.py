@@ -1,19 +1,19 @@
-"""The step of a convolution, with relu and max-pooling where they follow it."""
+"""Build the step of a convolution, with relu and max-pooling where they follow it; here by direct kernels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any
 
-from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, pool, tiles, winograd1d, winograd2d
-from adam_mpi.model.engine.convolution import Shape
+from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, pool, tiles
+from adam_mpi.model.engine.convolution import ConvKernel, Shape
 from adam_mpi.model.engine.memory import Buffer, Call, Step
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.exchange import Span
+from adam_mpi.model.layers import Activation, LayerShape, MaxPool
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to emit, and the buffers it works on."""
+class ConvSpec:
+    """Describe the convolution to emit, what is fused with it, and the buffers it works on."""
 
     source: Source
     name: str
@@ -22,131 +22,130 @@ class Job:
     registers: int
     relu: bool
     window: int
+    """Size of the max-pooling that follows; 1: none."""
     masked: bool
-    """Whether the inputs are relu's, so that their errors have to be masked."""
+    """Whether a relu made the inputs, so that their errors have to be masked."""
     weight: int
     bias: int
     inputs: Buffer
     outputs: Buffer
     errors: Buffer
     input_errors: Buffer | None
-    """None when nobody needs them."""
-    apart: bool = False
+    """None when no layer before this one learns."""
+    errors_first: bool = False
     """Whether another strip waits for the errors of the inputs: those of all blocks come first, then the gradient."""
     spans: tuple[Span, ...] = ()
-    """Columns of the outputs one after the other: all but the last are what other strips wait for.
+    """Columns of the outputs in the order they are computed: all but the last are what other strips wait for.
 
-    None: all at once."""
+    Empty: all columns at once."""
 
     def buffer(self, what: str, floats: int, lasting: bool = False) -> Buffer:
-        """For one block's turn, or lasting for all."""
+        """Return a buffer for one block at a time, or one that is `lasting` through all blocks."""
         return Buffer(f"{self.name}/{what}", floats, each_block=False, lasting=lasting)
 
     def errors_buffer(self, what: str, floats: int) -> Buffer:
-        """What both the errors of the inputs and the gradient are computed from."""
-        return Buffer(f"{self.name}/{what}", floats, each_block=self.apart)
+        """Return a buffer that both the errors of the inputs and the gradient are computed from."""
+        return Buffer(f"{self.name}/{what}", floats, each_block=self.errors_first)
+
+    def kernel(self, suffix: str) -> ConvKernel:
+        """Return the kernel called `suffix` of this convolution."""
+        return ConvKernel(f"{self.name}_{suffix}", self.shape, self.weight, self.bias, self.lanes)
+
+    def forward_kernel(self, suffix: str, tile: tiles.Tile, span: Span | None = None) -> conv_forward.ForwardKernel:
+        """Return the forward kernel called `suffix`, with the relu and the pooling that are fused with it."""
+        return conv_forward.ForwardKernel(
+            name=f"{self.name}_{suffix}",
+            shape=self.shape,
+            weight=self.weight,
+            bias=self.bias,
+            lanes=self.lanes,
+            tile=tile,
+            relu=self.relu,
+            window=self.window,
+            span=span,
+        )
 
     def backward(self, first: list[Call], to_weights: list[Call], to_data: list[Call]) -> dict[str, list[Call]]:
-        """As a step has them."""
-        if self.apart:
+        """Return the calls backward as arguments of `Step`, in the order that `errors_first` asks for."""
+        if self.errors_first:
             return {"backward": first + to_data, "later": to_weights}
         return {"backward": first + to_weights + to_data}
 
     def forward(self, calls: list[Call]) -> dict[str, list[Call]]:
-        """Of each span, as a step has them."""
+        """Return the calls forward, one per span, as arguments of `Step`."""
         return {"forward": calls[:-1], "interior": calls[-1:]} if self.spans else {"forward": calls}
 
 
-Choice = dict[str, Any]
-"""How a convolution is computed; JSON, as it is kept with the run: equal bits need equal choices."""
+@dataclass(frozen=True)
+class Fused:
+    """What is fused with a convolution: whether a relu, which window of max-pooling, and how many layers that makes."""
+
+    relu: bool = False
+    window: int = 1
+    layers: int = 1
 
 
-def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[Choice]:
-    """The first is what arithmetic says; the others, up to `wanted` tiles of each kind, are worth a measurement."""
-    columns = shape.columns // window * window
-    forward = tiles.ranked(shape.maps, columns, registers, slide=2)[:wanted]
-    data = tiles.ranked(shape.channels, shape.width, registers, 2, shape.stride)[:wanted]
-    sums = conv_weights.choose(shape, registers)
-    found: list[Choice] = [
-        {
-            "algorithm": "direct",
-            "forward": [one.planes, one.columns],
-            "data": [other.planes, other.columns],
-            "weights": [sums.maps, sums.channels, sums.taps],
-        }
-        for one, other in zip_longest(forward, data, fillvalue=(forward if len(forward) < len(data) else data)[-1])
-    ]
-    transformed = [("winograd", winograd2d.fits(shape, window)), ("lines", winograd1d.fits(shape))]
-    return [*({"algorithm": name} for name, fits in transformed if fits), *found]
+def fused(shapes: Sequence[LayerShape], index: int) -> Fused:
+    """Return what is fused with the convolution that is layer `index`.
 
-
-LARGEST_TILE = 1024
-TILES = {"forward": 2, "data": 2, "weights": 3}
-"""What a direct convolution is told, and how many numbers that is."""
-
-
-def check(choice: object, shape: Shape, window: int) -> str:
-    """What is wrong with a choice for a convolution that was read from a file, before it becomes source; else nothing.
-
-    Tiles may be those of another machine, with other registers.
+    Relu before and after max-pooling is the same.
     """
-    fitting = {"direct": True, "winograd": winograd2d.fits(shape, window), "lines": winograd1d.fits(shape)}
-    algorithm = choice.get("algorithm") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(algorithm, str) or not fitting.get(algorithm):
-        return f"algorithm is none of {', '.join(name for name, fits in fitting.items() if fits)}"
-    wanted = TILES if algorithm == "direct" else {}
-    if set(choice) != {"algorithm", *wanted}:
-        return f"{algorithm} wants {', '.join(wanted) or 'nothing'} besides"
-    wrong = [name for name, count in wanted.items() if not _is_tile(choice[name], count)]
-    return f"{wrong[0]} wants {wanted[wrong[0]]} whole numbers from 1 to {LARGEST_TILE}" if wrong else ""
+    relu = False
+    window = 1
+    taken = 1
+    for shape in shapes[index + 1 : index + 3]:
+        layer = shape.layer
+        if not relu and layer == Activation("relu"):
+            relu = True
+        elif window == 1 and type(layer) is MaxPool and layer.size == layer.stride > 1:
+            window = layer.size
+        else:
+            break
+        taken += 1
+    return Fused(relu, window, taken)
 
 
-def _is_tile(sizes: object, count: int) -> bool:
-    return (
-        isinstance(sizes, list)
-        and len(sizes) == count
-        and all(type(size) is int and 1 <= size <= LARGEST_TILE for size in sizes)
-    )
+def direct(spec: ConvSpec, forward_tile: tiles.Tile, data_tile: tiles.Tile, weights_tile: conv_weights.Tile) -> Step:
+    """Return the step of a convolution that multiplies directly, in these tiles."""
+    conv_weights.emit(spec.source, spec.kernel("weights"), weights_tile)
+    back, errors, winners = unpool(spec)
+    forward = _forward(spec, forward_tile, winners)
+    to_weights = [Call(f"{spec.name}_weights", ("memory", "gradient", errors, spec.inputs))]
+    to_data = []
+    if spec.input_errors:
+        conv_data.emit(spec.source, spec.kernel("data"), data_tile, spec.masked)
+        arguments = ("memory", "weights", errors, spec.inputs, spec.input_errors)
+        to_data.append(Call(f"{spec.name}_data", arguments))
+    return Step(True, **spec.forward(forward), **spec.backward(back, to_weights, to_data))
 
 
-def direct(job: Job, choice: Choice) -> Step:
-    shape, name, lanes = job.shape, job.name, job.lanes
-    sums = conv_weights.Tile(*choice["weights"])
-    conv_weights.emit(job.source, f"{name}_weights", shape, job.weight, job.bias, lanes, sums)
-    back, errors, winners = unpool(job)
-    forward = _forward(job, tiles.Tile(*choice["forward"]), winners)
-    to_weights, to_data = [Call(f"{name}_weights", ("memory", "gradient", errors, job.inputs))], []
-    if job.input_errors:
-        tile = tiles.Tile(*choice["data"])
-        conv_data.emit(job.source, f"{name}_data", shape, job.weight, lanes, tile, job.masked)
-        to_data = [Call(f"{name}_data", ("memory", "weights", errors, job.inputs, job.input_errors))]
-    return Step(True, **job.forward(forward), **job.backward(back, to_weights, to_data))
-
-
-def _forward(job: Job, tile: tiles.Tile, winners: Buffer | None) -> list[Call]:
-    """A call for all columns, or for each span of them."""
-    shape, calls = job.shape, []
-    for number, span in enumerate(job.spans or (None,)):
-        name = f"{job.name}_forward{number if span else ''}"
+def _forward(spec: ConvSpec, tile: tiles.Tile, winners: Buffer | None) -> list[Call]:
+    """Emit the way forward; return one call for all columns, or one for each span of them."""
+    calls = []
+    for number, span in enumerate(spec.spans or (None,)):
+        suffix = f"{number if span else ''}"
         if span:
-            tile = tiles.choose(shape.maps, span[1] - span[0], job.registers, slide=2)
-        conv_forward.emit(job.source, name, shape, job.weight, job.bias, job.lanes, tile, job.relu, job.window, span)
-        arguments: tuple[Buffer | str, ...] = ("memory", "weights", job.inputs, job.outputs)
+            tile = tiles.choose(spec.shape.maps, span[1] - span[0], spec.registers, slide=2)
+        kernel = spec.forward_kernel(f"forward{suffix}", tile, span)
+        conv_forward.emit(spec.source, kernel)
+        arguments: tuple[Buffer | str, ...] = ("memory", "weights", spec.inputs, spec.outputs)
         if winners:
-            room = conv_forward.strip_floats(shape, job.window, tile, job.lanes)
-            arguments += (winners, job.buffer(f"strip{number if span else ''}", room))
-        calls.append(Call(name, arguments))
+            floats = conv_forward.pooled_rows_floats(spec.shape, spec.window, tile, spec.lanes)
+            arguments += (winners, spec.buffer(f"unpooled{suffix}", floats))
+        calls.append(Call(kernel.name, arguments))
     return calls
 
 
-def unpool(job: Job) -> tuple[list[Call], Buffer, Buffer | None]:
-    """Calls that take errors back through the pooling, where those errors are, and where the winners."""
-    if job.window == 1:
-        return [], job.errors, None
-    shape = job.shape
-    pool.emit_backward(
-        job.source, f"{job.name}_unpool", (shape.maps, shape.rows, shape.columns), job.window, job.window, job.lanes
-    )
-    winners = Buffer(f"{job.name}/winners", job.outputs.floats)
-    before = job.errors_buffer("errors before pooling", shape.maps * shape.rows * shape.columns * job.lanes)
-    return [Call(f"{job.name}_unpool", ("memory", job.errors, winners, before))], before, winners
+def unpool(spec: ConvSpec) -> tuple[list[Call], Buffer, Buffer | None]:
+    """Emit the way back through the pooling.
+
+    Returns its calls, the buffer of the errors before the pooling, and that of the winners, None without a pooling.
+    """
+    if spec.window == 1:
+        return [], spec.errors, None
+    shape = spec.shape
+    windows = pool.Windows((shape.maps, shape.rows, shape.columns), spec.window, spec.window, spec.lanes)
+    pool.emit_max_backward(spec.source, f"{spec.name}_unpool", windows)
+    winners = Buffer(f"{spec.name}/winners", spec.outputs.floats)
+    before = spec.errors_buffer("errors before pooling", shape.maps * shape.rows * shape.columns * spec.lanes)
+    return [Call(f"{spec.name}_unpool", ("memory", spec.errors, winners, before))], before, winners

@@ -1,7 +1,7 @@
-"""What the three convolution kernels share: their shape, and which kernel column meets which column of a tile.
+"""Describe a convolution: its shape, the kernel to emit for it, and the taps of a tile.
 
 A tap is (kernel column, column of the tile, shift): kernel column and tile column meet at the value `shift` pixels from
-where the tile begins. Taps that would reach outside the image are not there, so padding costs nothing.
+the start of the tile. Taps that would reach outside the image are left out, so padding costs nothing.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Tap = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """A convolution with square kernel: channels, rows and columns of the input, and what is done to them."""
+    """A convolution with a square kernel: channels, rows and columns of the input, and the layer's parameters."""
 
     channels: int
     height: int
@@ -27,24 +27,26 @@ class Shape:
     stride: int
     pad: int
     margins: tuple[int, int] | None = None
-    """Columns of padding left and right where they are not `pad`: a strip has none beside a neighbor."""
+    """Columns of padding left and right where they differ from `pad`: a strip has none beside a neighbor."""
 
     @property
     def left(self) -> int:
+        """Columns of padding on the left."""
         return self.pad if self.margins is None else self.margins[0]
 
     @property
     def right(self) -> int:
+        """Columns of padding on the right."""
         return self.pad if self.margins is None else self.margins[1]
 
     @property
     def rows(self) -> int:
-        """Of the output."""
+        """Rows of the output."""
         return (self.height + 2 * self.pad - self.kernel) // self.stride + 1
 
     @property
     def columns(self) -> int:
-        """Of the output."""
+        """Columns of the output."""
         return (self.width + self.left + self.right - self.kernel) // self.stride + 1
 
     def __str__(self) -> str:
@@ -54,15 +56,39 @@ class Shape:
         )
 
 
+@dataclass(frozen=True)
+class ConvKernel:
+    """A kernel to emit for a convolution; `weight` and `bias` are offsets in the flat vector of parameters."""
+
+    name: str
+    shape: Shape
+    weight: int
+    bias: int
+    lanes: int
+
+
 def shape_of(shape: LayerShape) -> Shape:
+    """Return the convolution that the layer of `shape` computes."""
     layer = shape.layer
     assert isinstance(layer, Conv)
-    margins = shape.margins if shape.extent else None
-    return Shape(*shape.input, layer.channels, layer.kernel, layer.stride, layer.pad, margins)
+    channels, height, width = shape.input
+    return Shape(
+        channels=channels,
+        height=height,
+        width=width,
+        maps=layer.channels,
+        kernel=layer.kernel,
+        stride=layer.stride,
+        pad=layer.pad,
+        margins=shape.margins if shape.extent else None,
+    )
 
 
 def forward_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:
-    """Output columns from `start` on read input column `column * stride + kernel column - left`."""
+    """Return the taps of `width` output columns from `start` on.
+
+    An output column reads input column `column * stride + kernel column - left`.
+    """
     return tuple(
         (tap, column, column * shape.stride + tap - shape.left)
         for tap in range(shape.kernel)
@@ -72,7 +98,10 @@ def forward_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:
 
 
 def data_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:
-    """Input columns from `start` on were read by output column `(column + left - kernel column) / stride`."""
+    """Return the taps of `width` input columns from `start` on, for the errors of the inputs.
+
+    An input column was read by output column `(column + left - kernel column) / stride`.
+    """
     taps = []
     for tap in range(shape.kernel):
         for column in range(width):
@@ -83,7 +112,7 @@ def data_taps(shape: Shape, start: int, width: int) -> tuple[Tap, ...]:
 
 
 def multiply_add(source: Source, run: tiles.Run, planes: int, plane_stride: int, lanes: int) -> None:
-    """Emit, for each tap of the run's pattern and each plane, with a sum per plane and column of the tile:
+    """Emit the products of each tap of `run.pattern` and each plane, with one sum per plane and column of the tile:
 
     sum += weights[w + plane * plane_stride + kernel column] * memory[v + shift * lanes]
     """

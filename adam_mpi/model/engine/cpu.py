@@ -1,4 +1,4 @@
-"""What kernels need to know of the CPU: how many float32 a vector register holds, how many registers there are."""
+"""Detect what kernels depend on: the float32 in a vector register, the number of registers, the caches."""
 
 import platform
 from pathlib import Path
@@ -7,6 +7,7 @@ import llvmlite.binding as llvm
 
 
 def features() -> dict[str, bool]:
+    """Return the features of this CPU as LLVM names them; empty where LLVM does not know them."""
     try:
         return dict(llvm.get_host_cpu_features())
     except RuntimeError:
@@ -14,7 +15,7 @@ def features() -> dict[str, bool]:
 
 
 def lanes() -> int:
-    """Images in a block: AVX-512 has 16 float32 in a register, AVX2 8, NEON and everything else 4."""
+    """Return the images in a block: AVX-512 has 16 float32 in a register, AVX2 8, NEON and everything else 4."""
     have = features()
     if have.get("avx512f"):
         return 16
@@ -22,17 +23,18 @@ def lanes() -> int:
 
 
 def registers() -> int:
-    """Vector registers: 32 with AVX-512 and NEON, else 16."""
-    wide = features().get("avx512f") or platform.machine().lower() in ("aarch64", "arm64")
-    return 32 if wide else 16
+    """Return the number of vector registers: 32 with AVX-512 and NEON, else 16."""
+    many = features().get("avx512f") or platform.machine().lower() in ("aarch64", "arm64")
+    return 32 if many else 16
 
 
 def x86() -> bool:
+    """Return whether this is an x86 CPU of 64 bits."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def caches() -> dict[str, int]:
-    """Bytes of the first core's data caches, by level ("L2"); empty where the system does not say."""
+    """Return the bytes of the first core's data caches by level ("L2"); empty where the system does not report them."""
     found = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
@@ -42,6 +44,6 @@ def caches() -> dict[str, int]:
 
 
 def name() -> str:
-    """The CPU as far as compiled code depends on it."""
+    """Return a name of the CPU that differs wherever compiled code does."""
     wanted = sorted(feature for feature, there in features().items() if there)
     return " ".join([llvm.get_default_triple(), llvm.get_host_cpu_name(), *wanted])

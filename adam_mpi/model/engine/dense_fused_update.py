@@ -1,7 +1,7 @@
-"""A large fully-connected layer's gradient, over all images of a round, and the step it leads to, in one pass.
+"""Emit the fused update of a large dense layer: its gradient over all images of a round, and the step it leads to.
 
     for each tile of vectors of features:
-        panel[image][vector] = turned features                    a line after the other; it stays in the cache
+        panel[image][vector] = transposed features                one image after the other; it stays in the cache
         for each tile of units:
             fetch what will be written
             sums = 0
@@ -9,52 +9,59 @@
             contribution += unit value * sums; weights -= factor * sums
     for each unit: its bias in the same way, with the sum of its errors
 
-The gradient itself is nowhere in memory: to write it after every batch, and to read it again, took as much time as the
+The gradient itself is never in memory: to write it after every batch, and to read it again, took as much time as the
 products where two threads share a memory bus.
 """
 
 from adam_mpi.model.engine import row_vectors, tiles
-from adam_mpi.model.engine.dense_weights import each_error, turned_row
+from adam_mpi.model.engine.dense_weights import DenseKernel, each_error, transposed_pitch
 from adam_mpi.model.engine.source import BROADCAST, Source
 
 
-def emit(source: Source, name: str, units: int, features: int, bias: int, lanes: int, tile: tiles.Tile) -> None:
-    """`tile`: units x vectors; `weight`, `bias`: places in weights and contribution; `panel`: room for all images."""
-    head = f"{name}(memory, weights, contribution, weight, errors, turned, panel, blocks, factor, unit_value)"
-    with source.kernel(head, f"{units} x {features}, {tile}."):
-        for run in tiles.each(source, "vector", row_vectors.runs(features, lanes, tile.columns)):
-            _pack(source, features, lanes, run.width)
-            for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
+def emit(source: Source, kernel: DenseKernel) -> None:
+    """Emit `kernel`, which updates weights and contribution; its argument `panel` has room for all images."""
+    units = kernel.units
+    features = kernel.features
+    lanes = kernel.lanes
+    head = (
+        f"{kernel.name}(memory, weights, contribution, weight, errors, transposed, panel, blocks, factor, unit_value)"
+    )
+    with source.kernel(head, f"{units} x {features}, {kernel.tile}."):
+        for run in tiles.each(source, "vector", row_vectors.runs(features, lanes, kernel.tile.columns)):
+            _pack(source, kernel, run.width)
+            for chosen in tiles.each(source, "unit", tiles.runs(units, kernel.tile.planes)):
                 places = [u * features + v * lanes for u in range(chosen.width) for v in range(run.width)]
                 source(f"to = weight + unit * {features} + vector * {lanes}")
                 for array in ("weights", "contribution"):
                     source(f"{source.make('prefetches', True, *places)}({array}, to)")
-                _sum(source, units, lanes, chosen.width, run.width)
-                _step(source, places, run, lanes)
+                _sum(source, kernel, chosen.width, run.width)
+                _update(source, places, run, lanes)
         with each_error(source, units, lanes):
-            source(f"contribution[{bias} + unit] += unit_value * error")
-            source(f"weights[{bias} + unit] -= factor * error")
+            source(f"contribution[{kernel.bias} + unit] += unit_value * error")
+            source(f"weights[{kernel.bias} + unit] -= factor * error")
 
 
-def _pack(source: Source, features: int, lanes: int, vectors: int) -> None:
+def _pack(source: Source, kernel: DenseKernel, vectors: int) -> None:
+    lanes = kernel.lanes
     offsets = range(0, vectors * lanes, lanes)
     with source.inside(f"for image in range(blocks * {lanes}):"):
-        source(f"v = turned + image * {turned_row(features, lanes)} + vector * {lanes}")
+        source(f"v = transposed + image * {transposed_pitch(kernel.features)} + vector * {lanes}")
         source(f"values = {source.make('loads', *offsets)}(memory, v)")
         source(f"{source.make('stores', *offsets)}(memory, panel + image * {vectors * lanes}, values)")
 
 
-def _sum(source: Source, units: int, lanes: int, chosen: int, vectors: int) -> None:
+def _sum(source: Source, kernel: DenseKernel, chosen: int, vectors: int) -> None:
+    lanes = kernel.lanes
     products = [(u * vectors + v, u * lanes, v * lanes) for u in range(chosen) for v in range(vectors)]
     step = source.make("multiply_adds", len(products), BROADCAST, *products)
     source(f"sums = {source.make('zeros', len(products))}()")
     with source.inside("for block in range(blocks):"), source.inside(f"for image in range({lanes}):"):
-        source(f"e = errors + (block * {units} + unit) * {lanes} + image")
+        source(f"e = errors + (block * {kernel.units} + unit) * {lanes} + image")
         source(f"sums = {step}(sums, memory, e, memory, panel + (block * {lanes} + image) * {vectors * lanes})")
 
 
-def _step(source: Source, places: list[int], run: tiles.Run, lanes: int) -> None:
-    """The last vector of a row may be a part of one."""
+def _update(source: Source, places: list[int], run: tiles.Run, lanes: int) -> None:
+    """Emit the update of contribution and weights; the last vector of a row may be a part of one."""
     for array, factor in (("contribution", "unit_value"), ("weights", "-factor")):
         if not run.pattern:
             source(f"{source.make('add_scaled', *places)}({array}, to, sums, {factor})")

@@ -1,4 +1,4 @@
-"""Fully-connected layer forward, for all blocks at once; and back to the data, which is the same with other strides.
+"""Emit a dense layer forward, for all blocks at once; and back to the data, which is the same with other strides.
 
     results = bias                                                or the sums, when there is one chunk only
     for each chunk of terms (the units that are summed over):     a chunk of their values stays in the cache
@@ -25,9 +25,9 @@ from adam_mpi.model.engine.source import BROADCAST, Source
 
 CHUNK = 128
 PACKED_WEIGHTS = 2**19
-"""So many weights are worth packing."""
+"""Weights from which on packing them pays."""
 ROWS = 8
-"""Of many weights that a tile reads side by side: the ways of a first-level cache, whose sets rows may share."""
+"""Rows that a tile reads side by side of many weights: the ways of a first-level cache, whose sets rows may share."""
 
 
 @dataclass(frozen=True)
@@ -41,39 +41,53 @@ class Product:
     bias: int | None = None
     relu: bool = False
     masked: bool = False
-    """No error where `mask`, an output of relu, is not above zero."""
+    """Whether there is no error where `mask`, an output of relu, is not above zero."""
+
+
+@dataclass(frozen=True)
+class ProductTiles:
+    """`many` is used while there are blocks enough for it, `single` for those that remain, one at a time."""
+
+    many: tiles.Tile
+    single: tiles.Tile
 
 
 def forward(units: int, features: int, bias: int | None = None, relu: bool = False) -> Product:
-    return Product(units, features, features, 1, bias, relu)
+    """Return the product of a dense layer forward; `bias` is the bias's offset in the flat vector of parameters."""
+    return Product(units=units, terms=features, unit_step=features, term_step=1, bias=bias, relu=relu)
 
 
 def to_data(units: int, features: int, masked: bool = False) -> Product:
-    return Product(features, units, 1, features, masked=masked)
+    """Return the product of a dense layer back to the errors of its inputs, which a relu made if `masked`."""
+    return Product(units=features, terms=units, unit_step=1, term_step=features, masked=masked)
 
 
-def choose(product: Product, blocks: int, registers: int) -> tuple[tiles.Tile, tiles.Tile]:
-    """A tile for many blocks, and one for a single one."""
+def choose(product: Product, blocks: int, registers: int) -> ProductTiles:
+    """Return the cheapest tiles for `blocks` blocks."""
     units = min(product.units, ROWS) if _many(product) and product.term_step == 1 else product.units
     many, single = (tiles.choose(units, count, registers, overhead=1.0) for count in (blocks, 1))
-    return many, single
+    return ProductTiles(many, single)
 
 
 def group(product: Product, lanes: int, tile: tiles.Tile) -> int:
-    """Units that are packed together, whole tiles and whole vectors of them; 0: none are."""
+    """Return how many units are packed together, whole tiles and whole vectors of them; 0: none are."""
     size = lanes * tile.planes
     return size if product.unit_step == 1 and _many(product) and product.units >= size else 0
+
+
+def panel_floats(product: Product, lanes: int, tile: tiles.Tile) -> int:
+    """Return the floats of the panel that packed weights take."""
+    return CHUNK * group(product, lanes, tile)
 
 
 def _many(product: Product) -> bool:
     return product.units * product.terms >= PACKED_WEIGHTS
 
 
-def emit(source: Source, name: str, product: Product, lanes: int, tile: tiles.Tile, single: tiles.Tile) -> None:
-    """`tile` is used while there are blocks enough for it, `single` for those that remain, one at a time.
-
-    `panel` is room for CHUNK times a group of weights.
-    """
+def emit(source: Source, name: str, product: Product, lanes: int, chosen: ProductTiles) -> None:
+    """Emit the kernel `name` that computes `product` in the `chosen` tiles; `panel` has room for packed weights."""
+    tile = chosen.many
+    single = chosen.single
     width = -(-product.terms // -(-product.terms // CHUNK))
     packed = group(product, lanes, tile)
     done = product.units // packed * packed if packed else 0
@@ -89,14 +103,14 @@ def emit(source: Source, name: str, product: Product, lanes: int, tile: tiles.Ti
                     _pack(source, product, lanes, packed)
                     with source.inside(f"for block in range(0, whole, {tile.columns}):"):
                         with source.inside(f"for unit in range(group, group + {packed}, {tile.planes}):"):
-                            _tile(source, product, lanes, tile.planes, tile.columns, packed)
+                            _tile(source, product, lanes, tile, packed)
             for units in tiles.each(source, "unit", tiles.runs(product.units, tile.planes, first=done)):
                 with source.inside(f"for block in range(0, whole, {tile.columns}):"):
-                    _tile(source, product, lanes, units.width, tile.columns)
+                    _tile(source, product, lanes, tiles.Tile(units.width, tile.columns))
             if tile.columns > 1:
                 for units in tiles.each(source, "unit", tiles.runs(product.units, single.planes)):
                     with source.inside("for block in range(whole, blocks):"):
-                        _tile(source, product, lanes, units.width, 1)
+                        _tile(source, product, lanes, tiles.Tile(units.width, 1))
         _finish(source, product, lanes)
 
 
@@ -118,10 +132,10 @@ def _pack(source: Source, product: Product, lanes: int, packed: int) -> None:
         source(f"{source.make('prefetches', False, *range(packed, 2 * packed, ALIGNMENT))}(weights, w)")
 
 
-def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int, packed: int = 0) -> None:
-    """`packed`: units in a row of the panel; 0: the weights are not packed."""
+def _tile(source: Source, product: Product, lanes: int, tile: tiles.Tile, packed: int = 0) -> None:
+    """Emit the sums of a tile of units x blocks; `packed`: units in a row of the panel, 0 if it is not used."""
     source(f"to = results + (block * {product.units} + unit) * {lanes}")
-    pairs = [(unit, block) for unit in range(units) for block in range(blocks)]
+    pairs = [(unit, block) for unit in range(tile.planes) for block in range(tile.columns)]
     places = [(block * product.units + unit) * lanes for unit, block in pairs]
     if product.terms > CHUNK:
         source(f"sums = {source.make('loads', *places)}(memory, to)")
@@ -130,22 +144,22 @@ def _tile(source: Source, product: Product, lanes: int, units: int, blocks: int,
     else:
         source(f"sums = {source.make('broadcasts', *(unit for unit, _ in pairs))}(weights, {product.bias} + unit)")
     if _many(product) and product.term_step == 1:
-        _fetch_next(source, product, units)
+        _fetch_next(source, product, tile.planes)
     with source.inside("for term in range(chunk, end):"):
         source(f"v = values + (block * {product.terms} + term) * {lanes}")
         if packed:
-            array, step, origin = "memory", 1, f"panel + (term - chunk) * {packed} + unit - group"
+            source(f"w = panel + (term - chunk) * {packed} + unit - group")
         else:
-            array, step = "weights", product.unit_step
-            origin = f"weight + unit * {product.unit_step} + term * {product.term_step}"
-        source(f"w = {origin}")
+            source(f"w = weight + unit * {product.unit_step} + term * {product.term_step}")
+        array = "memory" if packed else "weights"
+        step = 1 if packed else product.unit_step
         products = [(number, unit * step, block * product.terms * lanes) for number, (unit, block) in enumerate(pairs)]
         source(f"sums = {source.make('multiply_adds', len(pairs), BROADCAST, *products)}(sums, {array}, w, memory, v)")
     source(f"{source.make('stores', *places)}(memory, to, sums)")
 
 
 def _fetch_next(source: Source, product: Product, units: int) -> None:
-    """Emit: fetch the weights of the next tile, a chunk of each of its rows."""
+    """Emit the prefetch of the weights of the next tile, a chunk of each of its rows."""
     places = [row * product.unit_step + term for row in range(units, 2 * units) for term in range(0, CHUNK, ALIGNMENT)]
     source(f"{source.make('prefetches', False, *places)}(weights, weight + unit * {product.unit_step} + chunk)")
 

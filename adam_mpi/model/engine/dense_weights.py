@@ -1,83 +1,129 @@
-"""Fully-connected layer back to the weights: their gradient, summed over all images and added to `gradient`.
+"""Emit a dense layer back to the weights: their gradient, summed over all images and added to `gradient`.
 
-transpose:  turned[image][feature] = inputs[feature][image], so that a vector holds features, not images
-for each group of vectors of features:                        their turned features stay in the cache
+transpose:  transposed[image][feature] = inputs[feature][image], so that a vector holds features, not images
+for each group of vectors of features:                        their transposed features stay in the cache
     for each tile of units, for each tile of vectors:
         sums = 0
-        for each image: sums += error of unit and image * turned features
+        for each image: sums += error of unit and image * transposed features
         gradient += sums                                      or = sums, if the gradient is fresh
 for each unit: the bias's gradient is the sum of its errors
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from adam_mpi.model.engine import cpu, row_vectors, tiles
-from adam_mpi.model.engine.memory import ALIGNMENT
+from adam_mpi.model.engine.memory import ALIGNMENT, Buffer
 from adam_mpi.model.engine.source import BROADCAST, Source
 
 CACHE_FLOATS = 8192
 
 
-def turned_row(features: int, lanes: int) -> int:
-    """Floats from one image's features to the next's, an odd number of cache lines: rows whose length is a power of two
-    would all fall into the same few sets of the cache.
+@dataclass(frozen=True)
+class DenseSpec:
+    """A dense layer to emit; `weight` and `bias` are offsets in the flat vector, `row_lanes` lanes of a row vector."""
+
+    name: str
+    weights: str
+    """The array that the weights are read from."""
+    units: int
+    features: int
+    weight: int
+    bias: int
+    row_lanes: int
+    registers: int
+    relu: bool
+    """Whether relu follows."""
+    masked: bool
+    """Whether a relu made the inputs, so that their errors have to be masked."""
+
+
+@dataclass(frozen=True)
+class DenseBuffers:
+    """The buffers that a dense layer works on."""
+
+    inputs: Buffer
+    outputs: Buffer
+    errors: Buffer
+    input_errors: Buffer | None
+    """None when no layer before this one learns."""
+
+
+@dataclass(frozen=True)
+class DenseKernel:
+    """A kernel over the weights of a dense layer, in tiles of units x vectors of features.
+
+    `bias` is the bias's offset in the flat vector of parameters; None: there is none.
+    """
+
+    name: str
+    units: int
+    features: int
+    lanes: int
+    tile: tiles.Tile
+    bias: int | None = None
+
+
+def choose(units: int, features: int, lanes: int, registers: int) -> tiles.Tile:
+    """Return the cheapest tile of units x vectors of features."""
+    return tiles.choose(units, -(-features // lanes), registers, overhead=1.0)
+
+
+def transposed_pitch(features: int) -> int:
+    """Return the floats from one image's features to the next's.
+
+    It is an odd number of cache lines: rows whose length is a power of two would all fall into the same few sets of the
+    cache.
     """
     return tiles.up(features, 2 * ALIGNMENT) + ALIGNMENT
 
 
-def turned_floats(features: int, lanes: int) -> int:
-    """Of one block's transposed inputs."""
-    return turned_row(features, lanes) * lanes
+def transposed_floats(features: int, lanes: int) -> int:
+    """Return the floats of one block's transposed inputs."""
+    return transposed_pitch(features) * lanes
 
 
 def group(images: int) -> int:
-    """Vectors of features whose turned values take half of a small first-level cache."""
+    """Return how many vectors of features, transposed, take half of a small first-level cache."""
     return max(1, CACHE_FLOATS // (2 * images * cpu.lanes()))
 
 
-def emit_turn(source: Source, name: str, features: int, lanes: int) -> None:
-    """Transpose squares of `lanes` features and images in registers: exchange halves, quarters, ..."""
-    row = turned_row(features, lanes)
-    with source.kernel(f"{name}(memory, inputs, turned, blocks)", f"{features} features, image by image."):
+def emit_transpose(source: Source, name: str, features: int, lanes: int) -> None:
+    """Emit the kernel `name`, which transposes squares of `lanes` features and images in registers."""
+    pitch = transposed_pitch(features)
+    with source.kernel(f"{name}(memory, inputs, transposed, blocks)", f"{features} features, image by image."):
         with source.inside("for block in range(blocks):"):
             for run in tiles.each(source, "feature", tiles.runs(features, lanes)):
                 source(f"v = inputs + (block * {features} + feature) * {lanes}")
                 given = [i * lanes if i < run.width else None for i in range(lanes)]
                 source(f"values = {source.make('loads', *given)}(memory, v)")
                 source(f"values = {source.make('transpose', lanes)}(values)")
-                source(f"to = turned + block * {row * lanes} + feature")
-                source(f"{source.make('stores', *range(0, lanes * row, row))}(memory, to, values)")
+                source(f"to = transposed + block * {pitch * lanes} + feature")
+                source(f"{source.make('stores', *range(0, lanes * pitch, pitch))}(memory, to, values)")
 
 
-def emit(
-    source: Source,
-    name: str,
-    units: int,
-    features: int,
-    lanes: int,
-    tile: tiles.Tile,
-    group: int,
-    bias: int | None = None,
-) -> None:
-    """`bias`: its place in the gradient; `tile`: units x vectors; `group`: vectors that stay in the cache."""
-    row = turned_row(features, lanes)
-    head = f"{name}(memory, gradient, weight, errors, turned, blocks, fresh)"
-    with source.kernel(head, f"{units} x {features}, {tile}."):
+def emit(source: Source, kernel: DenseKernel, group: int) -> None:
+    """Emit `kernel`, which adds to the gradient; `group` vectors of features stay in the cache."""
+    features = kernel.features
+    lanes = kernel.lanes
+    tile = kernel.tile
+    head = f"{kernel.name}(memory, gradient, weight, errors, transposed, blocks, fresh)"
+    with source.kernel(head, f"{kernel.units} x {features}, {tile}."):
         for run in row_vectors.runs(features, lanes, tile.columns):
             step = tiles.up(group, run.width)
             with source.inside(f"for group in range({run.start}, {run.stop}, {step}):"):
                 source(f"end = min(group + {step}, {run.stop})")
-                for chosen in tiles.each(source, "unit", tiles.runs(units, tile.planes)):
+                for units in tiles.each(source, "unit", tiles.runs(kernel.units, tile.planes)):
                     with source.inside(f"for vector in range(group, end, {run.width}):"):
-                        fetch = source.make("prefetches", True, *range(0, chosen.width * features, features))
+                        fetch = source.make("prefetches", True, *range(0, units.width * features, features))
                         source(f"{fetch}(gradient, weight + unit * {features} + vector * {lanes})")
-                        _tile(source, units, row, lanes, chosen.width, run.width)
-                        _add(source, features, lanes, chosen.width, run)
-        if bias is None:
+                        _tile(source, kernel, units.width, run.width)
+                        _add(source, kernel, units.width, run)
+        if kernel.bias is None:
             return
-        with each_error(source, units, lanes):
-            source(f"gradient[{bias} + unit] += error")
+        with each_error(source, kernel.units, lanes):
+            source(f"gradient[{kernel.bias} + unit] += error")
 
 
 @contextmanager
@@ -91,21 +137,25 @@ def each_error(source: Source, units: int, lanes: int) -> Iterator[None]:
         yield
 
 
-def _tile(source: Source, units: int, row: int, lanes: int, chosen: int, vectors: int) -> None:
-    source(f"sums = {source.make('zeros', chosen * vectors)}()")
+def _tile(source: Source, kernel: DenseKernel, units: int, vectors: int) -> None:
+    lanes = kernel.lanes
+    source(f"sums = {source.make('zeros', units * vectors)}()")
     products = [
-        (unit * vectors + vector, unit * lanes, vector * lanes) for unit in range(chosen) for vector in range(vectors)
+        (unit * vectors + vector, unit * lanes, vector * lanes) for unit in range(units) for vector in range(vectors)
     ]
     with source.inside("for block in range(blocks):"), source.inside(f"for image in range({lanes}):"):
-        source(f"v = turned + (block * {lanes} + image) * {row} + vector * {lanes}")
-        source(f"e = errors + (block * {units} + unit) * {lanes} + image")
-        step = source.make("multiply_adds", chosen * vectors, BROADCAST, *products)
+        image = f"(block * {lanes} + image)"
+        source(f"v = transposed + {image} * {transposed_pitch(kernel.features)} + vector * {lanes}")
+        source(f"e = errors + (block * {kernel.units} + unit) * {lanes} + image")
+        step = source.make("multiply_adds", units * vectors, BROADCAST, *products)
         source(f"sums = {step}(sums, memory, e, memory, v)")
 
 
-def _add(source: Source, features: int, lanes: int, chosen: int, run: tiles.Run) -> None:
-    """The last vector of a row may be a part of one."""
-    pairs = [(unit, vector) for unit in range(chosen) for vector in range(run.width)]
+def _add(source: Source, kernel: DenseKernel, units: int, run: tiles.Run) -> None:
+    """Emit the addition to the gradient; the last vector of a row may be a part of one."""
+    features = kernel.features
+    lanes = kernel.lanes
+    pairs = [(unit, vector) for unit in range(units) for vector in range(run.width)]
     source(f"to = weight + unit * {features} + vector * {lanes}")
     if not run.pattern:
         places = [unit * features + vector * lanes for unit, vector in pairs]

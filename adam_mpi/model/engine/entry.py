@@ -1,10 +1,10 @@
-"""The function that Python calls: the whole network, forward and backward, for a batch of any size."""
+"""Emit the functions that Python calls: the whole network, forward and backward, for a batch of any size."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from adam_mpi.model.engine.memory import Buffer, Call, Phase, lay_out
+from adam_mpi.model.engine.memory import Buffer, BufferPlan, Call, Phase, lay_out
 from adam_mpi.model.engine.segments import Part
 from adam_mpi.model.engine.source import Source
 
@@ -15,26 +15,34 @@ ARGUMENTS = (
 )
 
 
-def emit(
-    source: Source,
-    parts: Sequence[Part],
-    settling: Sequence[Call],
-    pass_blocks: int,
-    own_blocks: int,
-    lanes: int,
-    added: list[tuple[int, int]],
-) -> tuple[str, int, int, dict[Buffer, int]]:
-    """Emit `run` and, if there are such calls, `settle`; return all that was emitted, the floats of memory that they
-    work in and would if no buffers shared any, and the place of each buffer.
+@dataclass(frozen=True)
+class Entry:
+    """What the functions of a program compute."""
 
-    A gradient to be overwritten is made zero in its spans `added`, before sums are added there. Where there are ports,
-    `run` computes one part only.
-    """
-    cut = any(part.port for part in parts)
-    lasting = [phase for part in parts for phase in part.lasting(own_blocks)]
-    places, floats, apart = lay_out([*lasting, Phase(False, tuple(settling))], pass_blocks)
-    if settling:
-        _settle(source, settling, places)
+    parts: tuple[Part, ...]
+    """What `run` computes; where parts have ports, it computes one of them per call."""
+    fused_calls: tuple[Call, ...]
+    """The fused updates of large dense layers."""
+    blocks: int
+    """Blocks of a pass."""
+    own_blocks: int
+    """Blocks of a rank's own images, in a hybrid replica."""
+    lanes: int
+    summed: tuple[tuple[int, int], ...]
+    """Spans of the gradient that sums are added to: a gradient to be overwritten is made zero there first."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether there are exchanges between parts."""
+        return any(part.port for part in self.parts)
+
+
+def emit(source: Source, entry: Entry) -> BufferPlan:
+    """Emit `run` and, if there are fused updates, the function that applies them; return where the buffers lie."""
+    lasting = [phase for part in entry.parts for phase in part.lasting(entry.own_blocks)]
+    plan = lay_out([*lasting, Phase(False, entry.fused_calls)], entry.blocks)
+    if entry.fused_calls:
+        _emit_fused(source, entry.fused_calls, plan)
     source("")
     source("")
     source("@entry")
@@ -43,40 +51,44 @@ def emit(
         source("before = flush_to_zero()")
         source("loss, correct = 0.0, 0")
         with source.inside("if training and overwrite and part == 0:"):
-            for start, stop in added:
+            for start, stop in entry.summed:
                 source(f"gradient[{start}:{stop}] = 0")
-        source(f"all_blocks = (count + {lanes - 1}) // {lanes}")
-        with source.inside(f"for start in range(0, all_blocks, {pass_blocks}):"):
-            source(f"blocks = min({pass_blocks}, all_blocks - start)")
+        source(f"all_blocks = (count + {entry.lanes - 1}) // {entry.lanes}")
+        with source.inside(f"for start in range(0, all_blocks, {entry.blocks}):"):
+            source(f"blocks = min({entry.blocks}, all_blocks - start)")
             source("fresh = overwrite and start == 0")
-            for number, part in enumerate(parts):
-                when = f"part == {number}" if cut else "training" if part.training else ""
-                with source.inside(f"if {when}:") if when else nullcontext():
-                    for phase in part.phases:
-                        _phase(source, phase, places, lanes)
-                    if not part.phases:
-                        source("pass")
+            _emit_parts(source, entry, plan)
         source("restore(before)")
         source("return loss, correct")
-    return source.text, floats, apart, places
+    return plan
 
 
-def _settle(source: Source, calls: Sequence[Call], places: dict[Buffer, int]) -> None:
+def _emit_parts(source: Source, entry: Entry, plan: BufferPlan) -> None:
+    for number, part in enumerate(entry.parts):
+        when = f"part == {number}" if entry.cut else "training" if part.training else ""
+        with source.inside(f"if {when}:") if when else nullcontext():
+            for phase in part.phases:
+                _phase(source, phase, plan, entry.lanes)
+            if not part.phases:
+                source("pass")
+
+
+def _emit_fused(source: Source, calls: Sequence[Call], plan: BufferPlan) -> None:
     source("")
     source("")
     source("@entry")
     with source.inside("def settle(shared, contribution, memory, blocks, factor, unit_value):"):
-        source('"""Step on the large layers\' weights with what the last batches left in so many blocks of images."""')
+        source('"""Update the large layers\' weights with what the last `blocks` blocks of images left in memory."""')
         source("before = flush_to_zero()")
         source("kept, first = 0, 0")
         for call in calls:
-            _call(source, call, [_place(argument, places, "") for argument in call.arguments])
+            _call(source, call, [_place(argument, plan, "") for argument in call.arguments])
         source("restore(before)")
 
 
-def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
-    """Emit `timed`, which runs the phases for one block again and again; return the text and the floats."""
-    places, floats, _ = lay_out(phases, 1)
+def emit_timed(source: Source, phases: Sequence[Phase]) -> BufferPlan:
+    """Emit `timed`, which runs `phases` for one block `repeat` times; return where the buffers lie."""
+    plan = lay_out(phases, 1)
     source("")
     source("")
     source("@entry")
@@ -85,30 +97,32 @@ def emit_timed(source: Source, phases: Sequence[Phase]) -> tuple[str, int]:
         source("start, blocks = 0, 1")
         with source.inside("for _ in range(repeat):"):
             for phase in phases:
-                _phase(source, phase, places, 1)
+                _phase(source, phase, plan, 1)
         source("restore(before)")
-    return source.text, floats
+    return plan
 
 
-def _phase(source: Source, phase: Phase, places: dict[Buffer, int], lanes: int) -> None:
+def _phase(source: Source, phase: Phase, plan: BufferPlan, lanes: int) -> None:
     if not phase.by_block:
         source(f"first = start * {lanes}")
         for call in phase.calls:
-            _call(source, call, [_place(argument, places, "") for argument in call.arguments])
+            _call(source, call, [_place(argument, plan, "") for argument in call.arguments])
         return
     with source.inside("for block in range(blocks):"):
         source(f"first = (start + block) * {lanes}")
         for call in phase.calls:
-            _call(source, call, [_place(argument, places, "block") for argument in call.arguments])
+            _call(source, call, [_place(argument, plan, "block") for argument in call.arguments])
 
 
-def _place(argument: Buffer | str, places: dict[Buffer, int], block: str) -> str:
+def _place(argument: Buffer | str, plan: BufferPlan, block: str) -> str:
+    """Return the expression of an argument: text as it is, of a buffer its offset, at `block` if that is not ""."""
     if isinstance(argument, str):
         return argument
+    place = plan.places[argument]
     if argument.images:
-        return f"{places[argument]} + (kept + first) * {argument.floats}"
+        return f"{place} + (kept + first) * {argument.floats}"
     moving = f" + {block} * {argument.floats}" if block and argument.each_block else ""
-    return f"{places[argument]}{moving}"
+    return f"{place}{moving}"
 
 
 def _call(source: Source, call: Call, arguments: list[str]) -> None:

@@ -1,7 +1,7 @@
-"""Emitted source made into functions: compiled once per machine into a cache folder, or run as plain Python.
+"""Compile emitted source, once per machine into a cache folder, or run it uncompiled.
 
-numba caches what it compiles beside the file that the source is in, so the source is written to a file whose name is
-made of everything the result depends on.
+numba caches what it compiles beside the file that the source is in, so the source is written to a file whose name is a
+hash of everything the result depends on.
 """
 
 import errno
@@ -28,7 +28,7 @@ HEADER = '''"""Emitted by adam_mpi.model.engine; {note}."""
 
 import numpy as np
 
-from adam_mpi.model.engine.{kit} import kit, wide
+from adam_mpi.model.engine.{kit} import kit, row_kit
 from adam_mpi.model.kernels.dropout import SPREAD, mix
 
 globals().update(kit({lanes}))
@@ -40,7 +40,10 @@ SIGNATURE = (
 
 
 def folder() -> Path:
-    """Of the cache: ADAM_MPI_CACHE, or in the user's own cache folder."""
+    """Return the cache folder: ADAM_MPI_CACHE, or one in the user's own cache folder.
+
+    Raises UserError where it cannot be written.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(os.environ.get("ADAM_MPI_CACHE") or Path(home) / "adam_mpi")
     try:
@@ -54,22 +57,23 @@ def folder() -> Path:
 
 @cache
 def run(text: str, lanes: int) -> Callable:
-    """The compiled function `run` of a program."""
+    """Return the compiled function `run` of a program."""
     return _compiled(text, lanes, "run", SIGNATURE)
 
 
 @cache
 def settle(text: str, lanes: int) -> Callable:
-    """Its function `settle`, if it has large layers."""
+    """Return the compiled function of a program that applies fused updates, if it has large layers."""
     return _compiled(text, lanes, "settle", "(float32[::1], float32[::1], float32[::1], int64, float32, float32)")
 
 
 def timed(text: str, lanes: int) -> Callable:
-    """The compiled function `timed` that the tuner measures."""
+    """Return the compiled function `timed` that the tuner measures."""
     return _compiled(text, lanes, "timed", "(float32[::1], float32[::1], float32[::1], int64)")
 
 
 def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
+    """Return the compiled `function` of the source `text`, from the cache if it was compiled before."""
     source = HEADER.format(kit="vector", lanes=lanes, note=f"{lanes} lanes") + text
     name = f"kernels_{key(source)}"
     _show(name, source)
@@ -85,7 +89,7 @@ def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
 
 
 def plain(text: str, lanes: int, function: str = "run") -> Callable:
-    """A program's function uncompiled."""
+    """Return a function of a program uncompiled, with numpy for vectors."""
     from adam_mpi.model.kernels import dropout
 
     source = HEADER.format(kit="numpy_vectors", lanes=lanes, note="uncompiled") + text
@@ -96,7 +100,7 @@ def plain(text: str, lanes: int, function: str = "run") -> Callable:
 
 
 def key(source: str) -> str:
-    """Of the source, the vector kit it uses, the CPU and the compiler."""
+    """Return a hash of `source`, the vector kit it uses, the CPU and the compiler."""
     own = [Path(__file__).with_name(name) for name in ("vector.py", "vector_bundle.py", "functions.py")]
     kit = b"".join(path.read_bytes() for path in (*own, Path(native.__file__)))
     parts = (source.encode(), kit, cpu.name().encode(), numba.__version__.encode(), llvmlite.__version__.encode())
@@ -104,7 +108,7 @@ def key(source: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """A whole file or none, whoever else writes it."""
+    """Write a file as a whole or not at all, even if other processes write it too."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)
@@ -112,7 +116,7 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a file's lock; other processes of this node wait for it."""
+    """Hold the lock of the file `path`; other processes of this node wait for it."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -128,7 +132,7 @@ def _module(name: str, path: Path) -> ModuleType:
 
 
 def _show(name: str, source: str) -> None:
-    """ADAM_MPI_SHOW_KERNELS names a folder to write emitted sources to, for reading."""
+    """Write the source to the folder that ADAM_MPI_SHOW_KERNELS names, if it is set, for reading."""
     shown = os.environ.get("ADAM_MPI_SHOW_KERNELS")
     if shown:
         Path(shown).mkdir(parents=True, exist_ok=True)

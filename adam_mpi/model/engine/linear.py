@@ -1,7 +1,7 @@
-"""A small constant matrix times a list of values, in few operations.
+"""Multiply a list of values by a small constant matrix, in few operations.
 
-Rows, and columns, come in pairs that differ in signs only. Of two such rows the halves that agree and those that do not
-are summed once; of two such columns, sum and difference of the values are taken first.
+Rows, and columns, come in pairs that differ in signs only. For two such rows the halves that agree and those that do
+not are summed once; for two such columns, sum and difference of the values are taken first.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,12 @@ HALVES = np.array([[0.5, 0.5], [0.5, -0.5]])
 
 
 def apply(matrix: Sequence[Sequence[float]], values: Sequence[Any], add: Callable) -> list[Any]:
-    """`add(result, coefficient, value)` is result + coefficient * value, where a result of None is zero."""
-    given, coefficients = list(values), np.array(matrix, float)
+    """Return `matrix` times `values`.
+
+    `add(result, coefficient, value)` returns result + coefficient * value, where a result of None is zero.
+    """
+    given = list(values)
+    coefficients = np.array(matrix, float)
     for first in _pairs(coefficients.T):
         pair = slice(first, first + 2)
         coefficients[:, pair] = coefficients[:, pair] @ HALVES
@@ -29,10 +33,11 @@ def apply(matrix: Sequence[Sequence[float]], values: Sequence[Any], add: Callabl
 
 
 def _pairs(rows: np.ndarray) -> list[int]:
-    """Where each pair of neighbors begins."""
+    """Return where each pair of neighbors that differ in signs only begins."""
     found: list[int] = []
     for first in range(len(rows) - 1):
-        one, other = rows[first], rows[first + 1]
+        one = rows[first]
+        other = rows[first + 1]
         alike = np.array_equal(abs(one), abs(other)) and np.any(one == -other, where=one != 0)
         if alike and np.any(one == other, where=one != 0) and (not found or found[-1] < first - 1):
             found.append(first)

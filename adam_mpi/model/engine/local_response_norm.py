@@ -1,4 +1,4 @@
-"""Local response normalization over neighboring channels, of one block.
+"""Emit local response normalization over neighboring channels, for one block.
 
 forward:   for each channel and pixel: scale = offset + scale / size * sum of squares over the channel's window
                                        output = input * scale ** -power
@@ -12,6 +12,7 @@ RAISED = "exponential(mul(splat({power!r}), logarithm(scale)))"
 
 
 def emit_forward(source: Source, name: str, shape: Shape, layer: LocalResponseNorm, lanes: int) -> None:
+    """Emit the kernel `name` that computes outputs and scales."""
     plane = shape[1] * shape[2] * lanes
     half = layer.size // 2
     with source.kernel(f"{name}(memory, inputs, outputs, scales)", str(layer)):
@@ -30,6 +31,7 @@ def emit_forward(source: Source, name: str, shape: Shape, layer: LocalResponseNo
 
 
 def emit_backward(source: Source, name: str, shape: Shape, layer: LocalResponseNorm, lanes: int) -> None:
+    """Emit the kernel `name` that computes the errors of the inputs."""
     plane = shape[1] * shape[2] * lanes
     half = layer.size // 2
     factor = -2 * layer.scale / layer.size * layer.power

@@ -1,9 +1,9 @@
-"""Softmax and cross-entropy, all blocks.
+"""Emit softmax and cross-entropy, for all blocks at once.
 
 for each block:
     the largest score of each image, and which it is
     errors = exp(score - largest), and their sum; divided by it they are probabilities
-    for each image there is: add its loss, count it if the largest is right, take 1 off the error of its label
+    for each image there is: add its loss, count it if the largest is right, subtract 1 from the error of its label
     for each lane without an image: errors = 0
 """
 
@@ -11,7 +11,11 @@ from adam_mpi.model.engine.source import Source
 
 
 def emit(source: Source, classes: int, lanes: int) -> None:
-    """`first` is the number of the first image of these blocks, `count` that of all images, `side` three vectors."""
+    """Emit `cross_entropy` over `classes` classes.
+
+    Its argument `first` is the number of the first image of these blocks, `count` that of all images, `side` has room
+    for three vectors.
+    """
     head = "cross_entropy(memory, labels, probabilities, scores, errors, side, first, count, blocks)"
     with source.kernel(head, f"Loss and number correct over {classes} classes; probabilities by image."):
         source("loss, correct = 0.0, 0")

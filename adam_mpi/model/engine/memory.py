@@ -1,4 +1,4 @@
-"""Buffers of a program, and where they lie: those whose lifetimes do not meet share memory."""
+"""Place the buffers of a program in memory: those whose lifetimes do not meet share it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Buffer:
-    """`floats` for each block of a pass; or once, for a block's turn only or, if it is `lasting`, for all of them.
+    """`floats` for each block of a pass; or once, for one block at a time or, if it is `lasting`, for all of them.
 
-    With `images` it has `floats` for each of so many images, and what is in it stays until that is written again.
+    With `images` it has `floats` for each of that many images, and what is in it stays until that is written again.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel call: arguments are buffers or text; only `when` that is true, if it is given."""
+    """A kernel call: arguments are buffers or text; made only where the expression `when` is true, if there is one."""
 
     kernel: str
     arguments: tuple[Buffer | str, ...]
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass
 class Step:
-    """What one layer, or several joined ones, call: forward and backward, by block or for all blocks at once.
+    """What one layer, or several fused ones, call: forward and backward, by block or for all blocks at once.
 
     `prepare` comes before all blocks' forward, `clear` before and `finish` after their backward; what is `later`, after
     all blocks' backward. `interior`: of the way forward, what no other strip waits for.
@@ -55,7 +55,7 @@ class Phase:
     by_block: bool
     calls: tuple[Call, ...]
     blocks: int = 0
-    """How many there are at the most; 0: as many as in all phases."""
+    """How many blocks there are at the most; 0: as many as in all phases."""
 
 
 @dataclass(frozen=True)
@@ -67,38 +67,48 @@ class Lifetime:
     last: int
 
 
+@dataclass(frozen=True)
+class BufferPlan:
+    """The offset of each buffer in memory, in floats, and how many floats there are."""
+
+    places: dict[Buffer, int]
+    floats: int
+    unshared: int
+    """Floats that there would be if no buffers shared memory."""
+
+
 def lifetimes(phases: Sequence[Phase]) -> list[Lifetime]:
-    """A buffer that outlives a block's turn lives through the whole phase."""
+    """Return how long each buffer lives; one that outlives a block lives through the whole phase."""
     found: dict[Buffer, tuple[int, int]] = {}
-    clock, whole = 0, (0, sum(len(phase.calls) for phase in phases))
+    clock = 0
+    whole = (0, sum(len(phase.calls) for phase in phases))
     for phase in phases:
-        begin, end = clock, clock + len(phase.calls)
+        in_phase = (clock, clock + len(phase.calls))
         for call in phase.calls:
             for buffer in [argument for argument in call.arguments if isinstance(argument, Buffer)]:
-                span = (begin, end) if phase.by_block and (buffer.each_block or buffer.lasting) else (clock, clock)
+                span = in_phase if phase.by_block and (buffer.each_block or buffer.lasting) else (clock, clock)
                 old = found.get(buffer, whole if buffer.images else span)
                 found[buffer] = min(old[0], span[0]), max(old[1], span[1])
             clock += 1
     return [Lifetime(buffer, *span) for buffer, span in found.items()]
 
 
-def lay_out(phases: Sequence[Phase], blocks: int) -> tuple[dict[Buffer, int], int, int]:
-    """The place of each buffer, in floats: largest first, each as low as it fits; and how many floats there are, and
-    would be if no buffers shared any."""
+def lay_out(phases: Sequence[Phase], blocks: int) -> BufferPlan:
+    """Return the plan of the buffers of passes of up to `blocks` blocks: largest first, each as low as it fits."""
     places: dict[Buffer, int] = {}
     placed: list[Lifetime] = []
     sizes = _sizes(phases, blocks)
-    for life in sorted(lifetimes(phases), key=lambda life: -sizes[life.buffer]):
-        met = [other for other in placed if other.first <= life.last and life.first <= other.last]
+    for lifetime in sorted(lifetimes(phases), key=lambda lifetime: -sizes[lifetime.buffer]):
+        met = [other for other in placed if other.first <= lifetime.last and lifetime.first <= other.last]
         taken = [(places[other.buffer], sizes[other.buffer]) for other in met]
-        places[life.buffer] = _lowest(sizes[life.buffer], taken)
-        placed.append(life)
+        places[lifetime.buffer] = _lowest(sizes[lifetime.buffer], taken)
+        placed.append(lifetime)
     floats = max((places[buffer] + sizes[buffer] for buffer in places), default=0)
-    return places, floats, sum(sizes.values())
+    return BufferPlan(places, floats, unshared=sum(sizes.values()))
 
 
 def _sizes(phases: Sequence[Phase], blocks: int) -> dict[Buffer, int]:
-    """Of each buffer: room for as many blocks as the phases have that touch it."""
+    """Return the size of each buffer: room for as many blocks as the phases have that touch it."""
     found: dict[Buffer, int] = {}
     for phase in phases:
         for buffer in (a for call in phase.calls for a in call.arguments if isinstance(a, Buffer)):
@@ -107,11 +117,13 @@ def _sizes(phases: Sequence[Phase], blocks: int) -> dict[Buffer, int]:
 
 
 def size(buffer: Buffer, blocks: int) -> int:
+    """Return the floats that `buffer` takes in passes of `blocks` blocks, in whole cache lines."""
     floats = buffer.floats * (buffer.images or (blocks if buffer.each_block else 1))
     return -(-floats // ALIGNMENT) * ALIGNMENT
 
 
 def _lowest(wanted: int, taken: list[tuple[int, int]]) -> int:
+    """Return the lowest offset of `wanted` free floats between those that are `taken`: (offset, length) each."""
     place = 0
     for start, length in sorted(taken):
         if place + wanted <= start:

@@ -1,4 +1,4 @@
-"""Bundles of vectors for numpy: tuples, and the same functions as `bundle.kit` makes."""
+"""Define bundles of vectors for numpy: tuples, and the same functions as `vector_bundle.kit` makes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +9,14 @@ Bundle = tuple[np.ndarray, ...]
 
 
 def kit(basic: dict[str, Any]) -> dict[str, Callable]:
-    """Each entry makes a function, of offsets from the place that it is given when it is called."""
-    load, store, broadcast, zero = basic["load"], basic["store"], basic["broadcast"], basic["zero"]
+    """Return what makes functions on bundles, by name; offsets count from the place that a function is called with."""
+    load = basic["load"]
+    store = basic["store"]
+    broadcast = basic["broadcast"]
+    zero = basic["zero"]
 
     def loads(*offsets: int | None) -> Callable:
-        """None stands for zero."""
+        """Load a vector at each offset; None stands for zero."""
         return lambda array, place: tuple(
             zero() if offset is None else load(array, place + offset) for offset in offsets
         )
@@ -22,7 +25,7 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
         return lambda array, place: tuple(broadcast(array, place + offset) for offset in offsets)
 
     def stores(*offsets: int | None) -> Callable:
-        """None: that value is not stored."""
+        """Store a vector at each offset; None: that value is not stored."""
 
         def function(array: np.ndarray, place: int, values: Bundle) -> None:
             for offset, value in zip(offsets, values, strict=True):
@@ -46,7 +49,7 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
         return function
 
     def prefetches(write: bool, *offsets: int) -> Callable:
-        """Fetch what will be read, or written, soon. May point past the end: nothing is read."""
+        """Fetch what will be read, or written, soon; an offset may point past the end, as nothing is read."""
         return lambda array, place: None
 
     def add_totals(*offsets: int) -> Callable:
@@ -57,22 +60,22 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
         return function
 
     def add_packed(count: int) -> Callable:
-        """As `add_totals`, one after the other; compiled, it touches whole vectors."""
+        """Add totals one after the other; compiled, it touches whole vectors, which `add_totals` does not."""
         return add_totals(*range(count))
 
     def combine(*matrix: Sequence[float]) -> Callable:
-        """matrix times values."""
+        """Multiply values by a matrix."""
         return lambda values: tuple(np.array(matrix, np.float32) @ np.array(values))
 
     def masks(*offsets: int | None) -> Callable:
-        """Zero where what lies at the offset is not above zero; None: as it is."""
+        """Make a value zero where what lies at its offset is not above zero; None: leave it as it is."""
         return lambda values, array, place: tuple(
             value if offset is None else np.where(load(array, place + offset) > 0, value, np.float32(0))
             for offset, value in zip(offsets, values, strict=True)
         )
 
     def multiply_adds(count: int, factor: str, *products: tuple[int, int, int]) -> Callable:
-        """sums[number] += array[f + one] * memory[v + other], for each product (number, one, other)."""
+        """Add array[f + one] * memory[v + other] to sums[number], for each product (number, one, other)."""
 
         def function(sums: Bundle, array: np.ndarray, f: int, memory: np.ndarray, v: int) -> Bundle:
             assert len(sums) == count
@@ -84,10 +87,11 @@ def kit(basic: dict[str, Any]) -> dict[str, Callable]:
         return function
 
     def sandwich(*matrix: Sequence[int]) -> Callable:
-        """matrix values matrix'."""
+        """Multiply values by a matrix from the left, and by its transpose from the right."""
 
         def function(values: Bundle) -> Bundle:
-            sides, inner = np.array(matrix, np.float32), len(matrix[0])
+            sides = np.array(matrix, np.float32)
+            inner = len(matrix[0])
             given = np.array(values).reshape(inner, inner, -1)
             return tuple(np.einsum("ik,jl,kln->ijn", sides, sides, given).reshape(len(matrix) ** 2, -1))
 

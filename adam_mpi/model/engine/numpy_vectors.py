@@ -1,4 +1,4 @@
-"""The vector kit for numpy: with it emitted source runs uncompiled, so that tests can try hundreds of shapes."""
+"""Define the kit of functions on vectors for numpy: emitted source runs uncompiled, so tests can try many shapes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +9,16 @@ from adam_mpi.model.engine import functions, numpy_vector_bundle
 
 
 def kit(lanes: int) -> dict[str, Any]:
-    """The same names as `vector.kit`."""
+    """Return functions of the same names and meaning as those of `vector.kit`."""
     basic = _memory(lanes) | _arithmetic(lanes)
     basic |= numpy_vector_bundle.kit(basic)
     entry = {"kernel": _as_it_is, "entry": _as_it_is, "flush_to_zero": lambda: None, "restore": lambda before: None}
     return basic | functions.over(basic) | entry
 
 
-def wide(lanes: int) -> dict[str, Any]:
-    """The same under names of their own, for kernels that use vectors along an image."""
-    return {f"wide_{name}": function for name, function in kit(lanes).items()}
+def row_kit(lanes: int) -> dict[str, Any]:
+    """Return the kit under names that begin with `row_`, for kernels with one image per block: see `row_vectors`."""
+    return {f"row_{name}": function for name, function in kit(lanes).items()}
 
 
 def _as_it_is(function: Callable) -> Callable:
@@ -26,6 +26,8 @@ def _as_it_is(function: Callable) -> Callable:
 
 
 def _memory(lanes: int) -> dict[str, Callable]:
+    """Return loads and stores, which assert that they stay inside the array."""
+
     def load(array: np.ndarray, index: int) -> np.ndarray:
         return load_part(array, index, lanes)
 
@@ -48,6 +50,7 @@ def _memory(lanes: int) -> dict[str, Callable]:
 
 
 def _arithmetic(lanes: int) -> dict[str, Callable]:
+    """Return arithmetic on vectors, and choices lane by lane."""
     return {
         "add": np.add,
         "sub": np.subtract,

@@ -1,16 +1,39 @@
-"""Max-pooling. The winner of each window is kept as its number in the window, a float, so that it fills a lane.
+"""Emit max-pooling and average-pooling.
 
-forward:   for each plane, row and column of windows: the largest value and its number; -1 where relu follows and
-           nothing is above zero
-backward:  for each plane, row and column of windows: the error goes to the winner, all others get zero;
-           windows that overlap add up
+Max-pooling keeps the winner of each window as its number in the window, a float, so that it fills a lane.
+
+max forward:       for each plane, row and column of windows: the largest value and its number; -1 where relu follows
+                   and nothing is above zero
+max backward:      for each plane, row and column of windows: the error goes to the winner, all others get zero;
+                   windows that overlap add up
+average forward:   for each plane, row and column of windows: the mean of the window
+average backward:  for each plane, row and column of windows: its error, divided by its pixels, is added to all of them
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.layers import Shape
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Square windows of `size` pixels, `stride` apart, over planes of `shape`; `lanes` images in a block."""
+
+    shape: Shape
+    size: int
+    stride: int
+    lanes: int
+
+    @property
+    def places(self) -> list[int]:
+        """Offsets of the pixels of a window from its first one."""
+        width = self.shape[2]
+        return [
+            (number // self.size * width + number % self.size) * self.lanes for number in range(self.size * self.size)
+        ]
 
 
 def window(source: Source, size: int, columns: int, lanes: int, relu: bool) -> None:
@@ -22,7 +45,7 @@ def window(source: Source, size: int, columns: int, lanes: int, relu: bool) -> N
 
 
 def choose(source: Source, values: Sequence[str]) -> None:
-    """Emit `best` and `winner` of these values."""
+    """Emit `best` and `winner` of `values`, which are expressions."""
     source(f"best, winner = {values[0]}, zero()")
     for number, value in enumerate(values[1:], start=1):
         source(f"value = {value}")
@@ -36,46 +59,73 @@ def through_relu(source: Source) -> None:
     source("best = maximum(zero(), best)")
 
 
-def clear(source: Source, shape: Shape, lanes: int) -> None:
-    """Emit input_errors = 0."""
-    with source.inside(f"for place in range(0, {shape[0] * shape[1] * shape[2] * lanes}, {lanes}):"):
-        source("store(memory, input_errors + place, zero())")
-
-
-@contextmanager
-def each_window(source: Source, shape: Shape, size: int, stride: int, lanes: int) -> Iterator[None]:
-    """Emit loops over the windows, which set `corner`, the window's first pixel, and `at`, its place in the outputs."""
-    planes, height, width = shape
-    rows, columns = (height - size) // stride + 1, (width - size) // stride + 1
-    with source.inside(f"for line in range({planes * rows}):"), source.inside(f"for column in range({columns}):"):
-        source(f"plane, row = line // {rows}, line % {rows}")
-        source(f"at = (line * {columns} + column) * {lanes}")
-        source(f"corner = ((plane * {height} + row * {stride}) * {width} + column * {stride}) * {lanes}")
-        yield
-
-
-def emit_forward(
-    source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int, relu: bool = False
-) -> None:
+def emit_max_forward(source: Source, name: str, windows: Windows, relu: bool = False) -> None:
+    """Emit the kernel `name` that computes outputs and winners, of relu's outputs if `relu`."""
     head = f"{name}(memory, inputs, outputs, winners)"
-    with source.kernel(head, f"Largest of windows of {size}, stride {stride}, over {shape}."):
-        with each_window(source, shape, size, stride, lanes):
+    with source.kernel(head, f"Largest of windows of {windows.size}, stride {windows.stride}, over {windows.shape}."):
+        with _each_window(source, windows):
             source("v = inputs + corner")
-            window(source, size, shape[2], lanes, relu)
+            window(source, windows.size, windows.shape[2], windows.lanes, relu)
             source("store(memory, outputs + at, best)")
             source("store(memory, winners + at, winner)")
 
 
-def emit_backward(source: Source, name: str, shape: Shape, size: int, stride: int, lanes: int) -> None:
+def emit_max_backward(source: Source, name: str, windows: Windows) -> None:
+    """Emit the kernel `name` that gives each window's error to its winner."""
     head = f"{name}(memory, errors, winners, input_errors)"
+    size = windows.size
+    stride = windows.stride
     with source.kernel(head, f"Errors to the winners of windows of {size}, stride {stride}."):
-        if stride != size or shape[1] % size or shape[2] % size:
-            clear(source, shape, lanes)
-        with each_window(source, shape, size, stride, lanes):
+        if stride != size or windows.shape[1] % size or windows.shape[2] % size:
+            _clear(source, windows)
+        with _each_window(source, windows):
             source("error = load(memory, errors + at)")
             source("winner = load(memory, winners + at)")
-            for number in range(size * size):
-                place = f"input_errors + corner + {(number // size * shape[2] + number % size) * lanes}"
+            for number, offset in enumerate(windows.places):
+                place = f"input_errors + corner + {offset}"
                 value = f"equal(winner, splat({number}.0), error, zero())"
                 value = value if stride >= size else f"add(load(memory, {place}), {value})"
                 source(f"store(memory, {place}, {value})")
+
+
+def emit_average_forward(source: Source, name: str, windows: Windows) -> None:
+    """Emit the kernel `name` that computes the mean of each window."""
+    nest = f"Mean of windows of {windows.size}, stride {windows.stride}."
+    with source.kernel(f"{name}(memory, inputs, outputs)", nest), _each_window(source, windows):
+        source("mean = load(memory, inputs + corner)")
+        for place in windows.places[1:]:
+            source(f"mean = add(mean, load(memory, inputs + corner + {place}))")
+        source(f"store(memory, outputs + at, mul(mean, splat({1 / windows.size**2!r})))")
+
+
+def emit_average_backward(source: Source, name: str, windows: Windows) -> None:
+    """Emit the kernel `name` that shares out each window's error among its pixels."""
+    nest = f"Errors over windows of {windows.size}, stride {windows.stride}."
+    with source.kernel(f"{name}(memory, errors, input_errors)", nest):
+        _clear(source, windows)
+        with _each_window(source, windows):
+            source(f"share = mul(load(memory, errors + at), splat({1 / windows.size**2!r}))")
+            for offset in windows.places:
+                place = f"input_errors + corner + {offset}"
+                source(f"store(memory, {place}, add(load(memory, {place}), share))")
+
+
+def _clear(source: Source, windows: Windows) -> None:
+    """Emit input_errors = 0."""
+    planes, height, width = windows.shape
+    with source.inside(f"for place in range(0, {planes * height * width * windows.lanes}, {windows.lanes}):"):
+        source("store(memory, input_errors + place, zero())")
+
+
+@contextmanager
+def _each_window(source: Source, windows: Windows) -> Iterator[None]:
+    """Emit loops over the windows, which set `corner`, the window's first pixel, and `at`, its place in the outputs."""
+    planes, height, width = windows.shape
+    stride = windows.stride
+    rows = (height - windows.size) // stride + 1
+    columns = (width - windows.size) // stride + 1
+    with source.inside(f"for line in range({planes * rows}):"), source.inside(f"for column in range({columns}):"):
+        source(f"plane, row = line // {rows}, line % {rows}")
+        source(f"at = (line * {columns} + column) * {windows.lanes}")
+        source(f"corner = ((plane * {height} + row * {stride}) * {width} + column * {stride}) * {windows.lanes}")
+        yield

@@ -1,4 +1,4 @@
-"""Steps in order: forward, loss, backward. A strip's are cut into parts where strips exchange something."""
+"""Put steps in order: forward, loss, backward. Those of a strip are cut into parts where strips exchange something."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,25 +27,25 @@ class Part:
 
     phases: tuple[Phase, ...]
     training: bool = False
-    """Only in training."""
+    """Whether it runs only in training."""
     port: Port | None = None
     """The exchange that begins when it ends."""
     meanwhile: bool = False
     """Whether it may run while the exchange that the part before it began is under way."""
     handed: tuple[Buffer, ...] = ()
-    """What the exchange reads and writes that is complete before the next part begins."""
+    """Buffers of the exchange that is complete before the next part begins."""
     own: bool = False
-    """Whether it has only this rank's own images, in a hybrid replica."""
+    """Whether it computes only this rank's own images, in a hybrid replica."""
 
     def lasting(self, own_blocks: int) -> tuple[Phase, ...]:
-        """All that touches buffers, to see how long they live; with so many blocks of our own images."""
+        """Return all calls that touch buffers, to see how long they live; `own_blocks` hold this rank's own images."""
         phases = [replace(phase, blocks=own_blocks) for phase in self.phases] if self.own else self.phases
         # Both sides of the exchange; the larger one is larger in its own phases.
         return (*phases, Phase(False, (Call("exchange", self.handed),), own_blocks))
 
 
 def assemble(groups: Sequence[list[Step]], crossings: Sequence[Crossing], load: Call, end: Call) -> tuple[Part, ...]:
-    """The steps between exchanges are a group; `load` comes first of all, `end` is the loss."""
+    """Return the parts of a program; `groups` are steps between exchanges, `load` comes first, `end` is the loss."""
     found: list[Part] = []
     own = any(isinstance(crossing.exchange, Assembly) for crossing in crossings)
     for number, steps in enumerate(groups):
@@ -68,8 +68,9 @@ def assemble(groups: Sequence[list[Step]], crossings: Sequence[Crossing], load: 
 
 
 def _backward(steps: list[Step], number: int, crossings: Sequence[Crossing]) -> list[Part]:
-    """Of one group; without crossings it is the last one on the way back."""
-    clear, finish = Phase(False, _calls(steps, "clear")), Phase(False, _calls(steps, "finish"))
+    """Return the way back of group `number`; without `crossings` it is the last one on the way back."""
+    clear = Phase(False, _calls(steps, "clear"))
+    finish = Phase(False, _calls(steps, "finish"))
     phases = [clear, *(Phase(step.by_block, tuple(step.backward)) for step in reversed(steps))]
     if not crossings:
         return [Part(merged([*phases, finish]), training=True)]
@@ -82,7 +83,7 @@ def _backward(steps: list[Step], number: int, crossings: Sequence[Crossing]) -> 
 
 
 def _back(number: int, crossings: Sequence[Crossing]) -> dict:
-    """The exchange before a group, on the way back."""
+    """Return the exchange before group `number` on the way back, as arguments of `Part`."""
     if not crossings:
         return {}
     crossing = crossings[number - 1]
@@ -95,7 +96,7 @@ def _calls(steps: Sequence[Step], when: str) -> tuple[Call, ...]:
 
 
 def merged(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Neighboring phases of one kind are one."""
+    """Return `phases` with neighbors of one kind made one, and without those that call nothing."""
     found: list[Phase] = []
     for phase in [phase for phase in phases if phase.calls]:
         if found and found[-1].by_block == phase.by_block:

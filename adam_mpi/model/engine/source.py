@@ -1,13 +1,17 @@
-"""A text buffer for emitted Python: lines at the current depth."""
+"""Collect the lines of emitted Python source, at the current depth of indentation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What the first factor of `multiply_adds` is: the same number in all lanes, or a vector.
-BROADCAST, LOAD = repr("broadcast"), repr("load")
+BROADCAST = repr("broadcast")
+"""First factor of `multiply_adds`: the same number in all lanes."""
+LOAD = repr("load")
+"""First factor of `multiply_adds`: a vector."""
 
 
 class Source:
+    """Emitted source: `head` comes first, then the functions that are made, then the lines."""
+
     def __init__(self) -> None:
         self.head: list[str] = []
         self.lines: list[str] = []
@@ -19,7 +23,7 @@ class Source:
 
     @contextmanager
     def inside(self, head: str) -> Iterator[None]:
-        """The lines written meanwhile are the body of `head`."""
+        """Make the lines written meanwhile the body of `head`."""
         self(head)
         self.depth += 1
         yield
@@ -27,7 +31,7 @@ class Source:
 
     @contextmanager
     def kernel(self, head: str, nest: str) -> Iterator[None]:
-        """A compiled function; `nest` says in words what its loops do."""
+        """Make the lines written meanwhile the body of a compiled function; `nest` says what its loops do."""
         self("")
         self("")
         self("@kernel")
@@ -36,11 +40,12 @@ class Source:
             yield
 
     def make(self, function: str, *arguments: object) -> str:
-        """The name of a function that `function(arguments)` makes; it is made once, before all kernels."""
+        """Return the name of a function that `function(arguments)` makes; it is made once, before all kernels."""
         call = f"{function}({', '.join(map(str, arguments))})"
         return self.made.setdefault(call, f"{function}_{len(self.made) + 1}")
 
     @property
     def text(self) -> str:
+        """All that was emitted."""
         made = [f"{name} = {call}" for call, name in self.made.items()]
         return "\n".join(self.head + made + self.lines) + "\n"

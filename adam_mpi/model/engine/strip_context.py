@@ -1,4 +1,4 @@
-"""A strip's context by the generated program: the parts of the program are the segments between exchanges."""
+"""Run a strip by the generated program: the parts of the program are the segments between exchanges."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,15 +20,21 @@ class EngineStripContext(EngineContext):
 
     def __init__(self, strip: Strip, images: int, seed: int, program: Program, run: Callable) -> None:
         super().__init__(strip.stack, images, seed, program, run)
-        self.room, self.own_room = (blocks * program.lanes for blocks in (program.blocks, program.own_blocks))
-        self.number, self.result = strip.number, (0.0, 0)
-        self.own_keys, self.own_count = np.zeros_like(self.keys), 0
-        """Of our images, in a hybrid replica."""
+        self.room = program.blocks * program.lanes
+        self.own_room = program.own_blocks * program.lanes
+        self.number = strip.number
+        self.result = (0.0, 0)
+        self.own_keys = np.zeros_like(self.keys)
+        """Random keys of this rank's own images, in a hybrid replica."""
+        self.own_count = 0
+        """This rank's own images."""
         self.blocks = program.blocks
-        """That are in use, of the last block of images."""
-        self.weights = self.gradient = self.unused
-        self.passages = [self._passage(strip.number, crossing) for crossing in program.crossings]
-        self.training, self.evaluating = self._segments(True), self._segments(False)
+        """Blocks in use for the last batch."""
+        self.weights = self.unused
+        self.gradient = self.unused
+        self.passages = [self._exchange_buffers(strip.number, crossing) for crossing in program.crossings]
+        self.training = self._segments(True)
+        self.evaluating = self._segments(False)
 
     def begin(
         self,
@@ -40,23 +46,27 @@ class EngineStripContext(EngineContext):
         epoch: int,
         edges: Sequence[int] = (),
     ) -> list[Segment]:
-        """As `StripContext.begin`."""
-        self.count, self.own_count = self.take(pixels, labels), len(pixels)
+        """Load a block and return the segments to run; the arguments are those of `StripContext.begin`."""
+        self.count = self.load_batch(pixels, labels)
+        self.own_count = len(pixels)
         edge(self.passages, edges)
         self.blocks = -(-self.count // self.program.lanes)
-        self.weights, self.result = weights, (0.0, 0)
+        self.weights = weights
+        self.result = (0.0, 0)
         if gradient is None:
             return self.evaluating
         self.gradient = gradient
         if not self.count:
             gradient[:] = 0
-        self.draw(ids, epoch)
+        self.draw_keys(ids, epoch)
         if edges:
             self.own_keys[: self.own_count] = self.keys[edges[self.number] : edges[self.number + 1]]
         return self.training
 
     def _segments(self, training: bool) -> list[Segment]:
-        segments, port = [Segment()], None
+        """Return the segments of training or evaluation: the parts of the program between exchanges."""
+        segments = [Segment()]
+        port = None
         for number, part in enumerate(self.program.parts):
             if part.training and not training:
                 break
@@ -71,35 +81,48 @@ class EngineStripContext(EngineContext):
         return segments
 
     def _end(self, segments: list[Segment], port: Port) -> None:
-        """Errors of the loss are known to everybody: a strip takes its own."""
-        passage = self.passages[port.passage]
-        if port.direction == BACK and not passage.exchange.summed:
-            segments[-1].work.append(partial(passage.unpack, BACK, {}))
+        """End the last segment with the exchange at `port`.
+
+        Errors of the loss are known to all strips: each takes its own, without an exchange.
+        """
+        buffers = self.passages[port.passage]
+        if port.direction == BACK and not buffers.exchange.summed:
+            segments[-1].work.append(partial(buffers.unpack, BACK, {}))
             return
         segments[-1].port = port
         segments.append(Segment())
 
     def _part(self, number: int, training: bool) -> None:
+        """Run part `number` of the program."""
         own = self.program.parts[number].own
-        images = (self.own_count, self.own_keys) if own else (self.count, self.keys)
-        loss, correct = self.call(number, training, True, False, self.weights, self.gradient, *images)
+        loss, correct = self.run_part(
+            number,
+            self.weights,
+            self.gradient,
+            self.own_count if own else self.count,
+            training=training,
+            overwrite=True,
+            keys=self.own_keys if own else self.keys,
+        )
         self.result = self.result[0] + loss, self.result[1] + correct
 
-    def _passage(self, strip: int, crossing: Crossing) -> ExchangeBuffers | AssemblyBuffers:
+    def _exchange_buffers(self, strip: int, crossing: Crossing) -> ExchangeBuffers | AssemblyBuffers:
+        """Return the buffers on both sides of `crossing`, as views of memory."""
         exchange = crossing.exchange
         buffers = crossing.owned, crossing.needed, crossing.owned_errors, crossing.needed_errors
         if isinstance(exchange, Assembly):
             counts = (self.program.own_blocks, self.program.blocks) * 2
             arrays = (self._array(buffer, 1, count)[:, 0] for buffer, count in zip(buffers, counts, strict=True))
             return AssemblyBuffers(exchange, strip, *arrays)
-        # Errors that nobody needs have no place.
+        # Errors that no layer needs have no place.
         blocks = self.program.blocks
         return ExchangeBuffers(exchange, strip, *(self._array(buffer, exchange.lines, blocks) for buffer in buffers))
 
     def _array(self, buffer: Buffer, lines: int, blocks: int) -> np.ndarray:
-        """(blocks, lines, places, lanes)."""
-        place, lanes = self.program.places.get(buffer), self.program.lanes
-        shape = blocks, lines, buffer.floats // lines // lanes, lanes
+        """Return a view of `buffer`, (blocks, lines, places, lanes)."""
+        place = self.program.places.get(buffer)
+        lanes = self.program.lanes
+        shape = (blocks, lines, buffer.floats // lines // lanes, lanes)
         if place is None:
             return np.zeros(shape, np.float32)
         return self.memory[place : place + blocks * buffer.floats].reshape(shape)

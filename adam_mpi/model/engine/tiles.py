@@ -1,4 +1,4 @@
-"""Tiles: how many sums a kernel keeps in registers at a time, and how a range is cut into them. Pure arithmetic."""
+"""Choose tiles: how many sums a kernel keeps in registers at a time, and how a range is cut into them. Pure."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Run:
 def runs(
     total: int, width: int, pattern: Callable[[int, int], Any] = lambda start, width: None, first: int = 0
 ) -> list[Run]:
-    """Cut range(first, total) into tiles of `width`, and a rest; neighbors of equal pattern make a run."""
+    """Cut range(first, total) into tiles of `width` and a rest; neighbors of equal `pattern(start, width)` join."""
     found: list[Run] = []
     for start in range(first, total, width):
         size = min(width, total - start)
@@ -43,24 +43,24 @@ def runs(
 
 
 def each(source: Source, name: str, cut: list[Run]) -> Iterator[Run]:
-    """Emit a loop over the tiles of each run; the caller writes the body meanwhile."""
+    """Emit a loop over the tiles of each run, with `name` the start of a tile; the caller writes the body meanwhile."""
     for run in cut:
         with source.inside(f"for {name} in range({run.start}, {run.stop}, {run.width}):"):
             yield run
 
 
 def up(number: int, step: int) -> int:
-    """The next multiple of `step`."""
+    """Return the next multiple of `step` from `number` on."""
     return -(-number // step) * step
 
 
 def _cut(total: int, width: int) -> tuple[tuple[int, int], ...]:
-    """(how many, how wide): whole tiles and the rest."""
+    """Return (how many, how wide) of whole tiles, and of the rest."""
     return (total // width, width), (int(total % width > 0), total % width)
 
 
 def cost(total: int, width: int, other_total: int, other_width: int, overhead: float = 0.0) -> float:
-    """Cycles, relative, of total x other_total sums in tiles of width x other_width.
+    """Return the relative cycles of total x other_total sums in tiles of width x other_width.
 
     A step of a tile of a x b takes a + b loads and a * b multiply-adds; a core does two of each per cycle.
     `overhead`, of the loop around a step, is counted in multiply-adds.
@@ -73,14 +73,17 @@ def cost(total: int, width: int, other_total: int, other_width: int, overhead: f
 
 
 def choose(planes: int, columns: int, registers: int, slide: int = 1, step: int = 1, overhead: float = 0.0) -> Tile:
-    """The cheapest tile."""
-    return ranked(planes, columns, registers, slide, step, overhead)[0]
+    """Return the cheapest tile; the arguments are those of `ranked`."""
+    return ranked(planes, columns, registers, slide=slide, step=step, overhead=overhead)[0]
 
 
 def ranked(
     planes: int, columns: int, registers: int, slide: int = 1, step: int = 1, overhead: float = 0.0
 ) -> list[Tile]:
-    """Tiles whose sums, values and factor fit the registers, cheapest first; values slide by `slide` along a row."""
+    """Return the tiles whose sums, values and factor fit `registers`, cheapest first.
+
+    Values slide by `slide` along a row; the columns of a tile are a multiple of `step`.
+    """
     fitting = [
         Tile(a, b)
         for a in range(1, min(planes, registers) + 1)

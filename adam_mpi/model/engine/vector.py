@@ -1,6 +1,8 @@
-"""A vector type for numba, made of LLVM instructions: `kit(lanes)` has the functions that emitted kernels use.
+"""Define a vector type for numba, made of LLVM instructions, and the kit of functions that emitted kernels use.
 
-`plain.kit` has the same functions for numpy, so that the emitted source also runs uncompiled.
+A kit is a table from names in emitted source to functions on vectors of `lanes` float32: loads and stores, arithmetic,
+and functions on bundles of vectors. `numpy_vectors.kit` has the same for numpy, so that the emitted source also runs
+uncompiled.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,7 @@ entry = partial(njit, nogil=True, cache=True, no_cfunc_wrapper=True)
 
 
 class Vector(types.Type):
-    """`lanes` float32 in one register."""
+    """The numba type of `lanes` float32 in one register."""
 
     def __init__(self, lanes: int) -> None:
         super().__init__(name=f"vector{lanes}")
@@ -40,7 +42,7 @@ class VectorModel(models.PrimitiveModel):
 
 @cache
 def kit(lanes: int) -> dict[str, Any]:
-    """The functions by the names that emitted source uses."""
+    """Return the functions on vectors of `lanes` float32, by the names that emitted source uses."""
     vector = Vector(lanes)
     basic = _memory(vector) | _arithmetic(vector) | _choices(vector)
     basic |= vector_bundle.kit(vector, define, _builders(vector))
@@ -48,13 +50,13 @@ def kit(lanes: int) -> dict[str, Any]:
     return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero, "restore": restore}
 
 
-def wide(lanes: int) -> dict[str, Any]:
-    """The same under names of their own, for kernels that use vectors along an image."""
-    return {f"wide_{name}": function for name, function in kit(lanes).items()}
+def row_kit(lanes: int) -> dict[str, Any]:
+    """Return the kit under names that begin with `row_`, for kernels with one image per block: see `row_vectors`."""
+    return {f"row_{name}": function for name, function in kit(lanes).items()}
 
 
 def _builders(vector: Vector) -> dict[str, Callable]:
-    """What memory and arithmetic on single vectors and on bundles are made of."""
+    """Return what memory and arithmetic on single vectors and on bundles are built from, by name."""
     pointer = vector.ir.as_pointer()
 
     def place(builder: Any, data: Any, index: Any) -> Any:
@@ -89,7 +91,7 @@ def _builders(vector: Vector) -> dict[str, Callable]:
 
 
 def _shuffles(lanes: int) -> dict[str, Callable]:
-    """`total` adds up the lanes; `low` and `high` transpose: lanes `distance` apart change places."""
+    """Return `total`, which adds up the lanes, and `low` and `high`, which transpose: lanes `distance` apart swap."""
 
     def pick(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
         return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INDEX, len(places)), places))
@@ -98,8 +100,9 @@ def _shuffles(lanes: int) -> dict[str, Callable]:
         width = lanes
         while width > 1:
             width //= 2
-            upper, lower = list(range(width, 2 * width)), list(range(width))
-            value = builder.fadd(pick(builder, value, value, lower), pick(builder, value, value, upper))
+            lower = pick(builder, value, value, list(range(width)))
+            upper = pick(builder, value, value, list(range(width, 2 * width)))
+            value = builder.fadd(lower, upper)
         return builder.extract_element(value, INDEX(0))
 
     def low(builder: Any, a: Any, b: Any, distance: int) -> Any:
@@ -112,7 +115,7 @@ def _shuffles(lanes: int) -> dict[str, Callable]:
 
 
 def _memory(vector: Vector) -> dict[str, Callable]:
-    """Loads and stores at any index of a float32 array; `part` touches the first `count` lanes only."""
+    """Return loads and stores at any index of a float32 array; `_part` touches the first `count` lanes only."""
     pointer = vector.ir.as_pointer()
     mask = ir.VectorType(ir.IntType(1), vector.lanes)
     builders = _builders(vector)
@@ -125,8 +128,8 @@ def _memory(vector: Vector) -> dict[str, Callable]:
     def load_part(builder: Any, data: Any, index: Any, count: Any) -> Any:
         kind = ir.FunctionType(vector.ir, [pointer, INDEX, mask, vector.ir])
         function = _llvm(builder, f"llvm.masked.load.v{vector.lanes}f32.p0", kind)
-        place_, nothing = place(builder, data, index), ir.Constant(vector.ir, [0.0] * vector.lanes)
-        return builder.call(function, [place_, INDEX(4), first(builder, count), nothing])
+        nothing = ir.Constant(vector.ir, [0.0] * vector.lanes)
+        return builder.call(function, [place(builder, data, index), INDEX(4), first(builder, count), nothing])
 
     def store_part(builder: Any, data: Any, index: Any, value: Any, count: Any) -> None:
         kind = ir.FunctionType(ir.VoidType(), [vector.ir, pointer, INDEX, mask])
@@ -144,6 +147,7 @@ def _memory(vector: Vector) -> dict[str, Callable]:
 
 
 def _arithmetic(vector: Vector) -> dict[str, Callable]:
+    """Return arithmetic on vectors."""
     whole = ir.VectorType(INDEX, vector.lanes)
 
     def unary(name: str) -> Callable:
@@ -151,17 +155,17 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
         return lambda builder, value: builder.call(_llvm(builder, f"llvm.{name}.v{vector.lanes}f32", kind), [value])
 
     def power(builder: Any, exponent: Any) -> Any:
-        """2 ** exponent of a whole number, by writing it into the exponent bits."""
+        """Return 2 ** exponent of a whole number, by writing it into the exponent bits."""
         bits = builder.add(builder.fptosi(exponent, whole), ir.Constant(whole, [127] * vector.lanes))
         return builder.bitcast(builder.shl(bits, ir.Constant(whole, [23] * vector.lanes)), vector.ir)
 
     def exponent(builder: Any, value: Any) -> Any:
-        """The whole number e of value = mantissa * 2 ** e, for positive values."""
+        """Return the whole number e of value = mantissa * 2 ** e, for positive values."""
         shifted = builder.lshr(builder.bitcast(value, whole), ir.Constant(whole, [23] * vector.lanes))
         return builder.sitofp(builder.sub(shifted, ir.Constant(whole, [127] * vector.lanes)), vector.ir)
 
     def mantissa(builder: Any, value: Any) -> Any:
-        """From 1 up to 2."""
+        """Return the mantissa, from 1 up to 2."""
         kept = builder.and_(builder.bitcast(value, whole), ir.Constant(whole, [0x007FFFFF] * vector.lanes))
         return builder.bitcast(builder.or_(kept, ir.Constant(whole, [0x3F800000] * vector.lanes)), vector.ir)
 
@@ -186,30 +190,32 @@ def _arithmetic(vector: Vector) -> dict[str, Callable]:
 
 
 def _choices(vector: Vector) -> dict[str, Callable]:
-    """RingSender by lane: `greater(a, b, yes, no)`, `equal(a, b, yes, no)`; maximum(a, b) is b where either is NaN."""
+    """Return choices lane by lane: `greater` and `equal(a, b, yes, no)`; `maximum(a, b)` is b where either is NaN."""
 
     def choice(sign: str) -> Callable:
         return lambda builder, a, b, yes, no: builder.select(builder.fcmp_ordered(sign, a, b), yes, no)
 
     return {
-        "greater": define(choice(">"), vector, vector, vector, vector, vector),
-        "equal": define(choice("=="), vector, vector, vector, vector, vector),
+        "greater": define(choice(">"), *[vector] * 5),
+        "equal": define(choice("=="), *[vector] * 5),
         "maximum": define(_builders(vector)["maximum"], vector, vector, vector),
     }
 
 
 def _spread(builder: Any, value: Any, lanes: int) -> Any:
-    """The same value in every lane."""
+    """Return a vector with `value` in every lane."""
     nothing = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     single = builder.insert_element(nothing, value, INDEX(0))
     return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(INDEX, lanes), [0] * lanes))
 
 
 def _llvm(builder: Any, name: str, kind: ir.FunctionType) -> Any:
+    """Return the LLVM intrinsic `name`."""
     return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
 def _control(builder: Any, instruction: str, place: Any) -> None:
+    """Read or write the control word of the floating-point unit, on x86 only."""
     if cpu.x86():
         byte_pointer = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer])
@@ -235,7 +241,7 @@ FLUSH = 0x8040
 
 @kernel
 def flush_to_zero() -> int:
-    """Denormals count as zero in this thread, being many times slower; the word that `restore` takes."""
+    """Make denormals zero in this thread, as they are many times slower; return the word that `restore` takes."""
     before = read_control()
     write_control(before | FLUSH)
     return before
@@ -243,4 +249,5 @@ def flush_to_zero() -> int:
 
 @kernel
 def restore(before: int) -> None:
+    """Restore the control word that `flush_to_zero` returned."""
     write_control(before)

@@ -1,8 +1,8 @@
-"""Bundles of vectors, for numba: the sums of a tile as one value, and what a kernel does with all of them at once.
+"""Define bundles of vectors for numba: the sums of a tile as one value, and what a kernel does with all of them.
 
 Each entry of `kit` makes a function for emitted source, from offsets known when that is emitted. One call instead of
-dozens: numba's time goes by the number of calls it has to type. `plain_bundle.kit` has the same for numpy, and says
-in a few lines what each does.
+dozens: numba's compile time is that of the calls it has to type. `numpy_vector_bundle.kit` has the same for numpy, and
+says in a few lines what each does.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,22 @@ INDEX = types.intp
 
 
 def kit(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
-    """`basic` builds the operations on single vectors."""
+    """Return what makes functions on bundles, by name; `basic` builds the operations on single vectors."""
     return _memory(vector, define, basic) | _arithmetic(vector, define, basic)
 
 
 def _at(builder: Any, place: Any, offset: int) -> Any:
+    """Return the index `offset` behind `place`."""
     return builder.add(place, ir.Constant(place.type, offset))
 
 
 def _each(builder: Any, values: Any) -> list[Any]:
+    """Return the vectors of a bundle."""
     return [builder.extract_value(values, number) for number in range(values.type.count)]
 
 
 def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
+    """Return what makes loads and stores of bundles."""
     nothing = ir.Constant(vector.ir, [0.0] * vector.lanes)
 
     def gathered(operation: str) -> Callable:
@@ -47,7 +50,7 @@ def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[s
         return make
 
     def changed(change: Callable) -> Callable:
-        """Of functions that store what `change` makes of a vector and its place."""
+        """Return what makes functions that store what `change` makes of a vector and its place."""
 
         def make(*offsets: int | None) -> Callable:
             def build(builder: Any, data: Any, place: Any, values: Any) -> None:
@@ -108,8 +111,9 @@ def _memory(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[s
 
 
 def _totals(builder: Any, values: list[Any], lanes: int, basic: dict[str, Callable]) -> Any:
-    """A vector whose lane i is the sum of the lanes of values[i]: each turn makes two vectors into one."""
-    rows, distance = values, lanes // 2
+    """Return a vector whose lane i is the sum of the lanes of values[i]: each turn makes two vectors into one."""
+    rows = values
+    distance = lanes // 2
     while distance:
         pairs = zip(rows[:distance], rows[distance:], strict=True)
         halves = [[basic[side](builder, *pair, distance) for side in ("low", "high")] for pair in pairs]
@@ -119,6 +123,7 @@ def _totals(builder: Any, values: list[Any], lanes: int, basic: dict[str, Callab
 
 
 def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
+    """Return what makes arithmetic on bundles."""
     nothing = ir.Constant(vector.ir, [0.0] * vector.lanes)
 
     def zeros(count: int) -> Callable:
@@ -148,7 +153,9 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
 
     def multiply_adds(count: int, factor: str, *products: tuple[int, int, int]) -> Callable:
         def build(builder: Any, sums: Any, data: Any, f: Any, memory: Any, v: Any) -> Any:
-            results, factors, values = _each(builder, sums), {}, {}
+            results = _each(builder, sums)
+            factors: dict[int, Any] = {}
+            values: dict[int, Any] = {}
             for number, one, other in products:
                 if one not in factors:
                     factors[one] = basic[factor](builder, data, _at(builder, f, one))
@@ -167,7 +174,7 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
 
     def terms(builder: Any) -> Callable:
         def term(result: Any, coefficient: float, value: Any) -> Any:
-            """result + coefficient * value; None is zero."""
+            """Return result + coefficient * value, where a result of None is zero."""
             if abs(coefficient) != 1:
                 factor = ir.Constant(vector.ir, [coefficient] * vector.lanes)
                 return basic["fma"](builder, factor, value, result) if result else builder.fmul(factor, value)
@@ -186,7 +193,8 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
                 result = builder.fsub(result, value)
             return result
 
-        size, inner = len(matrix), len(matrix[0])
+        size = len(matrix)
+        inner = len(matrix[0])
 
         def build(builder: Any, values: Any) -> Any:
             given = _each(builder, values)
@@ -197,11 +205,13 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
 
     def transpose(count: int) -> Callable:
         def build(builder: Any, values: Any) -> Any:
-            rows, distance = _each(builder, values), count // 2
+            rows = _each(builder, values)
+            distance = count // 2
             while distance:
                 for i in [i for i in range(count) if not i & distance]:
-                    pair = builder, rows[i], rows[i + distance], distance
-                    rows[i], rows[i + distance] = basic["low"](*pair), basic["high"](*pair)
+                    pair = (rows[i], rows[i + distance])
+                    rows[i] = basic["low"](builder, *pair, distance)
+                    rows[i + distance] = basic["high"](builder, *pair, distance)
                 distance //= 2
             return cgutils.pack_array(builder, rows)
 

@@ -1,76 +1,93 @@
-"""The step of a convolution by Winograd's transform along lines: the kernels it emits, called in order."""
+"""Build the step of a convolution by Winograd's transform along rows: the kernels it emits, called in order."""
 
 from adam_mpi.model.engine import conv_weights, tiles, winograd1d_backward, winograd1d_forward, winograd2d
-from adam_mpi.model.engine.conv_step import Job, unpool
+from adam_mpi.model.engine.conv_step import ConvSpec, unpool
 from adam_mpi.model.engine.memory import Buffer, Call, Step
-from adam_mpi.model.engine.winograd1d import Winograd1D
+from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D
 
 
-def step(job: Job) -> Step:
-    shape, name, source = job.shape, job.name, job.source
-    lines, maps = Winograd1D(shape, job.lanes), winograd1d_backward.sum_maps(shape, job.registers)
-    sums = winograd1d_backward.sum_floats(lines, maps)
-    kernels = job.buffer("transformed kernels", lines.points * (job.bias - job.weight) // shape.kernel, lasting=True)
-    gradient = job.buffer("gradient of transformed kernels", sums, lasting=True)
-    winograd1d_forward.emit_kernels(source, f"{name}_transform", lines, job.weight)
-    winograd1d_backward.emit_gradient(source, f"{name}_gradient", lines, job.weight, maps)
+def step(spec: ConvSpec) -> Step:
+    """Emit the kernels of the convolution `spec` and return its step."""
+    shape = spec.shape
+    name = spec.name
+    source = spec.source
+    winograd = Winograd1D(shape, spec.lanes)
+    maps = winograd1d_backward.sum_maps(shape, spec.registers)
+    sums = winograd1d_backward.sum_floats(winograd, maps)
+    rows = (spec.bias - spec.weight) // shape.kernel
+    kernels = spec.buffer("transformed kernels", winograd.points * rows, lasting=True)
+    gradient = spec.buffer("gradient of transformed kernels", sums, lasting=True)
+    winograd1d_forward.emit_kernels(source, f"{name}_transform", winograd, spec.weight)
+    winograd1d_backward.emit_gradient(source, f"{name}_gradient", winograd, spec.weight, maps)
     winograd2d.emit_clear(source, f"{name}_clear", sums)
-    back, errors, winners = unpool(job)
-    transformed = job.errors_buffer("transformed errors", lines.product_floats)
-    winograd1d_backward.emit_errors(source, f"{name}_errors", lines)
+    back, errors, winners = unpool(spec)
+    transformed = spec.errors_buffer("transformed errors", winograd.product_floats)
+    winograd1d_backward.emit_errors(source, f"{name}_errors", winograd)
     back.append(Call(f"{name}_errors", ("memory", errors, transformed)))
-    to_weights = _to_weights(job, lines, maps, errors, transformed, gradient)
+    _emit_to_weights(spec, winograd, maps)
+    forward = _forward(spec, winograd, kernels, winners)
+    to_weights = _to_weights(spec, winograd, (errors, transformed), gradient)
+    to_data = _to_data(spec, winograd, kernels, transformed)
     return Step(
         True,
-        _forward(job, lines, kernels, winners),
-        **job.backward(back, to_weights, _to_data(job, lines, kernels, transformed)),
+        forward,
+        **spec.backward(back, to_weights, to_data),
         prepare=[Call(f"{name}_transform", ("memory", "weights", kernels))],
         clear=[Call(f"{name}_clear", ("memory", gradient))],
         finish=[Call(f"{name}_gradient", ("memory", "gradient", gradient))],
     )
 
 
-def _forward(job: Job, lines: Winograd1D, kernels: Buffer, winners: Buffer | None) -> list[Call]:
-    name, source, values = job.name, job.source, job.buffer("values", lines.value_floats)
-    products = job.buffer("products", lines.product_floats)
-    winograd1d_forward.emit_values(source, f"{name}_values", lines)
-    tile = tiles.choose(job.shape.maps, lines.tiles, job.registers, slide=2)
-    winograd1d_forward.emit_products(source, f"{name}_products", lines, tile)
-    winograd1d_forward.emit_outputs(source, f"{name}_outputs", lines, job.bias, job.relu, job.window)
-    outputs: tuple[Buffer | str, ...] = ("memory", "weights", products, job.outputs)
+def _forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, winners: Buffer | None) -> list[Call]:
+    """Emit the way forward and return its calls."""
+    name = spec.name
+    source = spec.source
+    values = spec.buffer("values", winograd.value_floats)
+    products = spec.buffer("products", winograd.product_floats)
+    winograd1d_forward.emit_values(source, f"{name}_values", winograd)
+    tile = tiles.choose(spec.shape.maps, winograd.tiles, spec.registers, slide=2)
+    winograd1d_forward.emit_products(source, f"{name}_products", winograd, tile)
+    winograd1d_forward.emit_outputs(source, winograd, spec.forward_kernel("outputs", tiles.Tile(1, COLUMNS)))
+    outputs: tuple[Buffer | str, ...] = ("memory", "weights", products, spec.outputs)
     if winners:
-        outputs += (winners, job.buffer("strip", job.window * job.shape.columns * job.lanes))
+        outputs += (winners, spec.buffer("unpooled", spec.window * spec.shape.columns * spec.lanes))
     return [
-        Call(f"{name}_values", ("memory", job.inputs, values)),
+        Call(f"{name}_values", ("memory", spec.inputs, values)),
         Call(f"{name}_products", ("memory", kernels, values, products)),
         Call(f"{name}_outputs", outputs),
     ]
 
 
-def _to_weights(
-    job: Job, lines: Winograd1D, maps: int, errors: Buffer, transformed: Buffer, gradient: Buffer
-) -> list[Call]:
-    """The values are made again: kept from the way forward they would fill the cache."""
-    name, source, values = job.name, job.source, job.buffer("values again", lines.value_floats)
-    winograd1d_backward.emit_sums(source, f"{name}_sums", lines, maps)
-    with source.kernel(f"{name}_bias(memory, gradient, errors)", "Gradient of the bias."):
-        conv_weights.emit_bias(source, job.shape, job.bias, job.lanes)
+def _emit_to_weights(spec: ConvSpec, winograd: Winograd1D, maps: int) -> None:
+    winograd1d_backward.emit_sums(spec.source, f"{spec.name}_sums", winograd, maps)
+    with spec.source.kernel(f"{spec.name}_bias(memory, gradient, errors)", "Gradient of the bias."):
+        conv_weights.emit_bias(spec.source, spec.shape, spec.bias, spec.lanes)
+
+
+def _to_weights(spec: ConvSpec, winograd: Winograd1D, errors: tuple[Buffer, Buffer], gradient: Buffer) -> list[Call]:
+    """Return the calls back to the weights; `errors`: as they are, and transformed.
+
+    The values are computed again: kept from the way forward they would fill the cache.
+    """
+    plain, transformed = errors
+    values = spec.buffer("values again", winograd.value_floats)
     return [
-        Call(f"{name}_bias", ("memory", "gradient", errors)),
-        Call(f"{name}_values", ("memory", job.inputs, values)),
-        Call(f"{name}_sums", ("memory", transformed, values, gradient)),
+        Call(f"{spec.name}_bias", ("memory", "gradient", plain)),
+        Call(f"{spec.name}_values", ("memory", spec.inputs, values)),
+        Call(f"{spec.name}_sums", ("memory", transformed, values, gradient)),
     ]
 
 
-def _to_data(job: Job, lines: Winograd1D, kernels: Buffer, transformed: Buffer) -> list[Call]:
-    if job.input_errors is None:
+def _to_data(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, transformed: Buffer) -> list[Call]:
+    """Emit the way back to the data and return its calls; none where no layer before this one learns."""
+    if spec.input_errors is None:
         return []
-    name, source = job.name, job.source
-    products = job.buffer("products to data", lines.back_floats)
-    tile = tiles.choose(job.shape.channels, lines.across, job.registers)
-    winograd1d_backward.emit_back(source, f"{name}_back", lines, tile)
-    winograd1d_backward.emit_spread(source, f"{name}_spread", lines, job.masked)
+    name = spec.name
+    products = spec.buffer("products to data", winograd.back_floats)
+    tile = tiles.choose(spec.shape.channels, winograd.across, spec.registers)
+    winograd1d_backward.emit_back(spec.source, f"{name}_back", winograd, tile)
+    winograd1d_backward.emit_spread(spec.source, f"{name}_spread", winograd, spec.masked)
     return [
         Call(f"{name}_back", ("memory", kernels, transformed, products)),
-        Call(f"{name}_spread", ("memory", products, job.inputs, job.input_errors)),
+        Call(f"{name}_spread", ("memory", products, spec.inputs, spec.input_errors)),
     ]

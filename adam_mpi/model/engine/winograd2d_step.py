@@ -1,178 +1,163 @@
-"""The step of a 3x3 convolution by Winograd's transform: kernels for the pieces, and one per direction that calls them.
+"""Build the step of a 3x3 convolution by Winograd's transform: kernels for the pieces, and one per direction.
 
 forward, data:  pad; for each group of tiles: values, the sixteen products, outputs
 weights:        pad; for each group of tiles: values, errors, the sixteen sums
 """
 
-from dataclasses import dataclass, replace
-
-from adam_mpi.model.engine import conv_weights, dense_product, dense_weights, tiles, winograd2d
-from adam_mpi.model.engine.conv_step import Job, unpool
+from adam_mpi.model.engine import conv_weights, dense_product, dense_weights, winograd2d
+from adam_mpi.model.engine.conv_step import ConvSpec, unpool
 from adam_mpi.model.engine.memory import Buffer, Call, Step
-from adam_mpi.model.engine.winograd2d import PARTS, TURNED
-from adam_mpi.model.exchange import Span
+from adam_mpi.model.engine.winograd2d import PARTS, ROTATED, Outputs, Side
 
 
-@dataclass(frozen=True)
-class Side:
-    """Planes that are padded and cut into tiles, and how many tiles there are."""
-
-    planes: int
-    height: int
-    width: int
-    pads: tuple[int, int, int]
-    """Winograd1D of zeros above and below, columns of zeros left, and right."""
-    rows: int
-    columns: int
-    first: int = 0
-    """Of its tiles in a row, where it is a part of the planes."""
-    within: tuple[int, int] = (0, 0)
-    """How wide the planes are then, and where it begins in them."""
-
-    def part(self, span: Span) -> "Side":
-        """The tiles that make these columns of the outputs."""
-        (a, b), (lines, left, _) = span, self.pads
-        begin, end = a - left, tiles.up(b, 2) + 2 - left
-        first, last = max(0, begin), min(self.width, end)
-        pads = lines, first - begin, end - last
-        return replace(
-            self, width=last - first, pads=pads, columns=-(-b // 2) - a // 2, first=a // 2, within=(self.width, first)
-        )
-
-    @property
-    def padded(self) -> tuple[int, int]:
-        """Sides of a plane with its border, filled up to whole tiles."""
-        lines, left, right = self.pads
-        return tiles.up(self.height + 2 * lines, 2), tiles.up(self.width + left + right, 2)
-
-    @property
-    def group_rows(self) -> int:
-        return winograd2d.group_rows(self.rows, self.columns)
-
-    @property
-    def group(self) -> int:
-        """Tiles in a group."""
-        return self.group_rows * self.columns
-
-
-def step(job: Job) -> Step:
-    shape, name, source = job.shape, job.name, job.source
-    pads = shape.pad, shape.left, shape.right
-    columns = shape.columns // 2 if job.window == 2 else -(-shape.columns // 2)
-    inputs = Side(shape.channels, shape.height, shape.width, pads, shape.rows // 2, columns)
-    turned_pads = 2 - shape.pad, 2 - shape.left, 2 - shape.right
-    errors = Side(shape.maps, shape.rows, shape.columns, turned_pads, shape.height // 2, -(-shape.width // 2))
-    floats = PARTS * shape.maps * shape.channels
-    kernels = job.buffer("transformed kernels", floats, lasting=True)
-    sums = job.buffer("gradient of transformed kernels", floats, lasting=True)
-    winograd2d.emit_weights(source, f"{name}_transform", shape, job.weight)
+def step(spec: ConvSpec) -> Step:
+    """Emit the kernels of the convolution `spec` and return its step."""
+    name = spec.name
+    source = spec.source
+    inputs, errors = _sides(spec)
+    floats = PARTS * spec.shape.maps * spec.shape.channels
+    kernels = spec.buffer("transformed kernels", floats, lasting=True)
+    sums = spec.buffer("gradient of transformed kernels", floats, lasting=True)
+    winograd2d.emit_weights(source, f"{name}_transform", spec.shape, spec.weight)
     winograd2d.emit_clear(source, f"{name}_clear", floats)
-    winograd2d.emit_gradient(source, f"{name}_gradient", shape, job.weight)
-    back, output_errors, winners = unpool(job)
-    forward = _forward(job, inputs, errors, winners, kernels)
-    emit_weights(job, inputs)
-    turned = job.buffer("turned", inputs.group * dense_weights.turned_floats(shape.channels, job.lanes))
-    scratch = _scratch(job, "to weights", (inputs, errors))
-    arguments = ("memory", "gradient", output_errors, job.inputs, sums, *scratch, turned)
-    to_weights, to_data = [Call(f"{name}_weights", arguments)], []
-    if job.input_errors:
-        emit_data(job, errors)
-        scratch = _scratch(job, "to data", (inputs, errors))
-        arguments = ("memory", "weights", output_errors, job.input_errors, job.inputs, kernels, *scratch)
-        to_data = [Call(f"{name}_data", arguments)]
+    winograd2d.emit_gradient(source, f"{name}_gradient", spec.shape, spec.weight)
+    back, output_errors, winners = unpool(spec)
+    forward = _forward(spec, (inputs, errors), winners, kernels)
+    to_weights = [_to_weights(spec, (inputs, errors), output_errors, sums)]
+    to_data = []
+    if spec.input_errors:
+        _emit_data(spec, errors)
+        scratch = _scratch(spec, "to data", (inputs, errors))
+        buffers = (output_errors, spec.input_errors, spec.inputs, kernels, *scratch)
+        to_data.append(Call(f"{name}_data", ("memory", "weights", *buffers)))
     return Step(
         True,
-        **job.forward(forward),
-        **job.backward(back, to_weights, to_data),
+        **spec.forward(forward),
+        **spec.backward(back, to_weights, to_data),
         prepare=[Call(f"{name}_transform", ("memory", "weights", kernels))],
         clear=[Call(f"{name}_clear", ("memory", sums))],
         finish=[Call(f"{name}_gradient", ("memory", "gradient", sums))],
     )
 
 
-def _forward(job: Job, inputs: Side, errors: Side, winners: Buffer | None, kernels: Buffer) -> list[Call]:
-    """A call for all columns, or for each span of them."""
-    calls, name = [], f"{job.name}_forward"
-    if job.spans:
+def _sides(spec: ConvSpec) -> tuple[Side, Side]:
+    """Return the inputs in tiles of the outputs, and the errors in tiles of the inputs."""
+    shape = spec.shape
+    inputs = Side(
+        planes=shape.channels,
+        height=shape.height,
+        width=shape.width,
+        pads=(shape.pad, shape.left, shape.right),
+        rows=shape.rows // 2,
+        columns=shape.columns // 2 if spec.window == 2 else -(-shape.columns // 2),
+    )
+    errors = Side(
+        planes=shape.maps,
+        height=shape.rows,
+        width=shape.columns,
+        pads=(2 - shape.pad, 2 - shape.left, 2 - shape.right),
+        rows=shape.height // 2,
+        columns=-(-shape.width // 2),
+    )
+    return inputs, errors
+
+
+def _forward(spec: ConvSpec, sides: tuple[Side, Side], winners: Buffer | None, kernels: Buffer) -> list[Call]:
+    """Emit the way forward; return one call for all columns, or one for each span of them."""
+    calls = []
+    name = f"{spec.name}_forward"
+    inputs, errors = sides
+    if spec.spans:
         # For the way back to the weights.
-        _emit_values(job, name, inputs)
-    for number, span in enumerate(job.spans or (None,)):
-        one, side = f"{name}{number if span else ''}", inputs.part(span) if span else inputs
-        emit_forward(job, one, side)
-        scratch = _scratch(job, one.removeprefix(f"{job.name}_"), (side, errors))
-        places = job.inputs, job.outputs, winners or job.outputs, kernels
-        calls.append(Call(one, ("memory", "weights", *places, *scratch)))
+        _emit_values(spec, name, inputs)
+    for number, span in enumerate(spec.spans or (None,)):
+        one = f"{name}{number if span else ''}"
+        side = inputs.part(span) if span else inputs
+        _emit_forward(spec, one, side)
+        scratch = _scratch(spec, one.removeprefix(f"{spec.name}_"), (side, errors))
+        buffers = (spec.inputs, spec.outputs, winners or spec.outputs, kernels, *scratch)
+        calls.append(Call(one, ("memory", "weights", *buffers)))
     return calls
 
 
-def _scratch(job: Job, call: str, sides: tuple[Side, Side]) -> tuple[Buffer, Buffer, Buffer, Buffer]:
-    """Padded planes, transformed tiles, products, and a panel of packed kernels.
+def _to_weights(spec: ConvSpec, sides: tuple[Side, Side], errors: Buffer, sums: Buffer) -> Call:
+    """Emit the way back to the weights and return its call; `errors` are those of the outputs."""
+    side = sides[0]
+    _emit_weights(spec, side)
+    floats = dense_weights.transposed_floats(spec.shape.channels, spec.lanes)
+    transposed = spec.buffer("transposed", side.group * floats)
+    scratch = _scratch(spec, "to weights", sides)
+    return Call(f"{spec.name}_weights", ("memory", "gradient", errors, spec.inputs, sums, *scratch, transposed))
+
+
+def _scratch(spec: ConvSpec, call: str, sides: tuple[Side, Side]) -> tuple[Buffer, ...]:
+    """Return buffers for padded planes, transformed tiles, products, and a panel of packed kernels.
 
     Each call has its own, so that none of them lives longer than it, and all share memory.
     """
-    widest = PARTS * max(side.group for side in sides) * max(side.planes for side in sides) * job.lanes
-    padded = max(side.planes * side.padded[0] * side.padded[1] for side in sides) * job.lanes
-    panel = _panel_floats(job, sides[1])
-    floats = {"padded": padded, "tiles": widest, "products": widest, "panel": panel}
-    one, two, three, four = (job.buffer(f"{what} {call}", count) for what, count in floats.items())
-    return one, two, three, four
+    widest = PARTS * max(side.group for side in sides) * max(side.planes for side in sides) * spec.lanes
+    padded = max(side.planes * side.padded[0] * side.padded[1] for side in sides) * spec.lanes
+    floats = {"padded": padded, "tiles": widest, "products": widest, "panel": _panel_floats(spec, sides[1])}
+    return tuple(spec.buffer(f"{what} {call}", count) for what, count in floats.items())
 
 
-def _panel_floats(job: Job, errors: Side) -> int:
-    product = dense_product.to_data(job.shape.maps, job.shape.channels)
-    tile, _ = dense_product.choose(product, errors.group, job.registers)
-    return dense_product.CHUNK * dense_product.group(product, job.lanes, tile)
+def _panel_floats(spec: ConvSpec, errors: Side) -> int:
+    product = dense_product.to_data(spec.shape.maps, spec.shape.channels)
+    tile = dense_product.choose(product, errors.group, spec.registers).many
+    return dense_product.panel_floats(product, spec.lanes, tile)
 
 
-def emit_forward(job: Job, name: str, side: Side) -> None:
-    shape = job.shape
-    winograd2d.emit_outputs(
-        job.source,
-        f"{name}_outputs",
-        shape.maps,
-        (shape.rows, shape.columns),
-        side.group_rows,
-        side.columns,
-        job.lanes,
-        bias=job.bias,
-        relu=job.relu,
-        pooled=job.window == 2,
-        first=side.first,
+def _emit_forward(spec: ConvSpec, name: str, side: Side) -> None:
+    """Emit the kernel `name` that computes the outputs of the tiles of `side`."""
+    shape = spec.shape
+    outputs = Outputs(
+        side=side,
+        planes=shape.maps,
+        height=shape.rows,
+        width=shape.columns,
+        lanes=spec.lanes,
+        bias=spec.bias,
+        relu=spec.relu,
+        pooled=spec.window == 2,
     )
-    _emit_chain(job, name, side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
+    winograd2d.emit_outputs(spec.source, f"{name}_outputs", outputs)
+    _emit_chain(spec, name, side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
 
 
-def emit_data(job: Job, side: Side) -> None:
-    shape = job.shape
-    winograd2d.emit_outputs(
-        job.source,
-        f"{job.name}_data_outputs",
-        shape.channels,
-        (shape.height, shape.width),
-        side.group_rows,
-        side.columns,
-        job.lanes,
-        masked=job.masked,
+def _emit_data(spec: ConvSpec, side: Side) -> None:
+    """Emit the kernel that computes the errors of the inputs; `side` are the errors of the outputs."""
+    shape = spec.shape
+    outputs = Outputs(
+        side=side,
+        planes=shape.channels,
+        height=shape.height,
+        width=shape.width,
+        lanes=spec.lanes,
+        masked=spec.masked,
     )
-    _emit_chain(job, f"{job.name}_data", side, dense_product.to_data(shape.maps, shape.channels), TURNED)
+    winograd2d.emit_outputs(spec.source, f"{spec.name}_data_outputs", outputs)
+    _emit_chain(spec, f"{spec.name}_data", side, dense_product.to_data(shape.maps, shape.channels), ROTATED)
 
 
-def _emit_values(job: Job, name: str, side: Side) -> None:
-    size, (top, left, _), within = (side.height, side.width), side.pads, side.within
-    padding = top, left, job.lanes, within if within[0] else (side.width, 0)
-    winograd2d.emit_pad(job.source, f"{name}_pad", side.planes, size, side.padded, *padding)
-    places = side.planes, *side.padded, side.group_rows, side.columns, job.lanes
-    winograd2d.emit_values(job.source, f"{name}_values", *places)
+def _emit_values(spec: ConvSpec, name: str, side: Side) -> None:
+    """Emit the kernels that pad the planes of `side`, and transform their tiles."""
+    winograd2d.emit_pad(spec.source, f"{name}_pad", side, spec.lanes)
+    winograd2d.emit_values(spec.source, f"{name}_values", side, spec.lanes)
 
 
-def _emit_chain(job: Job, name: str, side: Side, product: dense_product.Product, parts: list[int]) -> None:
-    """Planes in, planes out; `extra` is for winners, or the mask of a relu; `parts` is the order of the kernels."""
-    source, lanes, pairs = job.source, job.lanes, product.units * product.terms
-    _emit_values(job, name, side)
-    chosen = dense_product.choose(product, side.group, job.registers)
-    dense_product.emit(source, f"{name}_product", product, lanes, *chosen)
+def _emit_chain(spec: ConvSpec, name: str, side: Side, product: dense_product.Product, parts: list[int]) -> None:
+    """Emit the kernel `name` from planes to planes; `parts` is the order of the transformed kernels.
+
+    Its argument `extra` is for winners, or the mask of a relu.
+    """
+    source = spec.source
+    lanes = spec.lanes
+    pairs = product.units * product.terms
+    _emit_values(spec, name, side)
+    chosen = dense_product.choose(product, side.group, spec.registers)
+    dense_product.emit(source, f"{name}_product", product, lanes, chosen)
     head = f"{name}(memory, weights, planes, outputs, extra, kernels, padded, tiles, products, panel)"
-    with source.kernel(head, f"{job.shape}, Winograd, groups of {side.group} tiles."):
+    with source.kernel(head, f"{spec.shape}, Winograd, groups of {side.group} tiles."):
         source(f"{name}_pad(memory, planes, padded)")
         with source.inside(f"for group in range({side.rows // side.group_rows}):"):
             source(f"{name}_values(memory, padded, tiles, group)")
@@ -184,26 +169,27 @@ def _emit_chain(job: Job, name: str, side: Side, product: dense_product.Product,
             source(f"{name}_outputs(memory, weights, products, outputs, extra, group)")
 
 
-def emit_weights(job: Job, side: Side) -> None:
-    source, shape, lanes, name = job.source, job.shape, job.lanes, job.name
-    winograd2d.emit_errors(source, f"{name}_weights_errors", shape, side.group_rows, side.columns, lanes)
-    dense_weights.emit_turn(source, f"{name}_weights_turn", shape.channels, lanes)
-    tile = tiles.choose(shape.maps, -(-shape.channels // lanes), job.registers, overhead=1.0)
-    group = dense_weights.group(side.group * lanes)
-    dense_weights.emit(source, f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile, group)
-    head = f"{name}_weights(memory, gradient, errors, planes, sums, padded, tiles, products, panel, turned)"
+def _emit_weights(spec: ConvSpec, side: Side) -> None:
+    """Emit the kernel that adds up the gradient of the transformed kernels, and adds to that of the bias."""
+    source = spec.source
+    shape = spec.shape
+    lanes = spec.lanes
+    name = spec.name
+    winograd2d.emit_errors(source, f"{name}_weights_errors", shape, side, lanes)
+    dense_weights.emit_transpose(source, f"{name}_weights_transpose", shape.channels, lanes)
+    tile = dense_weights.choose(shape.maps, shape.channels, lanes, spec.registers)
+    kernel = dense_weights.DenseKernel(f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile)
+    dense_weights.emit(source, kernel, dense_weights.group(side.group * lanes))
+    head = f"{name}_weights(memory, gradient, errors, planes, sums, padded, tiles, products, panel, transposed)"
     with source.kernel(head, f"{shape}, Winograd, groups of {side.group} tiles."):
         source(f"{name}_forward_pad(memory, planes, padded)")
         with source.inside(f"for group in range({side.rows // side.group_rows}):"):
             source(f"{name}_forward_values(memory, padded, tiles, group)")
             source(f"{name}_weights_errors(memory, errors, products, group)")
             with source.inside(f"for part in range({PARTS}):"):
-                source(
-                    f"{name}_weights_turn(memory, tiles + part * {side.group * shape.channels * lanes}, turned, "
-                    f"{side.group})"
-                )
-                source(
-                    f"{name}_weights_sums(memory, memory, sums + part * {shape.maps * shape.channels}, "
-                    f"products + part * {side.group * shape.maps * lanes}, turned, {side.group}, False)"
-                )
-        conv_weights.emit_bias(source, shape, job.bias, lanes)
+                values = f"tiles + part * {side.group * shape.channels * lanes}"
+                errors = f"products + part * {side.group * shape.maps * lanes}"
+                weight = f"sums + part * {shape.maps * shape.channels}"
+                source(f"{name}_weights_transpose(memory, {values}, transposed, {side.group})")
+                source(f"{kernel.name}(memory, memory, {weight}, {errors}, transposed, {side.group}, False)")
+        conv_weights.emit_bias(source, shape, spec.bias, lanes)

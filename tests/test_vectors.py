@@ -1,4 +1,4 @@
-"""The vector kit: what numba compiles does what the plain kit does in numpy, whatever the number of lanes."""
+"""The kits of functions on vectors: what numba compiles does what numpy does, whatever the number of lanes."""
 
 import re
 
@@ -52,7 +52,7 @@ def run(memory, out):
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_compiled_and_plain_kits_agree(lanes):
+def test_compiled_and_numpy_kits_agree(lanes):
     for name in set(numpy_vectors.kit(lanes)) - {"kernel", "entry"}:
         assert re.search(rf"\b{name}\(", SOURCE), name
     memory = np.random.default_rng(lanes).standard_normal(100).astype(np.float32)

@@ -1,0 +1,94 @@
+"""Emit kernels that compute each number by itself: loading pixels, activation functions, dropout.
+
+pixels:               one vector per pixel of one block, zero in lanes without an image
+activation forward:   for each vector: outputs = function(inputs)
+activation backward:  for each vector: errors *= derivative(outputs), in place
+dropout:              the same masks as the reference kernel's: a function of seed, epoch, image, layer and unit alone
+"""
+
+from dataclasses import dataclass
+
+from adam_mpi.base.errors import UserError
+from adam_mpi.model.engine.source import Source
+
+FORWARD = {
+    "relu": "maximum(zero(), x)",
+    "tanh": "sub(splat(1.0), div(splat(2.0), add(exponential(add(x, x)), splat(1.0))))",
+    "sigmoid": "div(splat(1.0), add(splat(1.0), exponential(sub(zero(), x))))",
+}
+BACKWARD = {
+    "relu": "greater(y, zero(), e, zero())",
+    "tanh": "mul(e, sub(splat(1.0), mul(y, y)))",
+    "sigmoid": "mul(e, mul(y, sub(splat(1.0), y)))",
+}
+
+
+def emit_load(source: Source, size: int, lanes: int) -> None:
+    """Emit `load_pixels`, which turns the `size` pixels of each image of a block into the first layer's inputs."""
+    with source.kernel("load_pixels(pixels, levels, memory, inputs, first, count)", f"{size} pixels per image."):
+        with source.inside(f"for lane in range({lanes}):"):
+            with source.inside("if first + lane < count:"):
+                source(f"start = (first + lane) * {size}")
+                with source.inside(f"for pixel in range({size}):"):
+                    source(f"memory[inputs + pixel * {lanes} + lane] = levels[pixels[start + pixel]]")
+            with source.inside("else:"):
+                with source.inside(f"for pixel in range({size}):"):
+                    source(f"memory[inputs + pixel * {lanes} + lane] = 0")
+
+
+def emit_activation(source: Source, function: str, lanes: int) -> None:
+    """Emit the kernels of an activation function; `count` among their arguments is a number of floats.
+
+    Raises UserError for a function that has no formula in FORWARD or BACKWARD.
+    """
+    for table, rule in ((FORWARD, "FORWARD"), (BACKWARD, "BACKWARD")):
+        if function not in table:
+            raise UserError(
+                f"activation {function!r}: the generated engine has no formula for it in elementwise.{rule}; "
+                'set kernels.engine = "reference"'
+            )
+    with source.kernel(f"{function}_forward(memory, inputs, outputs, count)", FORWARD[function]):
+        with source.inside(f"for place in range(0, count, {lanes}):"):
+            source("x = load(memory, inputs + place)")
+            source(f"store(memory, outputs + place, {FORWARD[function]})")
+    with source.kernel(f"{function}_backward(memory, outputs, errors, count)", BACKWARD[function]):
+        with source.inside(f"for place in range(0, count, {lanes}):"):
+            source("y = load(memory, outputs + place)")
+            source("e = load(memory, errors + place)")
+            source(f"store(memory, errors + place, {BACKWARD[function]})")
+
+
+@dataclass(frozen=True)
+class DropoutMask:
+    """The mask of a dropout layer of `units` units; `layer` is its number among all layers of the model.
+
+    `within`: (start, width, whole): of `whole` columns these are `width` ones from `start` on; a unit's number is that
+    in the whole layer.
+    """
+
+    units: int
+    within: tuple[int, int, int]
+    layer: int
+    rate: float
+
+
+def emit_dropout(source: Source, name: str, mask: DropoutMask, lanes: int) -> None:
+    """Emit the kernel `name` for one block; `first` is the number of its first image.
+
+    The same call serves values and errors.
+    """
+    start, width, whole = mask.within
+    limit = int(mask.rate * 2**32)
+    scale = 1 / (1 - mask.rate)
+    head = f"{name}(memory, keys, inputs, outputs, first, training)"
+    with source.kernel(head, f"Zero a share {mask.rate} of {mask.units} units, scale up the others."):
+        source(f"limit = np.uint64({limit} if training else 0)")
+        source(f"scale = np.float32({scale!r} if training else 1.0)")
+        number = "unit" if width == whole else f"unit // {width} * {whole} + {start} + unit % {width}"
+        with source.inside(f"for unit in range({mask.units}):"):
+            source(f"counter = (np.uint64({mask.layer}) << np.uint64(40) ^ np.uint64({number})) * SPREAD")
+            with source.inside(f"for lane in range({lanes}):"):
+                source("draw = mix(keys[first + lane] + counter) >> np.uint64(32)")
+                source(f"value = memory[inputs + unit * {lanes} + lane]")
+                source("kept = np.float32(0) if draw < limit else value * scale")
+                source(f"memory[outputs + unit * {lanes} + lane] = kept")
