@@ -11,9 +11,10 @@ from adam_mpi.config import Config
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import cpu
+from adam_mpi.model.exchange import Assembly, Exchange
 from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import Assembly, Exchange, Partition, partition
+from adam_mpi.model.partition import Partition, partition
 from adam_mpi.planning import memory
 from adam_mpi.planning.plan import check_memory, largest_network, model, partitions, plan_memory_layout
 from adam_mpi.sharding import batch_parts as parts

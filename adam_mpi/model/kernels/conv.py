@@ -11,10 +11,12 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, left: int, patches: np.ndarray) -> None:
-    """Copy what the output rows from `first` on see of the inputs; outside the image they see zero."""
+    """Copy to `patches` what the output rows from `first` on see of the inputs; outside the image they see zero."""
     _, height, width, images = inputs.shape
     for line in range(patches.shape[0]):
-        channel, ky, kx = line // (kernel * kernel), line // kernel % kernel, line % kernel
+        channel = line // (kernel * kernel)
+        ky = line // kernel % kernel
+        kx = line % kernel
         for row in range(patches.shape[1]):
             y = (first + row) * stride + ky - pad
             for column in range(patches.shape[2]):
@@ -29,10 +31,12 @@ def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, l
 
 @njit(nogil=True, cache=True)
 def scatter(patches: np.ndarray, first: int, kernel: int, stride: int, pad: int, left: int, inputs: np.ndarray) -> None:
-    """The transpose of gather: add the patches to where they came from."""
+    """Add `patches` to the inputs that `gather` copied them from: its transpose."""
     _, height, width, images = inputs.shape
     for line in range(patches.shape[0]):
-        channel, ky, kx = line // (kernel * kernel), line // kernel % kernel, line % kernel
+        channel = line // (kernel * kernel)
+        ky = line // kernel % kernel
+        kx = line % kernel
         for row in range(patches.shape[1]):
             y = (first + row) * stride + ky - pad
             for column in range(patches.shape[2]):
@@ -55,13 +59,16 @@ def forward(
     products: np.ndarray,
     outputs: np.ndarray,
 ) -> None:
-    """outputs = weight * inputs + bias."""
+    """Compute outputs = weight * inputs + bias."""
     maps, height, width, images = outputs.shape
-    kernel, depth = weight.shape[2], weight.size // maps
-    matrix, planes = weight.reshape(maps, depth), outputs.reshape(maps, height * width * images)
+    kernel = weight.shape[2]
+    depth = weight.size // maps
+    matrix = weight.reshape(maps, depth)
+    planes = outputs.reshape(maps, height * width * images)
     for first in range(0, height, rows):
         group = min(rows, height - first)
-        start, span = first * width * images, group * width * images
+        start = first * width * images
+        span = group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
         gather(inputs, first, kernel, stride, pad, left, patches)
         product = products[: maps * span].reshape(maps, span)
@@ -96,12 +103,15 @@ def backward_weights(
 ) -> None:
     """Add the gradient of weight and bias, summed over the images; `sums` is flat scratch of the weight's size."""
     maps, height, width, images = errors.shape
-    kernel, depth = weight_gradient.shape[2], weight_gradient.size // maps
-    planes, gradient = errors.reshape(maps, height * width * images), weight_gradient.reshape(maps, depth)
+    kernel = weight_gradient.shape[2]
+    depth = weight_gradient.size // maps
+    planes = errors.reshape(maps, height * width * images)
+    gradient = weight_gradient.reshape(maps, depth)
     partial = sums[: maps * depth].reshape(maps, depth)
     for first in range(0, height, rows):
         group = min(rows, height - first)
-        start, span = first * width * images, group * width * images
+        start = first * width * images
+        span = group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
         gather(inputs, first, kernel, stride, pad, left, patches)
         product = products[: maps * span].reshape(maps, span)
@@ -129,14 +139,17 @@ def backward_data(
     products: np.ndarray,
     input_errors: np.ndarray,
 ) -> None:
-    """The errors of the inputs."""
+    """Compute the errors of the inputs."""
     maps, height, width, images = errors.shape
-    kernel, depth = weight.shape[2], weight.size // maps
-    matrix, planes = weight.reshape(maps, depth), errors.reshape(maps, height * width * images)
+    kernel = weight.shape[2]
+    depth = weight.size // maps
+    matrix = weight.reshape(maps, depth)
+    planes = errors.reshape(maps, height * width * images)
     input_errors[:] = 0
     for first in range(0, height, rows):
         group = min(rows, height - first)
-        start, span = first * width * images, group * width * images
+        start = first * width * images
+        span = group * width * images
         product = products[: maps * span].reshape(maps, span)
         take_rows(planes, start, product)
         patches = columns[: depth * span].reshape(depth, group, width, images)

@@ -1,4 +1,4 @@
-"""Pixels of a block into the first layer's input."""
+"""Load the pixels of a block into the first layer's input."""
 
 import numpy as np
 from numba import njit
