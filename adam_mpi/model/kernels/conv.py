@@ -60,20 +60,20 @@ def forward(
     outputs: np.ndarray,
 ) -> None:
     """Compute outputs = weight * inputs + bias."""
-    maps, height, width, images = outputs.shape
+    filters, height, width, images = outputs.shape
     kernel = weight.shape[2]
-    depth = weight.size // maps
-    matrix = weight.reshape(maps, depth)
-    planes = outputs.reshape(maps, height * width * images)
+    depth = weight.size // filters
+    matrix = weight.reshape(filters, depth)
+    planes = outputs.reshape(filters, height * width * images)
     for first in range(0, height, rows):
         group = min(rows, height - first)
         start = first * width * images
         span = group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
-        gather(inputs, first, kernel, stride, pad, left, patches)
-        product = products[: maps * span].reshape(maps, span)
+        gather(inputs, first, kernel=kernel, stride=stride, pad=pad, left=left, patches=patches)
+        product = products[: filters * span].reshape(filters, span)
         np.dot(matrix, patches.reshape(depth, span), product)
-        for index in range(maps):
+        for index in range(filters):
             for position in range(span):
                 planes[index, start + position] = product[index, position] + bias[index]
 
@@ -102,25 +102,25 @@ def backward_weights(
     bias_gradient: np.ndarray,
 ) -> None:
     """Add the gradient of weight and bias, summed over the images; `sums` is flat scratch of the weight's size."""
-    maps, height, width, images = errors.shape
+    filters, height, width, images = errors.shape
     kernel = weight_gradient.shape[2]
-    depth = weight_gradient.size // maps
-    planes = errors.reshape(maps, height * width * images)
-    gradient = weight_gradient.reshape(maps, depth)
-    partial = sums[: maps * depth].reshape(maps, depth)
+    depth = weight_gradient.size // filters
+    planes = errors.reshape(filters, height * width * images)
+    gradient = weight_gradient.reshape(filters, depth)
+    partial = sums[: filters * depth].reshape(filters, depth)
     for first in range(0, height, rows):
         group = min(rows, height - first)
         start = first * width * images
         span = group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
-        gather(inputs, first, kernel, stride, pad, left, patches)
-        product = products[: maps * span].reshape(maps, span)
+        gather(inputs, first, kernel=kernel, stride=stride, pad=pad, left=left, patches=patches)
+        product = products[: filters * span].reshape(filters, span)
         take_rows(planes, start, product)
         np.dot(product, patches.reshape(depth, span).T, partial)
-        for index in range(maps):
+        for index in range(filters):
             for line in range(depth):
                 gradient[index, line] += partial[index, line]
-    for index in range(maps):
+    for index in range(filters):
         total = bias_gradient[index]
         for position in range(height * width * images):
             total += planes[index, position]
@@ -140,18 +140,18 @@ def backward_data(
     input_errors: np.ndarray,
 ) -> None:
     """Compute the errors of the inputs."""
-    maps, height, width, images = errors.shape
+    filters, height, width, images = errors.shape
     kernel = weight.shape[2]
-    depth = weight.size // maps
-    matrix = weight.reshape(maps, depth)
-    planes = errors.reshape(maps, height * width * images)
+    depth = weight.size // filters
+    matrix = weight.reshape(filters, depth)
+    planes = errors.reshape(filters, height * width * images)
     input_errors[:] = 0
     for first in range(0, height, rows):
         group = min(rows, height - first)
         start = first * width * images
         span = group * width * images
-        product = products[: maps * span].reshape(maps, span)
+        product = products[: filters * span].reshape(filters, span)
         take_rows(planes, start, product)
         patches = columns[: depth * span].reshape(depth, group, width, images)
         np.dot(matrix.T, product, patches.reshape(depth, span))
-        scatter(patches, first, kernel, stride, pad, left, input_errors)
+        scatter(patches, first, kernel=kernel, stride=stride, pad=pad, left=left, inputs=input_errors)
