@@ -45,7 +45,7 @@ class DataServer:
 
     @property
     def data(self) -> DataSet:
-        """The data set."""
+        """The data set that is served."""
         return self.served.data
 
     @property

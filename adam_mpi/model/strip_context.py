@@ -47,7 +47,7 @@ class StripContext(Context):
         self.gradients: dict[str, np.ndarray] = {}
         self.labels = self.arrays["labels"][:0]
         self.passages: list[ExchangeBuffers | AssemblyBuffers] = [
-            _passage(shape.layer, strip.number, place)
+            _buffers(shape.layer, strip.number, place)
             for shape, place in zip(self.stack, self.places, strict=True)
             if isinstance(shape.layer, Exchange)
         ]
@@ -73,7 +73,7 @@ class StripContext(Context):
         self.load(pixels)
         self.labels = labels
         self.count = len(labels)
-        edge(self.passages, edges)
+        set_image_edges(self.passages, edges)
         if gradient is None:
             return self.evaluating
         gradient[:] = 0
@@ -87,30 +87,33 @@ class StripContext(Context):
     def _segments(self, training: bool) -> list[Segment]:
         """Return the segments of a block in training, or in evaluation."""
         segments = [Segment()]
-        passages = 0
+        exchanges = 0
         for shape, step in zip(self.stack, self.steps, strict=True):
             if isinstance(shape.layer, Exchange):
-                _end(segments, Port(passages, FORWARD))
-                passages += 1
+                _end(segments, Port(exchanges, FORWARD))
+                exchanges += 1
             else:
                 segments[-1].work.append(self._forward(step.forward if training else step.inference))
         segments[-1].work.append(self._end)
         if training:
-            self._add_backward(segments, passages)
+            self._add_backward(segments, exchanges)
         return segments
 
-    def _add_backward(self, segments: list[Segment], passages: int) -> None:
-        """Add the way back to the first layer with weights; what other strips wait for comes before own gradients."""
+    def _add_backward(self, segments: list[Segment], exchanges: int) -> None:
+        """Add the way back through `exchanges` exchanges to the first layer with weights.
+
+        What other strips wait for comes before the strip's own gradients.
+        """
         first = next(index for index, shape in enumerate(self.stack) if shape.weight)
         for index in range(len(self.stack) - 1, first - 1, -1):
             layer = self.stack[index].layer
             step = self.steps[index]
             if isinstance(layer, Exchange):
-                passages -= 1
+                exchanges -= 1
                 if layer.summed:
-                    _end(segments, Port(passages, BACK))
+                    _end(segments, Port(exchanges, BACK))
                 else:
-                    segments[-1].work.append(partial(self.passages[passages].unpack, BACK, {}))
+                    segments[-1].work.append(partial(self.passages[exchanges].unpack, BACK, {}))
                 continue
             if index > first:
                 segments[-1].work.append(self._backward(step.backward_data))
@@ -136,14 +139,17 @@ def _end(segments: list[Segment], port: Port) -> None:
     segments.append(Segment())
 
 
-def edge(passages: Sequence[ExchangeBuffers | AssemblyBuffers], edges: Sequence[int]) -> None:
+def set_image_edges(exchanges: Sequence[ExchangeBuffers | AssemblyBuffers], edges: Sequence[int]) -> None:
     """Set where the images of each rank begin and end, in the buffers of an assembly."""
-    for passage in passages:
-        if isinstance(passage, AssemblyBuffers):
-            passage.edges = tuple(edges)
+    for exchange in exchanges:
+        if isinstance(exchange, AssemblyBuffers):
+            exchange.edges = tuple(edges)
 
 
-def _passage(exchange: Exchange, strip: int, place: Place) -> ExchangeBuffers | AssemblyBuffers:
+edge = set_image_edges
+
+
+def _buffers(exchange: Exchange, strip: int, place: Place) -> ExchangeBuffers | AssemblyBuffers:
     """Return the buffers of `exchange`: views of a context's arrays (channels, rows, columns, images) as one block."""
     arrays = (place.inputs, place.outputs, place.input_errors, place.errors)
     if isinstance(exchange, Assembly):
