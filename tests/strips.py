@@ -3,19 +3,19 @@
 import numpy as np
 
 
-def exchange(passages, direction):
-    """All strips' sides of one exchange at once."""
-    sent = [{to: np.empty(shape) for to, shape in passage.shapes_out(direction).items()} for passage in passages]
-    for passage, out in zip(passages, sent, strict=True):
-        passage.pack(direction, out)
-    for strip, passage in enumerate(passages):
-        arrived = {source: sent[source][strip] for source in passage.shapes_in(direction)}
-        assert {source: values.shape for source, values in arrived.items()} == passage.shapes_in(direction)
-        passage.unpack(direction, arrived)
+def exchange(sides, direction):
+    """Run one exchange, of which `sides` are the buffers of all strips."""
+    sent = [{to: np.empty(shape) for to, shape in side.shapes_out(direction).items()} for side in sides]
+    for side, out in zip(sides, sent, strict=True):
+        side.pack(direction, out)
+    for strip, side in enumerate(sides):
+        arrived = {source: sent[source][strip] for source in side.shapes_in(direction)}
+        assert {source: values.shape for source, values in arrived.items()} == side.shapes_in(direction)
+        side.unpack(direction, arrived)
 
 
 def run(contexts, started):
-    """Through all segments; returns the result of each strip."""
+    """Run all segments; return the result of each strip."""
     for segments in zip(*started, strict=True):
         for segment in segments:
             for work in segment.work + segment.meanwhile:
@@ -27,12 +27,12 @@ def run(contexts, started):
 
 
 def scatter(cut, flat):
-    """Each strip's part of a flat parameter vector."""
+    """Return each strip's part of a flat parameter vector."""
     return [np.concatenate([flat[p.start : p.start + p.size] for p in strip.pieces]) for strip in cut.strips]
 
 
 def gather(cut, parts):
-    """The flat vector of gradients: what several strips hold is summed up."""
+    """Return the flat vector of gradients: what several strips hold is summed."""
     flat = np.zeros(max(piece.start + piece.size for piece in cut.strips[-1].pieces), parts[0].dtype)
     for strip, part in zip(cut.strips, parts, strict=True):
         for piece in strip.pieces:
@@ -41,4 +41,5 @@ def gather(cut, parts):
 
 
 def columns(cut, pixels):
+    """Return each strip's columns of `pixels`."""
     return [pixels[..., strip.columns[0] : strip.columns[1]] for strip in cut.strips]

@@ -1,4 +1,4 @@
-"""Hybrid replicas: ranks share out images up to the first dense layer, then units; they compute what one piece does."""
+"""Hybrid replicas: ranks share images up to the first dense layer, then units; they compute what one piece does."""
 
 import re
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from launch import available
 from strips import exchange, gather, run, scatter
 from test_partition import PAPER
-from test_strip import STACKS
+from test_strip_context import STACKS
 from test_strip_jobs import CASES, STEPS, losses, noise, result, same, settings, trained
 from test_survival import survive
 
@@ -109,7 +109,7 @@ def test_errors_come_back_by_the_adjoint_of_the_way_forward(edges, lanes):
     blocks, own = -(-edges[-1] // lanes), -(-max(np.diff(edges)) // lanes)
 
     def some(count, images):
-        """Of so many images, in so many blocks."""
+        """Random values of `images` images in `count` blocks."""
         return random.random((count, 6, lanes)) * (np.arange(count * lanes).reshape(count, 1, lanes) < images)
 
     sides = []
@@ -220,7 +220,7 @@ def test_the_same_way_whatever_carries_it(launch, tmp_path, setting):
 
 
 @pytest.mark.timeout(300)
-def test_a_run_goes_on_with_another_scheme_and_other_ranks(launch, tmp_path):
+def test_a_run_resumes_with_another_scheme_and_other_ranks(launch, tmp_path):
     shape, text = CASES["odd width"]
     path, constant = noise(tmp_path / "noise.npz", shape, BATCH // 8), "optimizer.schedule=constant"
     alone = hybrid(launch, path, text, 1, 1, constant)

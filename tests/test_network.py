@@ -235,7 +235,8 @@ from adam_mpi.model import layers, network, parameters
 from adam_mpi.model.kernels import conv, dense, dropout, loss, pixels, pointwise, pool
 
 stack = layers.parse([
-    {"kind": "conv", "channels": 2, "kernel": 3}, "relu", {"kind": "dropout", "rate": 0}, {"kind": "max_pool", "size": 2},
+    {"kind": "conv", "channels": 2, "kernel": 3}, "relu", {"kind": "dropout", "rate": 0},
+    {"kind": "max_pool", "size": 2},
     {"kind": "conv", "channels": 2, "kernel": 2}, "tanh", {"kind": "dense", "units": 5}, "sigmoid",
     {"kind": "dense", "units": 3},
 ])
