@@ -38,7 +38,7 @@ class Buffer:
         return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def rooms(shapes: Sequence[LayerShape], images: int) -> list[int]:
+def images_held(shapes: Sequence[LayerShape], images: int) -> list[int]:
     """Return how many images the input and each layer's output hold: before an assembly only the rank's own ones."""
     layers = [shape.layer for shape in shapes]
     own = -(-images // ranks_of(layers))
@@ -49,7 +49,7 @@ def rooms(shapes: Sequence[LayerShape], images: int) -> list[int]:
 def plan(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike) -> dict[str, Buffer]:
     """Return all buffers by name; a layer that works in place has none of its own."""
     first = shapes[0].input
-    own, *counts = rooms(shapes, images)
+    own, *counts = images_held(shapes, images)
     buffers = {
         "pixels": Buffer((own, *first), np.uint8),
         "labels": Buffer((images,), np.int64),
@@ -137,7 +137,7 @@ def _errors(shapes: Sequence[LayerShape], images: int) -> dict[str, int]:
     """Return the sizes of the two buffers of errors."""
     sizes = {"errors0": 0, "errors1": 0}
     values = [shapes[0].input, *(shape.output for shape in shapes)]
-    for name, shape, count in zip(error_names(shapes), values, rooms(shapes, images), strict=True):
+    for name, shape, count in zip(error_names(shapes), values, images_held(shapes, images), strict=True):
         sizes[name] = max(sizes[name], math.prod(shape) * count)
     return sizes
 

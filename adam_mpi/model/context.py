@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from adam_mpi.model import buffers, parameters
 from adam_mpi.model.exchange import Exchange, assembled_at
-from adam_mpi.model.kernels import dropout, loss, pixels
+from adam_mpi.model.kernels import dropout, loss, pointwise
 from adam_mpi.model.layers import Conv, LayerShape
 from adam_mpi.model.steps import Backward, Place, Steps, Views, bind
 
@@ -132,7 +132,7 @@ class Context:
             return len(block)
         # Copied first, so that the kernel sees one type of array for any view.
         self.arrays["pixels"][: len(block)] = block
-        pixels.load(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
+        pointwise.load_pixels(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
         return len(block)
 
     def _draw(self, ids: np.ndarray, epoch: int) -> None:

@@ -1,10 +1,24 @@
-"""Activation functions over flat arrays, and their derivatives in terms of their outputs.
+"""Load pixels into the first layer's input, and compute activation functions over flat arrays and their derivatives.
 
-Inputs and outputs may be the same array. NaN stays NaN, so that a diverged run shows.
+Derivatives are computed from the outputs; inputs and outputs may be the same array. NaN stays NaN, so that a diverged
+run shows.
 """
 
 import numpy as np
 from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def load_pixels(pixels: np.ndarray, count: int, levels: np.ndarray, outputs: np.ndarray) -> None:
+    """Look up the pixels of the first `count` images in `levels`, image-innermost; the other images become zero."""
+    channels, height, width, images = outputs.shape
+    for channel in range(channels):
+        for row in range(height):
+            for column in range(width):
+                for image in range(count):
+                    outputs[channel, row, column, image] = levels[pixels[image, channel, row, column]]
+                for image in range(count, images):
+                    outputs[channel, row, column, image] = 0
 
 
 @njit(nogil=True, cache=True)
