@@ -1,1 +1,1 @@
-"""Layers and their shapes, the flat parameter vector, partitions into strips, and the engines that compute a network."""
+"""Layers and their shapes, the flat parameter vector, partitions into strips, and both engines that run a network."""
