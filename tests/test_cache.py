@@ -56,7 +56,7 @@ def test_images_in_memory_are_not_kept_twice():
     assert Cache(Reads(in_memory=True).source, 400).kept.nbytes == 0
 
 
-def test_bad_images_are_told_by_their_place_in_the_ask():
+def test_bad_images_are_named_by_their_positions_in_the_request():
     cache = Cache(Reads(bad={7, 40}).source, 400)
     read(cache, [50, 3])
     with pytest.raises(BadImages) as caught:
@@ -93,15 +93,16 @@ def test_a_set_ten_times_the_cache_stays_out_of_memory(write, tmp_path):
     assert images.nbytes > 9 * CACHE
     del images
     data = open_set(Data(set=str(path), validation=0.0, cache=CACHE))
-    preparation, phase = BatchLoader(data, seed=1), Phase(0, "train", 1)
+    loader = BatchLoader(data, seed=1)
+    phase = Phase(0, "train", 1)
     process = psutil.Process()
     before, most, seen = process.memory_info().rss, 0, []
     for epoch in range(2):
         order = np.random.default_rng(epoch).permutation(data.description.train)
         for first in range(0, len(order), 256):
-            block = preparation.start(phase, [order[first : first + 256]]).result()[0]
+            batch = loader.start(phase, [order[first : first + 256]]).result()[0]
             most = max(most, process.memory_info().rss)
-            seen.append(block.pixels.reshape(len(block.ids), -1).sum(axis=1))
+            seen.append(batch.pixels.reshape(len(batch.ids), -1).sum(axis=1))
     assert np.isin(np.concatenate(seen), sums).all()
-    # Some more for the batches on their way, and for HDF5 itself.
+    # Some more for the batches in flight, and for HDF5 itself.
     assert most - before < CACHE + (16 << 20), f"grown by {(most - before) >> 20} MB"

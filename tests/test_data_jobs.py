@@ -124,4 +124,4 @@ def test_a_nan_in_the_test_part_shows_before_the_job_has_a_directory(launch, tmp
     layers = 'model.layers=[{kind="dense",units=3}]'
     job = launch(2, "train", *settings(f"data.set={tmp_path / 'set.npz'}", layers))
     assert job.returncode == 2 and not job.run.exists(), job.said()
-    assert re.search(r"^adam_mpi: \S+test_x.npy, image 41: holds NaN or infinity; mend it, or", job.stderr, re.M)
+    assert re.search(r"^adam_mpi: \S+test_x.npy, image 41: holds NaN or infinity; repair it, or", job.stderr, re.M)

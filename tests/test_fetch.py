@@ -13,7 +13,7 @@ CONTENT = {"images.gz": bytes(range(256)) * 1000, "labels.gz": b"label" * 999}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves the server's `content`, honors Range, notes what was asked for, and can end a transfer early."""
+    """Serves the server's `content`, honors Range, records the requests, and can end a transfer early."""
 
     def do_GET(self):
         self.server.asked.append((self.path.strip("/"), self.headers["Range"]))
@@ -112,7 +112,7 @@ def test_a_server_without_ranges_starts_again(serve, tmp_path):
     assert held(tmp_path) == CONTENT
 
 
-def test_a_broken_transfer_keeps_its_part_and_goes_on(serve, tmp_path):
+def test_a_broken_transfer_keeps_its_part_and_resumes(serve, tmp_path):
     with pytest.raises(UserError, match="ended after 70000 of 256000 bytes"):
         fetch("mnist", serve(cut=70_000).address, tmp_path)
     assert held(tmp_path) == {"images.gz.part": CONTENT["images.gz"][:70_000]}

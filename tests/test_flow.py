@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from strips import columns, scatter
-from test_strip import STACKS
+from test_strip_context import STACKS
 
 from adam_mpi.base import trace
 from adam_mpi.config import load

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from launch import available
 from strips import exchange, gather, run, scatter
 from test_partition import PAPER
-from test_strip import STACKS
+from test_strip_context import STACKS
 from test_strip_jobs import CASES, STEPS, losses, noise, result, same, settings, trained
 from test_survival import survive
 

@@ -232,16 +232,17 @@ def test_working_set_is_what_a_context_takes():
 WARMED = """
 import numpy as np
 from adam_mpi.model import layers, network, parameters
-from adam_mpi.model.kernels import conv, dense, dropout, loss, pixels, pointwise, pool
+from adam_mpi.model.kernels import conv, dense, dropout, local_response_norm, loss, pointwise, pool
 
 stack = layers.parse([
-    {"kind": "conv", "channels": 2, "kernel": 3}, "relu", {"kind": "dropout", "rate": 0}, {"kind": "max_pool", "size": 2},
-    {"kind": "conv", "channels": 2, "kernel": 2}, "tanh", {"kind": "dense", "units": 5}, "sigmoid",
+    {"kind": "conv", "channels": 2, "kernel": 3}, "relu", {"kind": "dropout", "rate": 0},
+    {"kind": "max_pool", "size": 2}, {"kind": "lrn"}, {"kind": "conv", "channels": 2, "kernel": 2}, "tanh",
+    {"kind": "avg_pool", "size": 2}, {"kind": "dense", "units": 5}, "sigmoid",
     {"kind": "dense", "units": 3},
 ])
 shapes = layers.infer(stack, (2, 9, 8), 3)
 network.warm(shapes)
-modules = conv, dense, dropout, loss, pixels, pointwise, pool
+modules = conv, dense, dropout, local_response_norm, loss, pointwise, pool
 kernels = [kernel for module in modules for kernel in vars(module).values() if hasattr(kernel, "signatures")]
 known = [len(kernel.signatures) for kernel in kernels]
 context, weights = network.Network(shapes, 4, 0).context(), parameters.initial(shapes, 0)

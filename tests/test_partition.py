@@ -41,7 +41,7 @@ def stacks(draw):
 
 @st.composite
 def cuts(draw):
-    """A partition that works, of as many strips as were asked for or as the error says are possible."""
+    """Draw a partition of the requested number of strips, or of as many as the error says are possible."""
     shapes, strips = draw(stacks()), draw(st.integers(1, 6))
     try:
         return partition(shapes, strips)
@@ -152,7 +152,7 @@ def test_every_parameter_is_held_and_pushed_once(cut):
             assert owner.local(stop - 1) - owner.local(start) == stop - 1 - start
 
 
-def test_uneven_columns_go_to_whoever_has_least_to_do():
+def test_uneven_columns_go_to_the_strips_with_the_least_work():
     shapes = infer([Conv(8, 3, 1, 1), RELU, Conv(8, 3, 1, 1), RELU, Dense(4)], (8, 9, 9), 4)
     owned = partition(shapes, 2).owned
     assert {owned[0], owned[2]} == {((0, 5), (5, 9)), ((0, 4), (4, 9))}

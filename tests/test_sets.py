@@ -84,7 +84,7 @@ def test_images_of_unequal_or_wrong_shape(folder):
         sets.describe(Data(set="mnist", validation=0.25))
 
 
-def test_missing_set_tells_both_places_and_what_to_do(folder):
+def test_a_missing_set_names_both_folders_and_what_to_do(folder):
     (folder / sets.FILES["train"][0]).unlink()
     with pytest.raises(UserError) as caught:
         sets.find("mnist")
@@ -126,7 +126,7 @@ def test_real_files(name):
         (np.ones(60, np.int64), None),
     ],
 )
-def test_labels_that_count_from_one_are_told_apart(labels, hint, tmp_path):
+def test_labels_that_count_from_one_are_recognized(labels, hint, tmp_path):
     np.savez(tmp_path / "set.npz", images=np.zeros((60, 4, 4), np.uint8), labels=labels)
     data = Data(set=str(tmp_path / "set.npz"))
     if hint is None:
@@ -144,20 +144,22 @@ def test_labels_that_count_from_one_are_no_bad_images_where_classes_are_known(tm
 
 
 @pytest.mark.parametrize(("part", "on_bad"), [("test", "stop"), ("test", "skip"), ("validation", "stop")])
-def test_numbers_that_are_none_are_found_before_anything_is_trained(part, on_bad, tmp_path, monkeypatch):
+def test_nan_is_found_before_anything_is_trained(part, on_bad, tmp_path, monkeypatch):
     monkeypatch.setattr(sets, "CHECKED_BYTES", 40)
     monkeypatch.setattr(sets, "CHECK_SECONDS", -1.0)
     features = {name: np.zeros((60, 5), np.float32) for name in ("train", "test")}
     held = open_set(_written(tmp_path, features, on_bad))
     origin, order = held._parts[part]
     features[origin][order[-1], 3] = np.nan
-    held, told = open_set(_written(tmp_path, features, on_bad)), []
+    held = open_set(_written(tmp_path, features, on_bad))
+    reports = []
     if on_bad == "skip":
-        held.check(part, told.append)
+        held.check(part, reports.append)
+        assert not reports
         return
     with pytest.raises(BadImages, match=f"{origin}_x.*image {order[-1]}: holds NaN or infinity"):
-        held.check(part, told.append)
-    assert told[0] == f"looking for NaN in the {part} part: 0%"
+        held.check(part, reports.append)
+    assert reports[0] == f"looking for NaN in the {part} part: 0%"
 
 
 def _written(folder, features, on_bad):

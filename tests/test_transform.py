@@ -9,7 +9,7 @@ from scipy import ndimage
 
 from adam_mpi.base.counter_rng import key_of, mix, roll
 from adam_mpi.base.errors import UserError
-from adam_mpi.config import Transform
+from adam_mpi.config import Transform, load
 from adam_mpi.data import glyphs, warp
 from adam_mpi.data.transform import Transformer, output
 
@@ -168,3 +168,15 @@ def test_what_cannot_work_is_named():
     with pytest.raises(UserError, match="only normalize"):
         output(Transform(shift=1), (40, 1, 1), np.dtype(np.float32))
     assert output(Transform(normalize=True), (40, 1, 1), np.dtype(np.float32)) == ((40, 1, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("data.transform.rotatoin=3", "did you mean data.transform.rotation"),
+        ("data.transform.reflect=3", "data.transform.reflect = 3: expected true or false"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(setting, message):
+    with pytest.raises(UserError, match=message):
+        load(None, [setting])

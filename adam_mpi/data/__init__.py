@@ -1,1 +1,1 @@
-"""Data sets and their formats, the order of batches, the serving rank and the worker's client."""
+"""Data sets and their formats, the order of batches, and the data rank that loads and serves them."""

@@ -1,4 +1,4 @@
-"""The cache: images of a source in memory, up to a number of bytes; the rest is read whenever it is asked for."""
+"""The cache: images of a source in memory, up to a number of bytes; the others are read on every request."""
 
 import numpy as np
 
@@ -6,19 +6,21 @@ from adam_mpi.data.formats.source import BadImages, Source
 
 
 class Cache:
-    """Keeps the first images it reads, for good: each epoch wants each image once, in a new random order, and then
-    throwing some out for others never pays. One thread at a time may read.
+    """Keeps the first images that it reads and never evicts one: each epoch reads each image once, in a new random
+    order, so eviction never pays. One thread at a time may read.
     """
 
     def __init__(self, source: Source, limit: int) -> None:
+        """Make room for `limit` bytes of images of `source`; for none if they are in memory anyway."""
         self.source = source
         room = 0 if source.in_memory else min(len(source), limit // source.image_bytes)
-        # Memory that is not written to is not taken.
+        # Pages that are never written take no memory.
         self.kept = np.empty((room, *source.shape), source.dtype)
         self.place = np.full(len(source), -1, np.int64)
         self.used = 0
 
     def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return the images at `indices`; raise BadImages for those that the source cannot read."""
         place = self.place[indices]
         hits = place >= 0
         if hits.all():
@@ -32,6 +34,7 @@ class Cache:
         return images
 
     def _fetch(self, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the images indices[positions] from the source; positions in a BadImages are those in `indices`."""
         try:
             return self.source.read(indices[positions])[0]
         except BadImages as error:
@@ -39,6 +42,7 @@ class Cache:
             raise
 
     def _keep(self, indices: np.ndarray, images: np.ndarray) -> None:
+        """Keep as many of the `images` as there is room for."""
         count = min(len(indices), len(self.kept) - self.used)
         self.kept[self.used : self.used + count] = images[:count]
         self.place[indices[:count]] = np.arange(self.used, self.used + count)

@@ -1,4 +1,4 @@
-"""The tally of a phase: which of a data rank's batches are handed out, done, left out. Pure.
+"""The progress of one phase on one data rank: which of its batches are done, which images are still owed. Pure.
 
 Every strip of a replica reports what it has done, so each image is counted `strips` times.
 """
@@ -13,7 +13,7 @@ from adam_mpi.data.order import Order
 
 
 class EpochProgress:
-    """Counts the images of the batches `numbers` of an order; `done` marks batches that an earlier run has done."""
+    """Counts the reported images of the batches `numbers` of an order."""
 
     def __init__(
         self,
@@ -25,17 +25,23 @@ class EpochProgress:
         strips: int = 1,
         left: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """`left`: number of a batch -> how many of its images are to be reported, where that is not all of them."""
-        self.owner, self.strips = owner, strips
+        """Start with the batches marked in `done` complete, and with `left[number]` images of others to be reported.
+
+        `owner` maps a batch to one of `owners` shares. A batch that is not in `left` owes all of its images.
+        """
+        self.owner = owner
+        self.strips = strips
         self.done = np.zeros(len(order), bool) if done is None else done.copy()
         self.left = np.zeros(len(order), np.int64)
         """Images of each batch that are to be reported."""
         self.owed = np.zeros(owners, np.int64)
-        """The same for each replica's share."""
-        self.reported = self.skipped = 0
-        self.loss = self.correct = 0.0
+        """The same for each share."""
+        self.reported = 0
+        self.skipped = 0
+        self.loss = 0.0
+        self.correct = 0.0
         self.not_finite = 0
-        """Of `reported`, those whose loss is no number; it is not in the sum."""
+        """Of `reported`, images whose loss is not finite; it is not in the sum."""
         for number in numbers:
             if not self.done[number]:
                 self.left[number] = left.get(number, order[number].size) * strips
@@ -46,36 +52,44 @@ class EpochProgress:
         """Images that are done."""
         return self.reported // self.strips
 
-    def go_on(self, images: int, mean: Sequence[float], skipped: int = 0) -> None:
-        """So many images were done before, with these means of loss and correctness, and so many left out."""
-        self.skipped = skipped
-        self.reported, self.loss, self.correct = images * self.strips, images * mean[0], images * mean[1]
-
     @property
     def complete(self) -> bool:
+        """Whether no image is owed any more."""
         return not self.owed.any()
 
+    @property
+    def first_open(self) -> int:
+        """The first batch of the order that is not done; the number of batches when all are."""
+        return len(self.done) if self.done.all() else int(np.argmin(self.done))
+
+    def resume(self, images: int, mean: Sequence[float], skipped: int = 0) -> None:
+        """Count `images` that earlier generations did, with `mean` loss and correctness, and `skipped` others."""
+        self.skipped = skipped
+        self.reported = images * self.strips
+        self.loss = images * mean[0]
+        self.correct = images * mean[1]
+
     def report(self, number: int, images: int, loss: float, correct: float) -> bool:
-        """A strip is done with images of a batch; True when that completes somebody's share."""
+        """Count `images` of batch `number` that a strip has done; return True when that completes a share."""
         self.reported += images
         if math.isfinite(loss):
             self.loss += loss / self.strips
         else:
             self.not_finite += images
         self.correct += correct / self.strips
-        return self._take(number, images)
+        return self._subtract(number, images)
 
     def leave_out(self, number: int, images: int) -> bool:
-        """Some of a batch's images are bad: nobody will report them."""
-        return self._take(number, images * self.strips)
+        """Expect no report of `images` bad images of batch `number`; return True when that completes a share."""
+        return self._subtract(number, images * self.strips)
 
     def skip(self, number: int) -> None:
-        """A batch that nobody will compute in this epoch: its replica was too slow."""
+        """Count batch `number` as skipped in this epoch, because its replica was too slow."""
         self.skipped += int(self.left[number]) // self.strips
         self.owed[self.owner(number)] -= self.left[number]
         self.left[number] = 0
 
-    def _take(self, number: int, images: int) -> bool:
+    def _subtract(self, number: int, images: int) -> bool:
         assert images <= self.left[number], f"batch {number}: {images} images reported, {self.left[number]} are out"
         owner = self.owner(number)
         self.left[number] -= images

@@ -1,4 +1,4 @@
-"""Bring the files of a data set into a folder: from public mirrors, from another server, or from a folder."""
+"""Fetch the files of a data set into a folder: from public mirrors, from another server, or from a folder."""
 
 import hashlib
 import http.client
@@ -33,18 +33,21 @@ MD5 = {
         "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
     },
 }
-SECONDS = 10
+TIMEOUT_SECONDS = 10
 BLOCK = 1 << 16
 MOST_BYTES = 1 << 26
-"""Of a file: twice the largest there is."""
+"""Bytes that a file may have: twice those of the largest one."""
 
 
 class _TooMuch(OSError):
-    """A mirror sends something else than the file."""
+    """A mirror sends more than any file of a data set has."""
 
 
 def fetch(name: str, source: str | None, target: Path) -> None:
-    """Bring the files of `name` into the folder `target`, from a folder or base URL `source` or else from mirrors."""
+    """Fetch the files of `name` into the folder `target`, from a folder or base URL `source`, or else from mirrors.
+
+    Raises UserError when a file cannot be fetched or has a wrong checksum.
+    """
     if name not in MD5:
         raise UserError(f"fetch {name}: nothing to fetch; allowed are {', '.join(MD5)} (glyphs is built in)")
     bases = MIRRORS[name] if source is None else (source,)
@@ -65,6 +68,7 @@ def fetch(name: str, source: str | None, target: Path) -> None:
 
 
 def _copy(source: Path, md5: str, target: Path) -> None:
+    """Copy a file whose checksum must be `md5`."""
     found = _md5(source)
     if found != md5:
         raise UserError(f"{source}: {f'its md5 is {found}, not {md5}' if found else 'not there'}; nothing was copied")
@@ -74,14 +78,15 @@ def _copy(source: Path, md5: str, target: Path) -> None:
 
 
 def _download(name: str, bases: tuple[str, ...], md5: str, target: Path) -> None:
-    """Try one mirror after the other; what one has left unfinished the next one goes on with."""
-    part, failures = _part(target), []
+    """Download `target` from one base URL after the other; each continues what the one before has left unfinished."""
+    part = _part(target)
+    failures = []
     for base in bases:
         address = f"{base.rstrip('/')}/{target.name}"
         try:
             _transfer(address, part)
         except _TooMuch as error:
-            # Nothing of it can be of use to the next one.
+            # The next mirror cannot continue it.
             part.unlink(missing_ok=True)
             failures.append(f"{address}: {error}")
             continue
@@ -92,7 +97,7 @@ def _download(name: str, bases: tuple[str, ...], md5: str, target: Path) -> None
         if found == md5:
             os.replace(part, target)
             return
-        # Going on with wrong bytes cannot mend them.
+        # Wrong bytes cannot be continued.
         part.unlink(missing_ok=True)
         failures.append(f"{address}: its md5 is {found}, not {md5}")
     raise UserError(
@@ -102,14 +107,14 @@ def _download(name: str, bases: tuple[str, ...], md5: str, target: Path) -> None
 
 
 def _transfer(address: str, part: Path) -> None:
-    """Bring `part` to the end of the file at `address`, from where it stops now."""
+    """Download the rest of the file at `address`, from where `part` ends."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        answer = urllib.request.urlopen(request, timeout=SECONDS)
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # nothing lies beyond what we have; its md5 says whether that is the file
+            return  # the file ends where `part` does; its md5 shows whether it is the right one
         raise
     with answer:
         # A server without ranges sends the whole file again.
@@ -118,6 +123,7 @@ def _transfer(address: str, part: Path) -> None:
 
 
 def _receive(answer: http.client.HTTPResponse, part: Path, have: int) -> None:
+    """Append the body of `answer` to the `have` bytes of `part`; raise OSError when it is too long or cut short."""
     total = have + answer.length if answer.length is not None else None
     if (total or 0) > MOST_BYTES:
         raise _TooMuch(f"it announces {total} bytes; no file of a data set has more than {MOST_BYTES}")
@@ -135,11 +141,12 @@ def _receive(answer: http.client.HTTPResponse, part: Path, have: int) -> None:
 
 
 def _part(target: Path) -> Path:
+    """Return the name of an unfinished file."""
     return target.with_name(target.name + ".part")
 
 
 def _md5(path: Path) -> str | None:
-    """The md5 of a file, or None where there is none."""
+    """Return the md5 of a file, or None if it does not exist."""
     if not path.is_file():
         return None
     with open(path, "rb") as file:

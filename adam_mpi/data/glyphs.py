@@ -52,7 +52,7 @@ PARTS = {"train": 1, "test": 2}
 
 
 def draw(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 1, 28, 28] and labels [n] of a part ("train", "test"); each depends on (seed, part, index) only."""
+    """Return images [n, 1, 28, 28] and labels [n] of `part`; each depends on (seed, part, index) only."""
     images = np.empty((len(indices), 1, SIDE, SIDE), np.uint8)
     key = np.uint64(seed % 2**56 * 256 + PARTS[part])
     _draw_images(key, indices.astype(np.int64), images)
@@ -61,6 +61,7 @@ def draw(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @numba.njit(nogil=True, cache=True)
 def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> None:
+    """Draw the glyphs with these `indices` into `images`."""
     canvas = np.empty((SIDE, SIDE), np.float64)
     points = np.empty((LONGEST, 2), np.float64)
     for i in range(len(indices)):
@@ -73,7 +74,7 @@ def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> Non
 
 @numba.njit(nogil=True, cache=True)
 def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarray) -> None:
-    """One of the two skeletons of the class, bent and placed at random."""
+    """Draw one of the two skeletons of the class `label`, bent and placed at random."""
     skeleton = 2 * label + int(roll(key, 0, 0.0, 2.0))
     radius = roll(key, 1, 0.7, 1.6)
     ink = roll(key, 2, 0.65, 1.0)
@@ -87,11 +88,16 @@ def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarr
 @numba.njit(nogil=True, cache=True)
 def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
     """Jitter, slant, scale, turn and move the points of a stroke from their box onto the canvas."""
-    slant, turn = roll(key, 3, -0.25, 0.4), roll(key, 4, -0.25, 0.25)
-    wide, high = roll(key, 5, 1.4, 2.2), roll(key, 6, 1.5, 2.1)
-    right, down = roll(key, 7, -2.4, 2.4), roll(key, 8, -2.4, 2.4)
-    bend, phase = roll(key, 9, -0.5, 0.5), roll(key, 10, 0.0, 2 * math.pi)
-    cosine, sine = math.cos(turn), math.sin(turn)
+    slant = roll(key, 3, -0.25, 0.4)
+    turn = roll(key, 4, -0.25, 0.25)
+    wide = roll(key, 5, 1.4, 2.2)
+    high = roll(key, 6, 1.5, 2.1)
+    right = roll(key, 7, -2.4, 2.4)
+    down = roll(key, 8, -2.4, 2.4)
+    bend = roll(key, 9, -0.5, 0.5)
+    phase = roll(key, 10, 0.0, 2 * math.pi)
+    cosine = math.cos(turn)
+    sine = math.sin(turn)
     for i in range(count):
         number = 100 + 2 * JITTER_OF[start + i]
         x = POINTS[start + i, 0] - 3 + roll(key, number, -0.45, 0.45)
@@ -104,51 +110,65 @@ def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _draw_curve(canvas: np.ndarray, points: np.ndarray, radius: float, ink: float) -> None:
-    """A cubic through the points whose slope at each is that of the line between its neighbors."""
+    """Draw a cubic through the points whose slope at each is that of the line between its neighbors."""
     last = len(points) - 1
     for i in range(last):
-        before, after = points[max(i - 1, 0)], points[min(i + 2, last)]
+        before = points[max(i - 1, 0)]
+        after = points[min(i + 2, last)]
         x, y = points[i]
         for piece in range(1, PIECES + 1):
             t = piece / PIECES
-            a, b = -0.5 * t * (1 - t) ** 2, -0.5 * t * t * (1 - t)
+            a = -0.5 * t * (1 - t) ** 2
+            b = -0.5 * t * t * (1 - t)
             d = t * t * (3 - 2 * t) - a
             c = 1 - a - b - d
             next_x = a * before[0] + c * points[i, 0] + d * points[i + 1, 0] + b * after[0]
             next_y = a * before[1] + c * points[i, 1] + d * points[i + 1, 1] + b * after[1]
-            _draw_line(canvas, x, y, next_x, next_y, radius, ink)
-            x, y = next_x, next_y
+            _draw_line(canvas, (x, y), (next_x, next_y), radius, ink)
+            x = next_x
+            y = next_y
 
 
 @numba.njit(nogil=True, cache=True)
-def _draw_line(canvas: np.ndarray, x0: float, y0: float, x1: float, y1: float, radius: float, ink: float) -> None:
-    """A round-ended line with soft edges; where lines overlap the darker ink stays."""
+def _draw_line(
+    canvas: np.ndarray, start: tuple[float, float], stop: tuple[float, float], radius: float, ink: float
+) -> None:
+    """Draw a round-ended line with soft edges; where lines overlap the darker ink stays."""
+    x0, y0 = start
+    x1, y1 = stop
     reach = radius + 0.5
-    along_x, along_y = x1 - x0, y1 - y0
+    along_x = x1 - x0
+    along_y = y1 - y0
     scale = 1 / max(along_x * along_x + along_y * along_y, 1e-9)
-    left, right = max(math.ceil(min(x0, x1) - reach), 0), min(math.floor(max(x0, x1) + reach), SIDE - 1)
-    top, bottom = max(math.ceil(min(y0, y1) - reach), 0), min(math.floor(max(y0, y1) + reach), SIDE - 1)
+    left = max(math.ceil(min(x0, x1) - reach), 0)
+    right = min(math.floor(max(x0, x1) + reach), SIDE - 1)
+    top = max(math.ceil(min(y0, y1) - reach), 0)
+    bottom = min(math.floor(max(y0, y1) + reach), SIDE - 1)
     for row in range(top, bottom + 1):
         for column in range(left, right + 1):
             t = min(max(((column - x0) * along_x + (row - y0) * along_y) * scale, 0.0), 1.0)
-            off_x, off_y = column - x0 - t * along_x, row - y0 - t * along_y
+            off_x = column - x0 - t * along_x
+            off_y = row - y0 - t * along_y
             cover = reach - math.sqrt(off_x * off_x + off_y * off_y)
             canvas[row, column] = max(canvas[row, column], ink * min(cover, 1.0))
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw_distractors(key: np.uint64, canvas: np.ndarray) -> None:
-    """Up to three specks or short strokes anywhere, which mean nothing."""
+    """Draw up to three specks or short strokes anywhere, which mean nothing."""
     for number in range(20, 20 + 6 * int(roll(key, 11, 0.0, 4.0)), 6):
-        x, y = roll(key, number, 0.0, SIDE), roll(key, number + 1, 0.0, SIDE)
-        length, angle = roll(key, number + 2, 0.0, 5.0), roll(key, number + 3, 0.0, 2 * math.pi)
-        radius, ink = roll(key, number + 4, 0.3, 1.0), roll(key, number + 5, 0.3, 0.9)
-        _draw_line(canvas, x, y, x + length * math.cos(angle), y + length * math.sin(angle), radius, ink)
+        x = roll(key, number, 0.0, SIDE)
+        y = roll(key, number + 1, 0.0, SIDE)
+        length = roll(key, number + 2, 0.0, 5.0)
+        angle = roll(key, number + 3, 0.0, 2 * math.pi)
+        radius = roll(key, number + 4, 0.3, 1.0)
+        ink = roll(key, number + 5, 0.3, 0.9)
+        _draw_line(canvas, (x, y), (x + length * math.cos(angle), y + length * math.sin(angle)), radius, ink)
 
 
 @numba.njit(nogil=True, cache=True)
 def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
-    """Ink to gray levels, with grain of a strength that differs from image to image."""
+    """Turn ink into gray levels, with grain of a strength that differs from image to image."""
     grain = roll(key, 12, 0.0, 0.16)
     for row in range(SIDE):
         for column in range(SIDE):

@@ -1,4 +1,4 @@
-"""What a trained network takes and tells: kept with its weights, so that they are of use without the data set."""
+"""What a trained network takes as input: kept with its weights, so that they can be used without the data set."""
 
 import json
 import math
@@ -10,40 +10,50 @@ import numpy as np
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform
 from adam_mpi.data.batch_loader import BatchLoader
-from adam_mpi.data.transform import middle, output
+from adam_mpi.data.transform import center_crop, output
 
 Shape = tuple[int, int, int]
 DTYPES = ("uint8", "float32")
 MOST = 1 << 31
 MOST_VALUES = 1 << 28
-"""How many values an input may have: memory is taken for them, and the file may come from anybody."""
+"""Values that an input may have: memory is allocated for them, and the file is not trusted."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images as they are in the data set, and what becomes of them before the first layer."""
+    """Images as they are in the data set, and how they are prepared for the first layer."""
 
     shape: Shape
     dtype: str
     classes: int
     names: tuple[str, ...] = ()
-    """Of the classes, where the data set has names for them."""
+    """Names of the classes, where the data set has them."""
     mean: tuple[float, ...] = ()
-    """Of each channel, with `normalize`."""
+    """Mean of each channel, with `normalize`."""
     factor: tuple[float, ...] = ()
+    """1 / deviation of each channel, with `normalize`."""
 
     @classmethod
-    def of(cls, preparation: BatchLoader) -> Self:
-        source, transformer = preparation.data.sources["train"], preparation.transformer
-        mean = factor = np.empty(0)
-        if transformer.wanted.normalize:
-            mean, factor = transformer.mean.ravel(), transformer.factor.ravel()
-        classes = preparation.data.classes
-        return cls(source.shape, source.dtype.name, classes, source.names, tuple(mean.tolist()), tuple(factor.tolist()))
+    def of(cls, loader: BatchLoader) -> Self:
+        """Return what a network takes that is trained with the batches of `loader`."""
+        source = loader.data.sources["train"]
+        mean: tuple[float, ...] = ()
+        factor: tuple[float, ...] = ()
+        if loader.transformer.wanted.normalize:
+            mean = tuple(loader.transformer.mean.ravel().tolist())
+            factor = tuple(loader.transformer.factor.ravel().tolist())
+        return cls(
+            source.shape,
+            source.dtype.name,
+            classes=loader.data.classes,
+            names=source.names,
+            mean=mean,
+            factor=factor,
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Of a file, which may come from anybody; raises a UserError where it says what no data set has."""
+        """Read what `to_json` wrote; raise UserError for anything else, as the file is not trusted."""
         try:
             fields: dict[str, Any] = json.loads(text)
             fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
@@ -56,51 +66,56 @@ class Inputs:
         return made
 
     def _wrong(self) -> str:
-        """What is wrong with it, if anything."""
+        """Return what is wrong with the fields; an empty text when nothing is."""
         if not _are(self.shape, int) or len(self.shape) != 3 or not all(0 < side <= MOST for side in self.shape):
-            return "shape wants three whole numbers above 0"
+            return "shape must be three whole numbers above 0"
         if math.prod(self.shape) > MOST_VALUES:
-            return f"shape has {math.prod(self.shape)} values; at most {MOST_VALUES} are taken"
+            return f"shape has {math.prod(self.shape)} values; at most {MOST_VALUES} are allowed"
         if self.dtype not in DTYPES:
-            return f"dtype is none of {', '.join(DTYPES)}"
+            return f"dtype must be one of {', '.join(DTYPES)}"
         if type(self.classes) is not int or not 0 < self.classes <= MOST:
-            return "classes wants a whole number above 0"
+            return "classes must be a whole number above 0"
         if not _are(self.names, str) or len(self.names) not in (0, self.classes):
-            return "names wants a text for each class, or none"
+            return "names must have a text for each class, or none"
         numbers = [number for values in (self.mean, self.factor) for number in values]
         if not all(_are(values, float, int) for values in (self.mean, self.factor)) or not np.isfinite(numbers).all():
-            return "mean and factor want finite numbers"
+            return "mean and factor must be finite numbers"
         if {len(self.mean), len(self.factor)} not in ({0}, {self.shape[0]}):
-            return "mean and factor want a number for each channel, or none"
+            return "mean and factor must have a number for each channel, or none"
         return ""
 
     def to_json(self) -> str:
+        """Return the fields as JSON."""
         return json.dumps(asdict(self))
 
     def network_shape(self, wanted: Transform) -> Shape:
-        """What the first layer gets."""
+        """Return the shape of the first layer's input, after the transformation `wanted`."""
         return output(wanted, self.shape, np.dtype(self.dtype))[0]
 
     def prepare(self, images: np.ndarray, wanted: Transform) -> np.ndarray:
-        """Images as the first layer gets them; those that are cut to size already are taken too."""
-        images, inner = _arranged(images, self.shape[0]), self.network_shape(wanted)
+        """Return `images` as the first layer gets them; those that are cropped already are accepted too.
+
+        Raises UserError for images of another type or shape.
+        """
+        images = _arranged(images, self.shape[0])
+        inner = self.network_shape(wanted)
         if images.dtype != self.dtype or images.shape[1:] not in (self.shape, inner):
             raise UserError(
                 f"images are {images.dtype} of {_sizes(images.shape[1:])}; this model takes {self.dtype} of "
                 f"{_sizes(self.shape)} (channels x height x width)"
             )
         if images.shape[1:] != inner:
-            images = middle(images, wanted.crop)
+            images = center_crop(images, wanted.crop)
         return (images - _column(self.mean)) * _column(self.factor) if self.mean else images
 
 
 def _are(values: object, *kinds: type) -> bool:
-    """Whether it is a tuple of just these kinds: True is no number."""
+    """Return whether `values` is a tuple of just these `kinds`; a bool is no int."""
     return isinstance(values, tuple) and all(type(value) in kinds for value in values)
 
 
 def _arranged(images: np.ndarray, channels: int) -> np.ndarray:
-    """Axes (images, channels, height, width), also of plain rows, of gray images, and of channels that come last."""
+    """Return axes (images, channels, height, width) of plain rows, of gray images, and of channels that come last."""
     if images.dtype == np.float64:
         images = images.astype(np.float32)
     if images.ndim == 2:
@@ -113,6 +128,7 @@ def _arranged(images: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _column(values: tuple[float, ...]) -> np.ndarray:
+    """Return one value for each channel, shaped to go with images."""
     return np.array(values, np.float32)[:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""Any data set as one chunked HDF5 file, which is quick to read from anywhere in it."""
+"""Pack a data set into one chunked HDF5 file, from which single images are read quickly."""
 
 import os
 from pathlib import Path
@@ -13,11 +13,16 @@ from adam_mpi.data import sets
 from adam_mpi.data.sets import DataSet
 
 CHUNK_BYTES = 1 << 14
+"""Bytes of a chunk of the file."""
 BLOCK_BYTES = 1 << 24
+"""Bytes that are read at a time."""
 
 
 def pack(source: str, target: Path, size: int, on_bad: str) -> str:
-    """Write the set at `source` to `target`; returns what was done. Bad images stop it, or are left out."""
+    """Write the data set at `source` to `target`; return a sentence about what was written.
+
+    `size` and `on_bad` are those of the config's `data`. Raises UserError when the file cannot be written.
+    """
     data = sets.open_set(Data(set=source, size=size, on_bad=on_bad, cache=0))
     part = target.with_name(target.name + ".part")
     try:
@@ -35,13 +40,15 @@ def pack(source: str, target: Path, size: int, on_bad: str) -> str:
 
 
 def _pack_part(data: DataSet, name: str, group: h5py.Group) -> int:
+    """Write the part `name` of `data` into `group`; return the number of images written."""
     source = data.sources[name]
     rows = min(max(1, CHUNK_BYTES // source.image_bytes), len(source))
-    # Features are one row each, as in the files that they come from.
+    # Features are one row each, as in the files that they were read from.
     shape = source.shape[:1] if source.shape[1:] == (1, 1) else source.shape
     sizes = (len(source), *shape)
     images = group.create_dataset("images", sizes, source.dtype, maxshape=(None, *shape), chunks=(rows, *shape))
-    labels, written = [], 0
+    labels = []
+    written = 0
     step = max(1, BLOCK_BYTES // source.image_bytes)
     with tqdm(desc=name, total=len(source), unit=" images", disable=None) as bar:
         for first in range(0, len(source), step):

@@ -1,4 +1,4 @@
-"""Noise of any size, for plans and measurements of models whose data set is not at hand: nobody can learn it."""
+"""Random images of any size, to plan and measure models without their data set; there is nothing to learn in them."""
 
 import re
 
@@ -7,25 +7,26 @@ import numpy as np
 from adam_mpi.base.errors import UserError
 from adam_mpi.data.formats.source import Source
 
-TRAIN, TEST = 50_000, 10_000
+IMAGES = {"train": 50_000, "test": 10_000}
 PREFIX = "noise:"
 
 
 def open_parts(name: str) -> dict[str, Source]:
-    """ "noise:3x32x32:10" has color images of ten classes, "noise:440:8000" rows of 440 numbers."""
+    """Return the parts of a set of noise: "noise:3x32x32:10" has color images, "noise:440:8000" rows of 440 numbers."""
     found = re.fullmatch(r"noise:([1-9]\d*)(?:x([1-9]\d*)x([1-9]\d*))?:([1-9]\d*)", name)
     if found is None:
         raise UserError(f"data set {name!r}: give noise:CHANNELSxHEIGHTxWIDTH:CLASSES, or noise:FEATURES:CLASSES")
     channels, height, width, classes = (int(number or 1) for number in found.groups())
     dtype = np.dtype(np.uint8 if found[2] else np.float32)
     shape = channels, height, width
-    return {
-        part: _source(part, shape, dtype, classes, count, key)
-        for key, (part, count) in enumerate({"train": TRAIN, "test": TEST}.items())
-    }
+    return {part: _source(part, shape, dtype, classes) for part in IMAGES}
 
 
-def _source(part: str, shape: tuple[int, int, int], dtype: np.dtype, classes: int, count: int, key: int) -> Source:
+def _source(part: str, shape: tuple[int, int, int], dtype: np.dtype, classes: int) -> Source:
+    """Return images whose pixels depend on `part` and index only, and whose labels take turns."""
+    key = list(IMAGES).index(part)
+    labels = np.arange(IMAGES[part]) % classes
+
     def draw(index: int) -> np.ndarray:
         random = np.random.Generator(np.random.SFC64([key, int(index)]))
         return random.integers(0, 256, shape, dtype) if dtype == np.uint8 else random.standard_normal(shape, dtype)
@@ -36,4 +37,6 @@ def _source(part: str, shape: tuple[int, int, int], dtype: np.dtype, classes: in
             drawn[place] = draw(index)
         return drawn
 
-    return Source(lambda index: f"noise {part} {index}", shape, dtype, np.arange(count) % classes, rows, classes)
+    return Source(
+        name=lambda index: f"noise {part} {index}", shape=shape, dtype=dtype, labels=labels, rows=rows, classes=classes
+    )

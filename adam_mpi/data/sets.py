@@ -1,4 +1,4 @@
-"""The data sets: by name or by path, what they hold, and their images by part and index."""
+"""Data sets by name or by path: what they hold, and their images by part and index."""
 
 import logging
 import os
@@ -20,9 +20,14 @@ log = logging.getLogger(__name__)
 NAMES = ("glyphs", "mnist", "fashion")
 FILES = idx.FILES
 SPLIT_KEY = 2014
-TEST_SHARE = 1 / 6  # of a set that has no test part of its own
-CHECKED_BYTES, CHECK_SECONDS = 1 << 24, 5.0  # that are looked through at once, and between two words about it
-SEED = 1  # of the drawing: like a set of files, glyphs are the same in every run
+TEST_SHARE = 1 / 6
+"""The share of images that become the test part of a set that has none."""
+CHECKED_BYTES = 1 << 24
+"""Bytes that `DataSet.check` reads at a time."""
+CHECK_SECONDS = 5.0
+"""Seconds between two reports of its progress."""
+SEED = 1
+"""The seed of glyphs: like a set of files, they are the same in every run."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,16 @@ class Description:
     validation: int
     test: int
     dtype: str = "uint8"
-    """What a network gets: uint8 pixels, or float32 numbers that are taken as they are."""
+    """The type that a network gets: uint8 pixels, or float32 numbers that are taken as they are."""
 
 
 class DataSet:
-    """Images through a cache; the validation part is split off the training images, the test part where it must be."""
+    """Images through a cache; the validation part is split off the training images, as is a missing test part."""
 
     def __init__(self, data: Data, sources: dict[str, Source]) -> None:
-        self.data, self.sources = data, sources
+        """Check the labels of the `sources` "train" and perhaps "test", and split them into parts."""
+        self.data = data
+        self.sources = sources
         _check_labels(data.set, sources["train"])
         self.classes = sources["train"].classes or int(sources["train"].labels.max()) + 1
         self.usable = {part: self._usable(source) for part, source in sources.items()}
@@ -58,18 +65,21 @@ class DataSet:
         self.description = Description(data.set, shape, self.classes, **counts, dtype=dtype.name)
 
     def read(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Images [n, channels, height, width] and labels [n] of a part: "train", "validation" or "test"."""
+        """Return images [n, channels, height, width] and labels [n] of a part: "train", "validation" or "test"."""
         origin, order = self._parts[part]
         chosen = order[indices]
         return self._caches[origin].read(chosen), self.sources[origin].labels[chosen]
 
     def read_usable(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(positions, images, labels) of those that are not bad, where `data.on_bad` allows some to be."""
+        """Return (positions, images, labels) of the usable images at `indices` of `part`.
+
+        Raises BadImages for an unusable one where `data.on_bad` is "stop".
+        """
         origin, order = self._parts[part]
         return self.read_source(origin, order[indices])
 
     def read_source(self, origin: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same of the files "train" or "test", before they are split into parts."""
+        """Return the same of the source "train" or "test", before it is split into parts."""
         usable = self.usable[origin]
         while True:
             kept = np.flatnonzero(usable[indices])
@@ -79,36 +89,39 @@ class DataSet:
             except BadImages as error:
                 if self.data.on_bad == "stop":
                     raise
-                log.warning("left out: %s", error)
+                log.warning("bad images are left out: %s", error)
                 usable[chosen[error.positions]] = False
 
-    def check(self, part: str, tell: Callable[[str], None]) -> None:
-        """Read a part of numbers that are taken as they are; raise BadImages where they hold NaN or infinity.
+    def check(self, part: str, report: Callable[[str], None]) -> None:
+        """Read a part of float images; raise BadImages where they hold NaN or infinity.
 
-        Images of bytes, and parts of which bad images may be left out, need no look. `tell` is told how far it is.
+        Images of bytes, and parts of which bad images may be left out, are not read. `report` gets the progress.
         """
         origin, order = self._parts[part]
         source = self.sources[origin]
         if source.dtype.kind != "f" or self.data.on_bad != "stop":
             return
-        chosen, step, told = np.sort(order), max(1, CHECKED_BYTES // source.image_bytes), time.monotonic()
+        chosen = np.sort(order)
+        step = max(1, CHECKED_BYTES // source.image_bytes)
+        reported = time.monotonic()
         for first in range(0, len(chosen), step):
-            if time.monotonic() - told > CHECK_SECONDS:
-                told = time.monotonic()
-                tell(f"looking for NaN in the {part} part: {first / len(chosen):.0%}")
+            if time.monotonic() - reported > CHECK_SECONDS:
+                reported = time.monotonic()
+                report(f"looking for NaN in the {part} part: {first / len(chosen):.0%}")
             source.read(chosen[first : first + step])
 
     def labels(self, part: str) -> np.ndarray:
+        """Return the labels of `part`."""
         origin, order = self._parts[part]
         return self.sources[origin].labels[order]
 
     def bad(self) -> list[str]:
-        """Images found bad so far: "train 17"."""
+        """Return the images found bad so far, as texts like "train 17"."""
         found = ((part, np.flatnonzero(~usable)) for part, usable in self.usable.items())
         return [f"{part} {index}" for part, indices in found for index in indices]
 
     def _usable(self, source: Source) -> np.ndarray:
-        """Which images may be read, as far as their labels show."""
+        """Return which images have an allowed label; raise BadImages where `data.on_bad` is "stop" and one has not."""
         usable = (source.labels >= 0) & (source.labels < self.classes)
         if self.data.on_bad == "stop" and not usable.all():
             first = int(np.argmin(usable))
@@ -117,22 +130,24 @@ class DataSet:
         return usable
 
     def _split(self) -> dict[str, tuple[str, np.ndarray]]:
-        """part -> (source, indices in it)"""
+        """Return for each part its source, and the indices of its images there."""
         labeled = {part: np.flatnonzero(usable) for part, usable in self.usable.items()}
         order = labeled["train"][_split_order(len(labeled["train"]))]
         if "test" in labeled:
-            test = "test", labeled["test"]
+            test = ("test", labeled["test"])
         else:
-            cut = round(len(order) * TEST_SHARE)
-            test, order = ("train", order[:cut]), order[cut:]
+            count = round(len(order) * TEST_SHARE)
+            test = ("train", order[:count])
+            order = order[count:]
         held_out = round(len(order) * self.data.validation)
         train = order[held_out:][: self.data.images or None]
         return {"train": ("train", train), "validation": ("train", order[:held_out]), "test": test}
 
 
 def _check_labels(name: str, source: Source) -> None:
-    """Refuse labels that count from 1, which would make a class of nothing, or leave the last one out."""
-    lowest, highest = int(source.labels.min()), int(source.labels.max())
+    """Raise UserError for labels that count from 1, which would make an empty class, or leave the last one out."""
+    lowest = int(source.labels.min())
+    highest = int(source.labels.max())
     if lowest == 1 < highest and highest == (source.classes or len(np.unique(source.labels))):
         raise UserError(
             f"data set {name!r}: labels count from 1 to {highest}; they must count from 0 to {highest - 1}: subtract 1"
@@ -140,12 +155,12 @@ def _check_labels(name: str, source: Source) -> None:
 
 
 def describe(data: Data) -> Description:
-    """What a data set holds for us; no image is read."""
+    """Return what a data set holds; no image is read."""
     return open_set(data).description
 
 
 def open_set(data: Data) -> DataSet:
-    """A data set ready to be read from; images come into memory as they are asked for."""
+    """Open a data set; images are read on request. Raises UserError for a name or path that is none."""
     if data.set == "glyphs":
         return DataSet(data, {"train": _glyphs("train", glyphs.TRAIN), "test": _glyphs("test", glyphs.TEST)})
     if data.set.startswith(random_images.PREFIX):
@@ -161,13 +176,13 @@ def open_set(data: Data) -> DataSet:
 
 
 def home() -> Path:
-    """The data folder of the checkout this package lies in, or of the current directory when it is installed."""
+    """Return the data folder of this package's checkout, or of the current directory when it is installed."""
     project = Path(__file__).resolve().parents[2]
     return (project if (project / "setup.cfg").is_file() else Path.cwd()) / "data"
 
 
 def find(name: str) -> Path:
-    """The folder with the files of a data set that has a name: in $ADAM_MPI_DATA, then in `home()`."""
+    """Return the folder with the files of the data set `name`: in $ADAM_MPI_DATA, else in `home()`."""
     given = os.environ.get("ADAM_MPI_DATA")
     places = [Path(given) / name] if given else []
     places.append(home() / name)
@@ -179,14 +194,23 @@ def find(name: str) -> Path:
 
 
 def _glyphs(part: str, count: int) -> Source:
+    """Return a part of the built-in data set."""
+
     def rows(indices: np.ndarray) -> np.ndarray:
         return glyphs.draw(SEED, part, indices)[0]
 
-    shape, labels = (1, glyphs.SIDE, glyphs.SIDE), np.arange(count) % glyphs.CLASSES
-    return Source(lambda index: f"glyph {index}", shape, np.dtype(np.uint8), labels, rows, glyphs.CLASSES)
+    return Source(
+        name=lambda index: f"glyph {index}",
+        shape=(1, glyphs.SIDE, glyphs.SIDE),
+        dtype=np.dtype(np.uint8),
+        labels=np.arange(count) % glyphs.CLASSES,
+        rows=rows,
+        classes=glyphs.CLASSES,
+    )
 
 
 def _split_order(count: int) -> np.ndarray:
+    """Return the order in which the training images are split into parts."""
     # The key is fixed, not the run's seed: runs of different seeds are compared on the same validation images.
-    # RandomState because its numbers are promised never to change, whatever the numpy version.
+    # RandomState, because numpy guarantees that its numbers never change.
     return np.random.RandomState(SPLIT_KEY).permutation(count)

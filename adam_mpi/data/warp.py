@@ -13,12 +13,12 @@ import numpy as np
 from adam_mpi.base.counter_rng import mix, roll
 
 UNIT = 256
-# Random numbers 0-9 of an image are its map and its light, from 100 on its elastic field.
 FIELD = 100
+"""The first random number of an image's elastic field; numbers 0-9 are its map and its light."""
 
 
 class Limits(NamedTuple):
-    """How far each random number may go; 0 leaves the image as it is."""
+    """The largest change of each kind; 0 leaves the image as it is."""
 
     shift: float
     rotation: float
@@ -42,10 +42,11 @@ class Row(NamedTuple):
 
 
 def splines(size: int, spacing: int) -> np.ndarray:
-    """[controls, size]: how much each control point of a cubic B-spline moves each pixel."""
+    """Return [controls, size]: how much each control point of a cubic B-spline moves each pixel."""
     controls = -(-(size - 1) // spacing) + 3
     distance = np.abs(np.arange(size)[None, :] / spacing - (np.arange(controls)[:, None] - 1))
-    near, far = 2 / 3 - distance**2 + distance**3 / 2, np.maximum(2 - distance, 0) ** 3 / 6
+    near = 2 / 3 - distance**2 + distance**3 / 2
+    far = np.maximum(2 - distance, 0) ** 3 / 6
     return np.where(distance < 1, near, far).astype(np.float32)
 
 
@@ -59,7 +60,7 @@ def warp(
     along: np.ndarray,
     outputs: np.ndarray,
 ) -> None:
-    """Fill `outputs` [n, channels, rows, columns]; what happens to an image depends on the key and its id only.
+    """Fill `outputs` [n, channels, rows, columns] with warped images; each depends on `key` and its id only.
 
     `across` and `along` are the splines of the output's rows and columns.
     """
@@ -73,20 +74,26 @@ def warp(
             _tabulate(images[i, channel], table[channel])
         if limits.elastic > 0:
             _draw_field(image_key, limits.elastic, field)
-        _warp_image(table, height, width, image_key, limits, field, across, along, row, outputs[i])
+        _warp_image(
+            table, (height, width), image_key, limits, field=field, bases=(across, along), row=row, output=outputs[i]
+        )
 
 
 @numba.njit(nogil=True, cache=True)
 def _row(columns: int) -> Row:
+    """Allocate the memory for one row of output."""
     offset = (np.arange(columns) - (columns - 1) / 2).astype(np.float32)
-    source, quad = np.empty(columns, np.int32), np.empty(columns, np.uint32)
-    right, down = np.empty(columns, np.float32), np.empty(columns, np.float32)
-    return Row(offset, source, quad, right, down, np.zeros((2, columns), np.float32))
+    source = np.empty(columns, np.int32)
+    quad = np.empty(columns, np.uint32)
+    right = np.empty(columns, np.float32)
+    down = np.empty(columns, np.float32)
+    bend = np.zeros((2, columns), np.float32)
+    return Row(offset=offset, source=source, quad=quad, right=right, down=down, bend=bend)
 
 
 @numba.njit(nogil=True, cache=True)
 def _tabulate(image: np.ndarray, table: np.ndarray) -> None:
-    """Each pixel with its right, lower and lower right neighbor in one word; beyond the edge the edge goes on."""
+    """Pack each pixel with its right, lower and lower right neighbor into one word; edge pixels are repeated."""
     height, width = image.shape
     for r in range(height):
         below = min(r + 1, height - 1)
@@ -99,8 +106,8 @@ def _tabulate(image: np.ndarray, table: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _draw_field(key: np.uint64, strength: float, field: np.ndarray) -> None:
-    """Control points whose spline moves pixels by `strength` in the quadratic mean."""
-    # A uniform number has a third of its limit squared; a spline surface keeps (151 / 315) ** 2 of its controls'.
+    """Draw control points whose spline moves pixels by `strength` in the quadratic mean."""
+    # The variance of a uniform number is a third of its limit squared; a spline surface keeps (151 / 315) ** 2 of it.
     limit = UNIT * strength * math.sqrt(3.0) * 315 / 151
     flat = field.reshape(-1)
     for n in range(flat.size):
@@ -110,24 +117,24 @@ def _draw_field(key: np.uint64, strength: float, field: np.ndarray) -> None:
 @numba.njit(nogil=True, cache=True)
 def _warp_image(
     table: np.ndarray,
-    height: int,
-    width: int,
+    size: tuple[int, int],
     key: np.uint64,
     limits: Limits,
     field: np.ndarray,
-    across: np.ndarray,
-    along: np.ndarray,
+    bases: tuple[np.ndarray, np.ndarray],
     row: Row,
     output: np.ndarray,
 ) -> None:
+    """Warp an image of `size` (height, width), given as its `table`; `bases` are the splines of rows and columns."""
     channels, rows, columns = output.shape
-    a, b, c, d, x, y = _draw_map(key, limits, height, width, rows, columns)
+    across, along = bases
+    a, b, c, d, x, y = _draw_map(key, limits, size, (rows, columns))
     gain, add = _draw_light(key, limits)
     for r in range(rows):
         if limits.elastic > 0:
             _bend(field, across[:, r], along, row.bend)
         off = np.float32(r - (rows - 1) / 2)
-        _place(a, b * off + x, c, d * off + y, height, width, row)
+        _place((a, b * off + x), (c, d * off + y), size, row)
         for channel in range(channels):
             _load(table[channel], row.source, row.quad)
             _blend(row, gain, add, output[channel, r])
@@ -135,9 +142,14 @@ def _warp_image(
 
 @numba.njit(nogil=True, cache=True)
 def _draw_map(
-    key: np.uint64, limits: Limits, height: int, width: int, rows: int, columns: int
+    key: np.uint64, limits: Limits, size_in: tuple[int, int], size_out: tuple[int, int]
 ) -> tuple[np.float32, np.float32, np.float32, np.float32, np.float32, np.float32]:
-    """Source position of an output pixel, both from the center: x' = a x + b y + x0, y' = c x + d y + y0."""
+    """Draw (a, b, c, d, x0, y0): the source of an output pixel is x' = a x + b y + x0, y' = c x + d y + y0.
+
+    Both positions are relative to the center; sizes are (rows, columns).
+    """
+    height, width = size_in
+    rows, columns = size_out
     turn = roll(key, 0, -limits.rotation, limits.rotation)
     size = UNIT / (1 + roll(key, 1, -limits.scale, limits.scale))
     shear = roll(key, 2, -limits.shear, limits.shear)
@@ -145,20 +157,26 @@ def _draw_map(
     # A crop lies at whole pixels anywhere inside the image; a shift moves it further.
     x = _start(key, 4, width - columns) + roll(key, 6, -limits.shift, limits.shift)
     y = _start(key, 5, height - rows) + roll(key, 7, -limits.shift, limits.shift)
-    center_x, center_y = UNIT * (x + (columns - 1) / 2) + 0.5, UNIT * (y + (rows - 1) / 2) + 0.5
-    cosine, sine, f = size * math.cos(turn), size * math.sin(turn), np.float32
-    a, b, c, d = mirror * cosine, cosine * shear - sine, mirror * sine, sine * shear + cosine
-    return f(a), f(b), f(c), f(d), f(center_x), f(center_y)
+    cosine = size * math.cos(turn)
+    sine = size * math.sin(turn)
+    a = np.float32(mirror * cosine)
+    b = np.float32(cosine * shear - sine)
+    c = np.float32(mirror * sine)
+    d = np.float32(sine * shear + cosine)
+    center_x = np.float32(UNIT * (x + (columns - 1) / 2) + 0.5)
+    center_y = np.float32(UNIT * (y + (rows - 1) / 2) + 0.5)
+    return a, b, c, d, center_x, center_y
 
 
 @numba.njit(nogil=True, cache=True)
 def _start(key: np.uint64, number: int, free: int) -> float:
+    """Draw the first row or column of a crop, from 0 to `free`."""
     return math.floor(roll(key, number, 0.0, free + 1.0))
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw_light(key: np.uint64, limits: Limits) -> tuple[np.float32, np.float32]:
-    """A pixel p becomes gain * p + add; contrast is about middle gray."""
+    """Draw (gain, add): a pixel p becomes gain * p + add; contrast is about middle gray."""
     gain = 1 + roll(key, 8, -limits.contrast, limits.contrast)
     add = 255 * roll(key, 9, -limits.brightness, limits.brightness) + 127.5 * (1 - gain)
     return np.float32(gain), np.float32(add + 0.5)
@@ -166,7 +184,7 @@ def _draw_light(key: np.uint64, limits: Limits) -> tuple[np.float32, np.float32]
 
 @numba.njit(nogil=True, cache=True)
 def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.ndarray) -> None:
-    """The elastic field along one row: control points summed down the rows first, then spread over the columns."""
+    """Compute the elastic field along one row: sum the control points down the rows, then spread over the columns."""
     for axis in range(2):
         bend[axis, :] = 0
         for k in range(along.shape[0]):
@@ -178,10 +196,24 @@ def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.nda
 
 
 @numba.njit(nogil=True, cache=True)
-def _place(a: np.float32, x: np.float32, c: np.float32, y: np.float32, height: int, width: int, row: Row) -> None:
-    """Where each pixel of a row comes from: the word in the table, and the weights of its right and lower pixels."""
-    last_x, last_y, none = np.int32((width - 1) * UNIT), np.int32((height - 1) * UNIT), np.int32(0)
-    offset, source, right, down, bend = row.offset, row.source, row.right, row.down, row.bend
+def _place(
+    line_x: tuple[np.float32, np.float32], line_y: tuple[np.float32, np.float32], size: tuple[int, int], row: Row
+) -> None:
+    """Compute where each pixel of a row comes from: its word in the table, and the weights of right and lower pixels.
+
+    The source of a pixel is at slope * offset + start along x and y; `line_x` and `line_y` are (slope, start).
+    """
+    a, x = line_x
+    c, y = line_y
+    height, width = size
+    last_x = np.int32((width - 1) * UNIT)
+    last_y = np.int32((height - 1) * UNIT)
+    none = np.int32(0)
+    offset = row.offset
+    source = row.source
+    right = row.right
+    down = row.down
+    bend = row.bend
     for j in range(source.size):
         from_x = min(max(np.int32(a * offset[j] + x + bend[0, j]), none), last_x)
         from_y = min(max(np.int32(c * offset[j] + y + bend[1, j]), none), last_y)
@@ -192,6 +224,7 @@ def _place(a: np.float32, x: np.float32, c: np.float32, y: np.float32, height: i
 
 @numba.njit(nogil=True, cache=True)
 def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
+    """Look up the words of a row in the table."""
     # Alone in its loop: next to arithmetic it would keep that from being vectorized.
     for j in range(source.size):
         quad[j] = table[np.uint32(source[j])]
@@ -199,7 +232,11 @@ def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _blend(row: Row, gain: np.float32, add: np.float32, output: np.ndarray) -> None:
-    byte, quads, right, down = np.uint32(255), row.quad, row.right, row.down
+    """Interpolate the pixels of a row from their words, and change their light."""
+    byte = np.uint32(255)
+    quads = row.quad
+    right = row.right
+    down = row.down
     for j in range(output.size):
         quad = quads[j]
         upper_left = np.float32(np.int32(quad & byte))

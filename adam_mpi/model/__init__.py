@@ -1,1 +1,1 @@
-"""Layer specs, the flat parameter vector, the kernels and the network that runs them."""
+"""Layers and their shapes, the flat parameter vector, partitions into strips, and both engines that run a network."""

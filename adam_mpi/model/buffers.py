@@ -1,4 +1,4 @@
-"""The memory of one context: which buffers a stack needs for a block of images, how large, and shared by whom."""
+"""The memory of one context: the buffers that a stack needs for a block of images, and which layers share them."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from adam_mpi.model.exchange import assembled_at, ranks_of
-from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, LayerShape, LocalResponseNorm, MaxPool
+from adam_mpi.model.exchange import Exchange, assembled_at, ranks_of
+from adam_mpi.model.layers import (
+    Activation,
+    Conv,
+    Dense,
+    Dropout,
+    Layer,
+    LayerShape,
+    LocalResponseNorm,
+    MaxPool,
+    missing_rule,
+)
 
 ALIGNMENT = 64
 SCRATCH_BYTES = 2**18
@@ -23,21 +33,23 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """Rounded up, so that buffers laid one after the other stay aligned."""
+        """Its size, rounded up so that buffers laid one after the other stay aligned."""
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def rooms(shapes: Sequence[LayerShape], images: int) -> list[int]:
-    """Images of the input, and of each layer's output: before an assembly there are only a rank's own."""
+def images_held(shapes: Sequence[LayerShape], images: int) -> list[int]:
+    """Return how many images the input and each layer's output hold: before an assembly only the rank's own ones."""
     layers = [shape.layer for shape in shapes]
-    own, assembly = -(-images // ranks_of(layers)), assembled_at(layers)
+    own = -(-images // ranks_of(layers))
+    assembly = assembled_at(layers)
     return [own if index <= assembly else images for index in range(len(shapes) + 1)]
 
 
 def plan(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike) -> dict[str, Buffer]:
-    """All buffers by name; a layer that works in place has none of its own."""
-    first, (own, *counts) = shapes[0].input, rooms(shapes, images)
+    """Return all buffers by name; a layer that works in place has none of its own."""
+    first = shapes[0].input
+    own, *counts = images_held(shapes, images)
     buffers = {
         "pixels": Buffer((own, *first), np.uint8),
         "labels": Buffer((images,), np.int64),
@@ -59,7 +71,7 @@ def plan(shapes: Sequence[LayerShape], images: int, dtype: DTypeLike) -> dict[st
 
 
 def allocate(buffers: dict[str, Buffer]) -> dict[str, np.ndarray]:
-    """Zeroed, aligned arrays, all in one piece of memory."""
+    """Return zeroed, aligned arrays for `buffers`, all in one piece of memory."""
     size = sum(buffer.bytes for buffer in buffers.values())
     memory = np.zeros(size + ALIGNMENT, np.uint8)
     offset = -memory.ctypes.data % ALIGNMENT
@@ -72,50 +84,69 @@ def allocate(buffers: dict[str, Buffer]) -> dict[str, np.ndarray]:
 
 
 def output_names(shapes: Sequence[LayerShape]) -> list[str]:
-    """The buffer of each layer's output: its own, or, when it may overwrite its input, that of the layer before."""
+    """Return the buffer of each layer's output: its own, or that of its input where it may overwrite it."""
     names: list[str] = []
-    before, needed = "input", ""
+    before = "input"
+    needed = ""
     for shape in shapes:
-        # The derivative of activations and normalization needs their output again: nobody may overwrite it
-        # (of relu's only the sign counts).
-        if isinstance(shape.layer, Activation):
-            in_place, after = not needed, shape.layer.function
-        elif isinstance(shape.layer, Dropout):
-            in_place = needed in ("", "relu")
-            after = needed if in_place else ""
-        else:
-            in_place, after = False, "normalize" if isinstance(shape.layer, LocalResponseNorm) else ""
-        before, needed = before if in_place else shape.name, after
+        in_place, needed = _overwrites(shape.layer, needed)
+        before = before if in_place else shape.name
         names.append(before)
     return names
 
 
+def _overwrites(layer: Layer, needed: str) -> tuple[bool, str]:
+    """Return whether `layer` may overwrite its input, and what the way back needs of its output.
+
+    `needed` is what the layer before needs of that input: the derivatives of activations and of normalization need
+    their output again, but of the output of relu only the sign.
+    """
+    if isinstance(layer, Activation):
+        return not needed, layer.function
+    if isinstance(layer, Dropout):
+        in_place = needed in ("", "relu")
+        return in_place, needed if in_place else ""
+    if isinstance(layer, LocalResponseNorm):
+        return False, "normalize"
+    if isinstance(layer, Conv | MaxPool | Dense | Exchange):
+        return False, ""
+    raise missing_rule(layer, "buffer of its output (_overwrites in model/buffers.py)")
+
+
 def error_names(shapes: Sequence[LayerShape]) -> list[str]:
-    """The buffer of the error of the input and of each layer's output: two take turns, from the last layer back."""
+    """Return the buffer of the input's errors and of each layer's output errors: two alternate from the last layer."""
+    other = {"errors0": "errors1", "errors1": "errors0"}
     names = ["errors0"]
     for shape in reversed(shapes):
-        in_place = isinstance(shape.layer, Activation | Dropout)
-        names.append(names[-1] if in_place else {"errors0": "errors1", "errors1": "errors0"}[names[-1]])
+        if isinstance(shape.layer, Activation | Dropout):
+            names.append(names[-1])
+        elif isinstance(shape.layer, Conv | MaxPool | LocalResponseNorm | Dense | Exchange):
+            names.append(other[names[-1]])
+        else:
+            raise missing_rule(shape.layer, "buffer of its errors (error_names in model/buffers.py)")
     return names[::-1]
 
 
 def group_rows(shape: LayerShape, images: int, itemsize: int) -> int:
-    """Output rows of a convolution computed at a time, so that their columns stay in the cache."""
+    """Return how many output rows of a convolution are computed at a time, so that their columns stay in the cache."""
     row = math.prod((shape.weight or ())[1:]) * shape.output[2] * images * itemsize
     return min(shape.output[1], max(1, SCRATCH_BYTES // row))
 
 
 def _errors(shapes: Sequence[LayerShape], images: int) -> dict[str, int]:
+    """Return the sizes of the two buffers of errors."""
     sizes = {"errors0": 0, "errors1": 0}
     values = [shapes[0].input, *(shape.output for shape in shapes)]
-    for name, shape, count in zip(error_names(shapes), values, rooms(shapes, images), strict=True):
+    for name, shape, count in zip(error_names(shapes), values, images_held(shapes, images), strict=True):
         sizes[name] = max(sizes[name], math.prod(shape) * count)
     return sizes
 
 
 def _scratch(shapes: Sequence[LayerShape], counts: Sequence[int], itemsize: int) -> dict[str, int]:
-    """Columns and products of a group of a convolution's rows, and sums of weight gradients."""
-    columns = products = sums = 0
+    """Return the sizes of the buffers for columns and products of a group of rows, and for sums of weight gradients."""
+    columns = 0
+    products = 0
+    sums = 0
     for shape, images in zip(shapes, counts, strict=True):
         weight = shape.weight or ()
         if isinstance(shape.layer, Conv):

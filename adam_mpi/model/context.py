@@ -1,4 +1,4 @@
-"""One block of images on its way through the network: the buffers, and the kernel calls bound to them."""
+"""The reference engine's context: the buffers of one block of images, and the kernel calls bound to them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from adam_mpi.model import buffers, parameters
 from adam_mpi.model.exchange import Exchange, assembled_at
-from adam_mpi.model.kernels import dropout, loss, pixels
+from adam_mpi.model.kernels import dropout, loss, pointwise
 from adam_mpi.model.layers import Conv, LayerShape
 from adam_mpi.model.steps import Backward, Place, Steps, Views, bind
 
@@ -18,33 +18,28 @@ from adam_mpi.model.steps import Backward, Place, Steps, Views, bind
 class Context:
     """Trains or evaluates blocks of up to `images` images; one thread at a time may use it.
 
-    `weights` is read in place and may be changed by others meanwhile.
+    `weights` is read in place; other threads may change it at the same time.
     """
 
     def __init__(
         self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()
     ) -> None:
-        self.seed, self.count = seed, 0
+        self.seed = seed
+        self.count = 0
         self.tensors = parameters.tensors(shapes)
         self.arrays = buffers.allocate(buffers.plan(shapes, images, dtype))
         self.levels = (np.arange(256) / 255).astype(dtype)
-        self.places = places = _places(shapes, self.arrays)
-        self.logits, self.errors = (values.reshape(-1, images) for values in (places[-1].outputs, places[-1].errors))
-        # Dropout's masks know layers by their number among all of the model's, whatever a strip has between them.
-        numbers = accumulate(not isinstance(shape.layer, Exchange) for shape in shapes)
-        own = assembled_at(shape.layer for shape in shapes)
-        drawn = [self.arrays["own keys" if index < own else "keys"] for index in range(len(shapes))]
-        self.steps = steps = [
-            bind(shape, number - 1, place, self.arrays, keys, _rows(shape, place, np.dtype(dtype).itemsize))
-            for shape, number, place, keys in zip(shapes, numbers, places, drawn, strict=True)
-        ]
-        self.outputs = [place.outputs for place in places]
+        self.places = _places(shapes, self.arrays)
+        self.logits = self.places[-1].outputs.reshape(-1, images)
+        self.errors = self.places[-1].errors.reshape(-1, images)
+        self.steps = steps = self._bind(shapes, np.dtype(dtype).itemsize)
+        self.outputs = [place.outputs for place in self.places]
         self.forward = [step.forward for step in steps]
         self.inference = [step.inference for step in steps]
         self.captured: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for index, shape in enumerate(shapes):
             if shape.name in captured:
-                steps[index] = self._capture(shape.name, places[index], steps[index])
+                steps[index] = self._capture(shape.name, self.places[index], steps[index])
         self.backward = _backward(shapes, steps)
 
     def train(
@@ -60,7 +55,8 @@ class Context:
         """Add the sum of the block's gradients to `gradient`, or overwrite it; return loss sum and number correct."""
         if overwrite:
             gradient[:] = 0
-        views, gradients = parameters.views(weights, self.tensors), parameters.views(gradient, self.tensors)
+        views = parameters.views(weights, self.tensors)
+        gradients = parameters.views(gradient, self.tensors)
         self.count = self.load(pixels)
         self._draw(ids, epoch)
         for forward in self.forward:
@@ -71,62 +67,81 @@ class Context:
         return result
 
     def evaluate(self, weights: np.ndarray, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
-        """The loss sum and the number correct, without dropout."""
+        """Return the loss sum and the number correct, without dropout."""
         self._infer(weights, pixels)
         return self._loss(labels)
 
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-        """Probabilities (images, classes)."""
+        """Return the probabilities (images, classes)."""
         return self.probabilities(self._infer(weights, pixels))
 
     def probabilities(self, count: int) -> np.ndarray:
-        """Of the first so many images of the block, after its last layer."""
+        """Return the probabilities of the first `count` images of the block, whose logits are computed."""
         loss.softmax(self.logits, self.errors, self.arrays["normalizers"])
         return self.errors[:, :count].T.copy()
 
     def walk(self, weights: np.ndarray, pixels: np.ndarray) -> Iterator[np.ndarray]:
-        """The output of one layer after the other, without dropout; (images, channels, rows, columns) each."""
-        views, count = parameters.views(weights, self.tensors), self.load(pixels)
+        """Yield the output of one layer after the other, without dropout; (images, channels, rows, columns) each."""
+        views = parameters.views(weights, self.tensors)
+        count = self.load(pixels)
         for inference, outputs in zip(self.inference, self.outputs, strict=True):
             inference(views)
             # A copy: the next layer may work in place.
             yield np.moveaxis(outputs[..., :count], -1, 0).copy()
 
     def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
-        """Activations and errors of a captured dense layer in the last block trained on, (images, features) each."""
+        """Return activations and errors of a captured dense layer in the last block trained on: (images, features)."""
         activations, errors = self.captured[layer]
         return activations[:, : self.count].T, errors[:, : self.count].T
 
+    def _bind(self, shapes: Sequence[LayerShape], itemsize: int) -> list[Steps]:
+        """Return the kernel calls of each layer."""
+        # Dropout masks depend on a layer's number in the whole model: the exchanges of a strip do not count.
+        numbers = accumulate(not isinstance(shape.layer, Exchange) for shape in shapes)
+        assembly = assembled_at(shape.layer for shape in shapes)
+        steps = []
+        for index, (shape, number) in enumerate(zip(shapes, numbers, strict=True)):
+            place = self.places[index]
+            keys = self.arrays["own keys" if index < assembly else "keys"]
+            rows = _rows(shape, place, itemsize)
+            steps.append(bind(shape, number - 1, place, arrays=self.arrays, keys=keys, rows=rows))
+        return steps
+
     def _capture(self, name: str, place: Place, step: Steps) -> Steps:
-        """Keep what a layer's gradient is the product of: the arrays themselves are used again by other layers."""
-        inputs, errors = (array.reshape(-1, array.shape[-1]) for array in (place.inputs, place.errors))
-        self.captured[name] = kept = (np.zeros_like(inputs), np.zeros_like(errors))
+        """Keep the factors of a layer's gradient, whose arrays other layers use again."""
+        inputs = place.inputs.reshape(-1, place.inputs.shape[-1])
+        errors = place.errors.reshape(-1, place.errors.shape[-1])
+        kept_inputs = np.zeros_like(inputs)
+        kept_errors = np.zeros_like(errors)
+        self.captured[name] = (kept_inputs, kept_errors)
 
         def backward_weights(weights: Views, gradients: Views) -> None:
-            kept[0][:], kept[1][:] = inputs, errors
+            kept_inputs[:] = inputs
+            kept_errors[:] = errors
             if step.backward_weights is not None:
                 step.backward_weights(weights, gradients)
 
         return replace(step, backward_weights=backward_weights)
 
     def load(self, block: np.ndarray) -> int:
-        """Pixels (uint8) become levels from 0 to 1; float32 numbers are taken as they are."""
+        """Load images (uint8 becomes levels from 0 to 1, float32 stays) into the input; return how many."""
         if block.dtype == np.float32:
             inputs = self.arrays["input"]
             inputs[..., : len(block)] = np.moveaxis(block, 0, -1)
             inputs[..., len(block) :] = 0
             return len(block)
-        # Copied first, so that the kernel sees one type of array whatever the block is a view of.
+        # Copied first, so that the kernel sees one type of array for any view.
         self.arrays["pixels"][: len(block)] = block
-        pixels.load(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
+        pointwise.load_pixels(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
         return len(block)
 
     def _draw(self, ids: np.ndarray, epoch: int) -> None:
-        """The random keys of these images in this epoch."""
+        """Compute the random keys of the images `ids` in `epoch`."""
         self.arrays["ids"][: len(ids)] = ids
         dropout.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
 
     def _infer(self, weights: np.ndarray, pixels: np.ndarray) -> int:
+        """Compute the logits of `pixels` without dropout; return the number of images."""
         views = parameters.views(weights, self.tensors)
         count = self.load(pixels)
         for inference in self.inference:
@@ -134,6 +149,7 @@ class Context:
         return count
 
     def _loss(self, labels: np.ndarray) -> tuple[float, int]:
+        """Turn logits into errors; return the loss sum and the number correct."""
         normalizers = self.arrays["normalizers"]
         self.arrays["labels"][: len(labels)] = labels
         loss.softmax(self.logits, self.errors, normalizers)
@@ -141,7 +157,7 @@ class Context:
 
 
 def _places(shapes: Sequence[LayerShape], arrays: dict[str, np.ndarray]) -> list[Place]:
-    """The arrays of each layer: inputs and outputs by name, errors as views of the two that take turns."""
+    """Return the arrays of each layer: inputs and outputs by name, errors as views of the two that alternate."""
     outputs = [arrays[name] for name in ["input", *buffers.output_names(shapes)]]
     errors = [
         arrays[name][: math.prod(output.shape)].reshape(output.shape)
@@ -151,11 +167,12 @@ def _places(shapes: Sequence[LayerShape], arrays: dict[str, np.ndarray]) -> list
 
 
 def _rows(shape: LayerShape, place: Place, itemsize: int) -> int:
+    """Return how many output rows of a convolution are computed at a time; 0 for other layers."""
     return buffers.group_rows(shape, place.outputs.shape[-1], itemsize) if isinstance(shape.layer, Conv) else 0
 
 
 def _backward(shapes: Sequence[LayerShape], steps: list[Steps]) -> list[Backward]:
-    """Last layer first; the first layer with weights ends it, as nobody needs the errors of its inputs."""
+    """Return the calls of the way back, down to the first layer with weights, whose input errors nothing needs."""
     first = next(index for index, shape in enumerate(shapes) if shape.weight)
     calls = []
     for index in range(len(steps) - 1, first - 1, -1):

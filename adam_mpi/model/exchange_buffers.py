@@ -1,7 +1,7 @@
-"""One exchange of one context on one strip: what goes to each other strip and comes from it, forward and back.
+"""The buffers of one exchange on one strip: what it sends to each other strip and receives from it, forward and back.
 
 Arrays are (blocks, lines, places, lanes), with places along the axis that is cut. On the way back every strip has
-errors of all that it needed; who owns a place sums them up, its own first, then in the order of the strips.
+errors of all places that it needed; their owner sums them, its own first, then in the order of the strips.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,8 @@ import numpy as np
 
 from adam_mpi.model.exchange import Assembly, Exchange, Span
 
-FORWARD, BACK = 0, 1
+FORWARD = 0
+BACK = 1
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Port:
 
 
 class ExchangeBuffers:
+    """Packs what a strip owns for the others, and unpacks what it needs of them."""
+
     def __init__(
         self,
         exchange: Exchange,
@@ -32,31 +35,37 @@ class ExchangeBuffers:
         owned_errors: np.ndarray,
         needed_errors: np.ndarray,
     ) -> None:
-        self.exchange, self.strip, self.owned_errors = exchange, strip, owned_errors
-        begin, start = exchange.owned[strip][0], exchange.needed[strip][0]
+        """Take the arrays of what `strip` owns and of what it needs, and those of their errors."""
+        self.exchange = exchange
+        self.strip = strip
+        self.owned_errors = owned_errors
+        own_start = exchange.owned[strip][0]
+        need_start = exchange.needed[strip][0]
         given = {other: exchange.piece(strip, other) for other in range(len(exchange.owned))}
         taken = {other: exchange.piece(other, strip) for other in range(len(exchange.owned))}
-        self.given, self.given_errors = _views(owned, given, begin), _views(owned_errors, given, begin)
-        """What others, and we ourselves, need of ours: target -> view."""
-        self.taken, self.taken_errors = _views(needed, taken, start), _views(needed_errors, taken, start)
-        """What we need, of whom: source -> view."""
+        self.given = _views(owned, given, own_start)
+        """What each strip needs of what this one owns: target -> view."""
+        self.given_errors = _views(owned_errors, given, own_start)
+        self.taken = _views(needed, taken, need_start)
+        """What this strip needs of each strip: source -> view."""
+        self.taken_errors = _views(needed_errors, taken, need_start)
 
     def shapes_out(self, direction: int) -> dict[int, tuple[int, ...]]:
-        """Target -> shape of what goes there."""
+        """Return the shape of what this strip sends to each target."""
         return self._others(self.given if direction == FORWARD else self.taken_errors, direction)
 
     def shapes_in(self, direction: int) -> dict[int, tuple[int, ...]]:
-        """Source -> shape of what comes from there."""
+        """Return the shape of what this strip receives from each source."""
         return self._others(self.taken if direction == FORWARD else self.given_errors, direction)
 
     def pack(self, direction: int, out: Mapping[int, np.ndarray], blocks: int | None = None) -> None:
-        """Copy what goes to the other strips into the buffer of each: so many blocks, or all."""
+        """Copy what the other strips need into the buffer of each: the first `blocks` blocks, or all."""
         views = self.given if direction == FORWARD else self.taken_errors
         for target, buffer in out.items():
             np.copyto(buffer[:blocks], views[target][:blocks])
 
     def unpack(self, direction: int, arrived: Mapping[int, np.ndarray], blocks: int | None = None) -> None:
-        """Put what has come from the others, and what is our own, where it is needed."""
+        """Copy what has arrived from the others, and the strip's own part, to where it is needed."""
         if direction == FORWARD:
             self._take(arrived, blocks)
         elif self.exchange.summed:
@@ -89,11 +98,13 @@ def _views(array: np.ndarray, pieces: Mapping[int, Span], start: int) -> dict[in
     return {other: array[:, :, a - start : b - start] for other, (a, b) in pieces.items() if a < b}
 
 
-Place = tuple[int, slice]
+Lanes = tuple[int, slice]
 """A block, and lanes in it."""
 
 
 class AssemblyBuffers:
+    """The same for an assembly: values of own images for all ranks, and errors of all images for their owners."""
+
     def __init__(
         self,
         exchange: Assembly,
@@ -103,18 +114,24 @@ class AssemblyBuffers:
         owned_errors: np.ndarray,
         needed_errors: np.ndarray,
     ) -> None:
-        self.exchange, self.rank = exchange, rank
-        self.owned, self.needed, self.owned_errors, self.needed_errors = owned, needed, owned_errors, needed_errors
+        """Take the arrays of the images that `rank` owns and of all images, and those of their errors."""
+        self.exchange = exchange
+        self.rank = rank
+        self.owned = owned
+        self.needed = needed
+        self.owned_errors = owned_errors
+        self.needed_errors = needed_errors
         self.edges = (0,) * (1 + len(exchange.owned))
         """Images of rank r are those from edges[r] to edges[r + 1]."""
 
     def shapes_out(self, direction: int) -> dict[int, tuple[int, ...]]:
-        """Other rank -> shape of what goes there: values of our images, or errors of theirs."""
+        """Return the shape of what goes to each other rank: values of own images, or errors of its images."""
         return {other: self.owned.shape for other in range(len(self.exchange.owned)) if other != self.rank}
 
     shapes_in = shapes_out
 
     def pack(self, direction: int, out: Mapping[int, np.ndarray], blocks: int | None = None) -> None:
+        """Copy what the other ranks need into the buffer of each."""
         for target, buffer in out.items():
             if direction == FORWARD:
                 np.copyto(buffer, self.owned)
@@ -123,7 +140,7 @@ class AssemblyBuffers:
                     buffer[own[0], :, own[1]] = self.needed_errors[place[0], :, place[1]]
 
     def unpack(self, direction: int, arrived: Mapping[int, np.ndarray], blocks: int | None = None) -> None:
-        """Lanes without an image are zero: they count for nothing."""
+        """Copy values of all images together, or sum errors of own images; lanes without an image become zero."""
         if direction == FORWARD:
             self.needed[self.edges[-1] // self.needed.shape[2] : blocks] = 0
             for source, values in {self.rank: self.owned, **arrived}.items():
@@ -137,13 +154,16 @@ class AssemblyBuffers:
             for values in arrived.values():
                 mine += values[own[0], :, own[1]]
 
-    def _places(self, rank: int) -> Iterator[tuple[Place, Place]]:
-        """Where images of a rank lie among its own, and among all."""
-        lanes, all_lanes = self.owned.shape[2], self.needed.shape[2]
-        first, last = self.edges[rank], self.edges[rank + 1]
+    def _places(self, rank: int) -> Iterator[tuple[Lanes, Lanes]]:
+        """Yield where runs of images of `rank` lie among its own images, and among all images."""
+        own_lanes = self.owned.shape[2]
+        all_lanes = self.needed.shape[2]
+        first = self.edges[rank]
+        last = self.edges[rank + 1]
         image = first
         while image < last:
-            (own, lane), (block, place) = divmod(image - first, lanes), divmod(image, all_lanes)
-            count = min(last - image, lanes - lane, all_lanes - place)
-            yield (own, slice(lane, lane + count)), (block, slice(place, place + count))
+            own_block, own_lane = divmod(image - first, own_lanes)
+            block, lane = divmod(image, all_lanes)
+            count = min(last - image, own_lanes - own_lane, all_lanes - lane)
+            yield (own_block, slice(own_lane, own_lane + count)), (block, slice(lane, lane + count))
             image += count

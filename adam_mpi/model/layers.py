@@ -1,4 +1,4 @@
-"""Layer specs: what a stack of layers is, read from the config, and the shapes it gives."""
+"""The layers of a model: their specs, read from the config, and the shapes that they have in one stack."""
 
 import math
 from collections import Counter
@@ -23,7 +23,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """Square max-pooling without padding; windows may overlap, and an incomplete last window is left out."""
+    """Square max pooling without padding; windows may overlap, and an incomplete last window is left out."""
 
     size: int
     stride: int = field(default=None)  # type: ignore[assignment]
@@ -35,7 +35,7 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class AvgPool(MaxPool):
-    """Square average-pooling, with windows like max-pooling's."""
+    """Square average pooling, with the windows of max pooling."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Dense:
 
 @dataclass(frozen=True)
 class Activation:
-    """One of FUNCTIONS, element by element."""
+    """One of FUNCTIONS, applied to each element."""
 
     function: str
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Zero a share of the units while training, and scale up the others to make up for it."""
+    """Zero a share `rate` of the units in training, and scale the others by 1 / (1 - rate)."""
 
     rate: float
 
@@ -79,7 +79,6 @@ KINDS: dict[str, type] = {
     "dense": Dense,
     "dropout": Dropout,
 }
-KIND_OF = {layer: kind for kind, layer in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,12 @@ class Extent:
     whole: int
     left: int = 0
     right: int = 0
-    """Columns of padding that a convolution sees beside its input: none where it goes on at the neighbor's."""
+    """Columns of padding that a convolution sees beside its input: none on the side of a neighbor."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer with its name and the shapes it has in one stack: input and output are (channels, rows, columns)."""
+    """A layer with its name and the shapes that it has in one stack: input and output are (channels, rows, columns)."""
 
     name: str
     layer: Layer
@@ -105,7 +104,7 @@ class LayerShape:
     weight: tuple[int, ...] | None = None
     bias: tuple[int, ...] | None = None
     extent: Extent | None = None
-    """None: the whole layer."""
+    """The part of the layer that a strip has; None for the whole layer."""
 
     @property
     def margins(self) -> tuple[int, int]:
@@ -116,11 +115,14 @@ class LayerShape:
     @property
     def within(self) -> tuple[int, int, int]:
         """(first, width, whole) of the extent; of a whole layer all units."""
-        extent, units = self.extent, math.prod(self.output)
-        return (extent.first, extent.width, extent.whole) if extent else (0, units, units)
+        if self.extent:
+            return self.extent.first, self.extent.width, self.extent.whole
+        units = math.prod(self.output)
+        return 0, units, units
 
     @property
     def parameters(self) -> int:
+        """Values of weight and bias together."""
         return sum(math.prod(shape) for shape in (self.weight, self.bias) if shape)
 
     @property
@@ -130,8 +132,17 @@ class LayerShape:
         return math.prod(self.weight) * rows * columns if self.weight else 0
 
 
+def missing_rule(layer: object, rule: str) -> NotImplementedError:
+    """Return the error for a kind of layer, or an activation function, that lacks `rule`."""
+    name = f"activation {layer.function!r}" if isinstance(layer, Activation) else type(layer).__name__
+    return NotImplementedError(f'{name} has no {rule}; see "A layer" in docs/EXTENDING.md for all that a layer needs')
+
+
 def parse(entries: object) -> tuple[Layer, ...]:
-    """Layers from the config's list: "relu", or {"kind": "conv", "channels": 10, "kernel": 5}."""
+    """Return the layers of the config's list, whose entries are like "relu" or {"kind": "dense", "units": 10}.
+
+    Raises UserError for an entry that is no layer.
+    """
     if not isinstance(entries, list | tuple):
         raise UserError(f"model.layers is {entries!r}; give a list of layers")
     return tuple(_layer(f"model.layers[{index}]", entry) for index, entry in enumerate(entries))
@@ -179,6 +190,7 @@ def _build(key: str, kind: str, values: dict[str, object]) -> Layer:
 
 
 def _check(key: str, name: str, value: object) -> None:
+    """Raise UserError unless `value` is allowed for a layer's field `name`; `key` is its place in the config."""
     if name == "rate":
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise UserError(f"{key} is {value!r}; give a number from 0 up to, but not including, 1")
@@ -194,27 +206,44 @@ def _check(key: str, name: str, value: object) -> None:
 
 
 def infer(layers: Sequence[Layer], input_shape: Shape, classes: int) -> tuple[LayerShape, ...]:
-    """Name the layers and follow the shapes through the stack, from the input image to one unit per class."""
+    """Name the layers and follow the shapes through the stack, from the input image to one unit per class.
+
+    Raises UserError for a stack that does not fit together.
+    """
     _check_last(layers, classes)
     shapes: list[LayerShape] = []
     numbers: Counter[str] = Counter()
-    shape, flat = input_shape, False
+    shape = input_shape
+    flat = False
     for index, layer in enumerate(layers):
-        kind = layer.function if isinstance(layer, Activation) else KIND_OF[type(layer)]
+        kind = _kind(layer)
         numbers[kind] += 1
         name = f"{kind}{numbers[kind]}"
         if flat and isinstance(layer, Conv | MaxPool | LocalResponseNorm):
             raise UserError(f"model.layers[{index}] ({name}) comes after a dense layer; put it before the first one")
         shapes.append(_infer(f"model.layers[{index}]", name, layer, shape))
-        shape, flat = shapes[-1].output, flat or isinstance(layer, Dense)
+        shape = shapes[-1].output
+        flat = flat or isinstance(layer, Dense)
     return tuple(shapes)
 
 
+def _kind(layer: Layer) -> str:
+    """Return the config's word for `layer`."""
+    if isinstance(layer, Activation):
+        return layer.function
+    for kind, known in KINDS.items():
+        if type(layer) is known:
+            return kind
+    raise missing_rule(layer, "kind (KINDS in model/layers.py)")
+
+
 def _check_last(layers: Sequence[Layer], classes: int) -> None:
+    """Raise UserError unless the last layer is dense and has a unit for each of `classes`."""
     wanted = f'{{kind = "dense", units = {classes}}}'
     if not layers:
         raise UserError(f"model.layers is empty; give at least {wanted}")
-    last, key = layers[-1], f"model.layers[{len(layers) - 1}]"
+    last = layers[-1]
+    key = f"model.layers[{len(layers) - 1}]"
     if not isinstance(last, Dense):
         raise UserError(f"{key} is the last layer and must be dense, one unit per class; add {wanted} after it")
     if last.units != classes:
@@ -222,28 +251,31 @@ def _check_last(layers: Sequence[Layer], classes: int) -> None:
 
 
 def _infer(key: str, name: str, layer: Layer, shape: Shape) -> LayerShape:
+    """Return `layer` with the shapes that it has for an input of `shape`; `key` is its place in the config."""
     channels, rows, columns = shape
     if isinstance(layer, Conv):
         _check_fits(f"{key}.kernel", name, layer.kernel, layer.pad, shape)
-        padded = rows + 2 * layer.pad, columns + 2 * layer.pad
-        output = layer.channels, *_windows(*padded, layer.kernel, layer.stride)
-        return LayerShape(
-            name, layer, shape, output, (layer.channels, channels, layer.kernel, layer.kernel), (layer.channels,)
-        )
+        windows = _windows(rows + 2 * layer.pad, columns + 2 * layer.pad, layer.kernel, layer.stride)
+        kernels = (layer.channels, channels, layer.kernel, layer.kernel)
+        return LayerShape(name, layer, shape, (layer.channels, *windows), weight=kernels, bias=(layer.channels,))
     if isinstance(layer, MaxPool):
         _check_fits(f"{key}.size", name, layer.size, 0, shape)
         return LayerShape(name, layer, shape, (channels, *_windows(rows, columns, layer.size, layer.stride)))
     if isinstance(layer, Dense):
-        return LayerShape(name, layer, shape, (layer.units, 1, 1), (layer.units, math.prod(shape)), (layer.units,))
-    return LayerShape(name, layer, shape, shape)
+        matrix = (layer.units, math.prod(shape))
+        return LayerShape(name, layer, shape, (layer.units, 1, 1), weight=matrix, bias=(layer.units,))
+    if isinstance(layer, LocalResponseNorm | Activation | Dropout):
+        return LayerShape(name, layer, shape, shape)
+    raise missing_rule(layer, "shape rule (_infer in model/layers.py)")
 
 
 def _windows(rows: int, columns: int, size: int, stride: int) -> tuple[int, int]:
-    """How many windows fit, down and across."""
+    """Return how many windows of `size` fit down and across."""
     return (rows - size) // stride + 1, (columns - size) // stride + 1
 
 
 def _check_fits(key: str, name: str, window: int, pad: int, shape: Shape) -> None:
+    """Raise UserError when a `window` is larger than the padded input of `shape`."""
     smallest = min(shape[1:]) + 2 * pad
     if window > smallest:
         given = f"{shape[1]}x{shape[2]}" + (f" with pad {pad}" if pad else "")

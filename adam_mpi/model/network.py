@@ -1,4 +1,4 @@
-"""A network ready to run: its shapes, the size of its blocks, and contexts made for it."""
+"""A network ready to run: its shapes, the engine that computes them, and the contexts that hold a block of images."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,18 @@ from adam_mpi.model.context import Context
 from adam_mpi.model.engine import cpu, jit, program
 from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.strip_context import EngineStripContext
-from adam_mpi.model.layers import Conv, Dense, Layer, LayerShape, MaxPool, infer
+from adam_mpi.model.layers import (
+    Activation,
+    Conv,
+    Dense,
+    Dropout,
+    Layer,
+    LayerShape,
+    LocalResponseNorm,
+    MaxPool,
+    infer,
+    missing_rule,
+)
 from adam_mpi.model.partition import Strip
 from adam_mpi.model.strip_context import StripContext
 
@@ -20,10 +31,10 @@ ENGINES = ("generated", "reference")
 class Network:
     """Makes contexts for blocks of up to `images` images; `seed` is that of the dropout masks.
 
-    The generated engine computes in float32 and from pixels; the reference in any type and from any numbers. Dense
-    layers in `captured` keep their activations and errors, for `factors` of a context.
-    `choices` are how the engine computes each convolution: of `tune`, or of another network's `choices`; without,
-    arithmetic decides. `batches`: of a round of `Context.train` with `later`, up to `settle`.
+    The generated engine computes in float32; the reference engine in any type. Dense layers in `captured` keep their
+    activations and errors, for `factors` of a context. `choices` say how the generated engine computes each
+    convolution: the result of `tune`, or the `choices` of another network; without them a cost model decides.
+    `batches` is the number of batches in a round, after which large layers are updated without a gradient in memory.
     """
 
     def __init__(
@@ -40,15 +51,26 @@ class Network:
     ) -> None:
         self.strip = strip
         self.captured = tuple(captured)
-        self.shapes, self.images, self.seed, self.dtype = tuple(shapes), images, seed, np.dtype(dtype)
+        self.shapes = tuple(shapes)
+        self.images = images
+        self.seed = seed
+        self.dtype = np.dtype(dtype)
         self.program = None
         if engine == "generated" and self.dtype == np.float32:
             stack = strip.stack if strip else self.shapes
-            self.program = program.build(stack, images, cpu.lanes(), cpu.registers(), choices, captured, batches)
+            self.program = program.build(
+                stack,
+                images,
+                lanes=cpu.lanes(),
+                registers=cpu.registers(),
+                choices=choices,
+                captured=captured,
+                batches=batches,
+            )
 
     @property
     def choices(self) -> dict:
-        """How each convolution is computed: JSON, to be kept where equal bits are wanted again."""
+        """How each convolution is computed: JSON, which is kept where the same bits are wanted again."""
         return self.program.choices if self.program else {}
 
     @property
@@ -65,21 +87,22 @@ class Network:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """Those of them whose contexts step on them at the end of a round, without a gradient in memory."""
+        """Layers whose gradient is fused with the update at the end of a round and never in memory."""
         return self.program.settled if self.program else ()
 
     def spans_without(self, layers: Sequence[str]) -> list[tuple[int, int]]:
-        """The parts of the flat parameter vector that belong to all other layers."""
+        """Return the spans of the flat parameter vector of all layers but `layers`."""
         return [span for layer, span in parameters.spans(self.shapes).items() if layer not in layers]
 
     def copied(self) -> list[tuple[int, int]]:
-        """The parts of the flat parameter vector that threads have copies of."""
+        """Return the spans of the flat parameter vector that threads have copies of."""
         return self.spans_without(self.uncopied)
 
     def context(self, shared: np.ndarray | None = None) -> Context | EngineContext:
-        """A context of its own for each thread, or for each block in flight; it reads `uncopied` layers in `shared`."""
+        """Return a new context, for one thread or one block in flight; it reads `uncopied` layers in `shared`."""
         if self.program:
-            text, lanes = self.program.text, self.program.lanes
+            text = self.program.text
+            lanes = self.program.lanes
             settle = jit.settle(text, lanes) if shared is not None and self.settled else None
             return EngineContext(
                 self.shapes, self.images, self.seed, self.program, jit.run(text, lanes), shared, settle
@@ -87,7 +110,7 @@ class Network:
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 
     def strip_context(self) -> StripContext | EngineStripContext:
-        """The same for a strip of a model."""
+        """Return a new context for the network's strip."""
         assert self.strip is not None
         if self.program:
             run = jit.run(self.program.text, self.program.lanes)
@@ -98,28 +121,39 @@ class Network:
 def working_set(
     shapes: Sequence[LayerShape], images: int, dtype: DTypeLike = np.float32, engine: str = "reference"
 ) -> int:
-    """Bytes of one context's buffers."""
+    """Return the bytes of one context's buffers."""
     if engine == "generated":
         return Network(shapes, images, 0, dtype, engine).bytes
     return sum(buffer.bytes for buffer in buffers.plan(shapes, images, dtype).values())
 
 
 def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None) -> None:
-    """Compile the kernels these layers need, or load them from the cache."""
+    """Compile the kernels that these layers need, or load them from the cache."""
     if engine == "generated":
         Network(shapes, images, 0, engine=engine, choices=choices).context()
         return
-    # numba compiles the reference kernels per type, whatever the shape: run the same stack once in tiny.
+    # numba compiles the reference kernels per type, whatever the shape: run a tiny stack of the same layers once.
     tiny = infer([_tiny(shape.layer) for shape in shapes], (1, 1, 1), classes=2)
     context = Network(tiny, images=1, seed=0).context()
     weights = np.zeros(parameters.total(tiny), np.float32)
-    pixels, labels, ids = np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    context.train(weights, weights.copy(), pixels, labels, ids, epoch=0)
+    context.train(
+        weights,
+        gradient=weights.copy(),
+        pixels=np.zeros((1, 1, 1, 1), np.uint8),
+        labels=np.zeros(1, np.int64),
+        ids=np.zeros(1, np.int64),
+        epoch=0,
+    )
 
 
 def _tiny(layer: Layer) -> Layer:
+    """Return a layer of the same kind for an image of one pixel and two classes."""
     if isinstance(layer, Conv):
         return Conv(channels=1, kernel=1)
     if isinstance(layer, MaxPool):
         return type(layer)(size=1)
-    return Dense(units=2) if isinstance(layer, Dense) else layer
+    if isinstance(layer, Dense):
+        return Dense(units=2)
+    if isinstance(layer, LocalResponseNorm | Activation | Dropout):
+        return layer
+    raise missing_rule(layer, "tiny form (_tiny in model/network.py)")

@@ -1,4 +1,4 @@
-"""The flat parameter vector: where each layer's weight and bias lie in it, and its first values."""
+"""The flat parameter vector: where each layer's weight and bias lie in it, and their initial values."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,9 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adam_mpi.model.layers import Activation, Conv, Dense, LayerShape
+from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.layers import (
+    Activation,
+    Conv,
+    Dense,
+    Dropout,
+    LayerShape,
+    LocalResponseNorm,
+    MaxPool,
+    missing_rule,
+)
 
 PIECE = 1 << 20
+"""Values that are drawn at a time."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Tensor:
 
 
 def tensors(shapes: Sequence[LayerShape]) -> tuple[Tensor, ...]:
-    """Weight, then bias, of each layer, one after the other without gaps."""
+    """Return the weight, then the bias, of each layer, one after the other without gaps."""
     found: list[Tensor] = []
     offset = 0
     for layer in shapes:
@@ -35,26 +46,29 @@ def tensors(shapes: Sequence[LayerShape]) -> tuple[Tensor, ...]:
 
 
 def total(shapes: Sequence[LayerShape]) -> int:
-    """Length of the flat vector."""
+    """Return the length of the flat vector."""
     return sum(layer.parameters for layer in shapes)
 
 
 def spans(shapes: Sequence[LayerShape]) -> dict[str, tuple[int, int]]:
-    """Where the parameters of each layer begin and end in the flat vector."""
+    """Return where the parameters of each layer begin and end in the flat vector."""
     found: dict[str, tuple[int, int]] = {}
     for tensor in tensors(shapes):
-        found[tensor.layer] = found.get(tensor.layer, (tensor.offset, 0))[0], tensor.offset + tensor.size
+        start = found.get(tensor.layer, (tensor.offset, 0))[0]
+        found[tensor.layer] = (start, tensor.offset + tensor.size)
     return found
 
 
 def views(flat: np.ndarray, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    """The tensors as views into the flat vector, by name."""
+    """Return the `tensors` as views into the flat vector, by name."""
     return {tensor.name: flat[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape) for tensor in tensors}
 
 
 def initial(shapes: Sequence[LayerShape], seed: int) -> np.ndarray:
-    """First values: He before relu, four times Glorot before sigmoid, Glorot elsewhere, bias zero; a layer's depend on
-    seed and its own place only."""
+    """Return the initial values: He before relu, four times Glorot before sigmoid, Glorot elsewhere, bias zero.
+
+    The values of a layer depend only on `seed` and on its index in the stack.
+    """
     flat = np.zeros(total(shapes), np.float32)
     for start, values in drawn(shapes, seed):
         flat[start : start + len(values)] = values
@@ -62,34 +76,38 @@ def initial(shapes: Sequence[LayerShape], seed: int) -> np.ndarray:
 
 
 def drawn(shapes: Sequence[LayerShape], seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Those that are not zero, piece by piece, each with its place: a layer may be larger than memory."""
-    places = {tensor.name: tensor.offset for tensor in tensors(shapes)}
+    """Yield the initial values that are not zero, in pieces with their offsets: a layer may be larger than memory."""
+    offsets = {tensor.name: tensor.offset for tensor in tensors(shapes)}
     for index, layer in enumerate(shapes):
         if layer.weight:
             key = np.array([seed % 2**64, index], np.uint64)
             random = np.random.Generator(np.random.Philox(key=key))
-            place, deviation = places[f"{layer.name}/weight"], np.float32(_deviation(shapes, index))
+            offset = offsets[f"{layer.name}/weight"]
+            deviation = np.float32(_deviation(shapes, index))
             for first in range(0, math.prod(layer.weight), PIECE):
                 size = min(PIECE, math.prod(layer.weight) - first)
-                yield place + first, random.standard_normal(size, dtype=np.float32) * deviation
+                yield offset + first, random.standard_normal(size, dtype=np.float32) * deviation
 
 
 def _deviation(shapes: Sequence[LayerShape], index: int) -> float:
-    """Standard deviation of a layer's weights."""
+    """Return the standard deviation of the initial weights of the layer at `index`."""
     weight = shapes[index].weight or ()
-    inputs, outputs = math.prod(weight[1:]), weight[0] * math.prod(weight[2:])
+    inputs = math.prod(weight[1:])
+    outputs = weight[0] * math.prod(weight[2:])
     function = feeds(shapes[index + 1 :])
     if function == "relu":
         return math.sqrt(2 / inputs)
-    # The slope of a sigmoid is a quarter of that which Glorot's rule is made for.
+    # The slope of a sigmoid at 0 is a quarter of the one that Glorot's rule assumes.
     return (4 if function == "sigmoid" else 1) * math.sqrt(2 / (inputs + outputs))
 
 
 def feeds(following: Sequence[LayerShape]) -> str | None:
-    """The first activation before the next weights, if there is one; pools and dropout in between do not matter."""
+    """Return the first activation before the next weights, or None; pooling, norms and dropout do not matter."""
     for shape in following:
         if isinstance(shape.layer, Conv | Dense):
             return None
         if isinstance(shape.layer, Activation):
             return shape.layer.function
+        if not isinstance(shape.layer, MaxPool | LocalResponseNorm | Dropout | Exchange):
+            raise missing_rule(shape.layer, "initialization rule (feeds in model/parameters.py)")
     return None

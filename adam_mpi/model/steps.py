@@ -1,4 +1,4 @@
-"""What each layer does with its buffers: kernel calls bound once, so that a training step only runs a list."""
+"""The reference kernels of each layer, bound once to its buffers, so that a training step only runs a list of calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,17 @@ import numpy as np
 
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.kernels import conv, dense, dropout, local_response_norm, pointwise, pool
-from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LayerShape, LocalResponseNorm, MaxPool
+from adam_mpi.model.layers import (
+    Activation,
+    AvgPool,
+    Conv,
+    Dense,
+    Dropout,
+    LayerShape,
+    LocalResponseNorm,
+    MaxPool,
+    missing_rule,
+)
 
 Views = dict[str, np.ndarray]
 Forward = Callable[[Views], None]
@@ -22,7 +32,7 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Place:
-    """The arrays one layer works on; (channels, rows, columns, images) all of them."""
+    """The arrays that one layer works on, each (channels, rows, columns, images)."""
 
     inputs: np.ndarray
     outputs: np.ndarray
@@ -32,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Steps:
-    """One layer's work: forward in training and without; back to its weights' gradient and its inputs' errors."""
+    """The calls of one layer: forward in training and in inference, and back to its weights and to its inputs."""
 
     forward: Forward
     inference: Forward
@@ -43,8 +53,12 @@ class Steps:
 def bind(
     shape: LayerShape, index: int, place: Place, arrays: dict[str, np.ndarray], keys: np.ndarray, rows: int
 ) -> Steps:
-    """The steps of the layer at `index`; `arrays` has the scratch, `keys` are those of the images, `rows` is a
-    convolution's group of output rows."""
+    """Return the calls of a layer that work on the arrays in `place`.
+
+    `index` is the layer's index in the whole model, `arrays` holds the scratch buffers, `keys` are the random keys of
+    the images, `rows` is the number of output rows that a convolution computes at a time. Raises NotImplementedError
+    for a layer without a reference kernel.
+    """
     layer = shape.layer
     if isinstance(layer, Conv):
         return _conv(shape, layer, place, arrays, rows)
@@ -60,32 +74,38 @@ def bind(
         return _dropout(shape, layer, index, place, keys)
     if isinstance(layer, Exchange):
         return Steps(_leave, _leave, None, _leave_errors)
-    return _activation(layer, place)
+    if isinstance(layer, Activation) and layer.function in FUNCTIONS:
+        return _activation(layer, place)
+    raise missing_rule(layer, "reference kernel (bind in model/steps.py)")
 
 
 def _conv(shape: LayerShape, layer: Conv, place: Place, arrays: dict[str, np.ndarray], rows: int) -> Steps:
-    weight, bias = f"{shape.name}/weight", f"{shape.name}/bias"
-    inputs, outputs, input_errors, errors = place.inputs, place.outputs, place.input_errors, place.errors
-    columns, products, sums = arrays["columns"], arrays["products"], arrays["sums"]
-    window = layer.stride, layer.pad, shape.margins[0], rows
+    weight = f"{shape.name}/weight"
+    bias = f"{shape.name}/bias"
+    window = (layer.stride, layer.pad, shape.margins[0], rows)
+    scratch = (arrays["columns"], arrays["products"])
+    sums = arrays["sums"]
 
     def forward(weights: Views) -> None:
-        conv.forward(weights[weight], weights[bias], inputs, *window, columns, products, outputs)
+        conv.forward(weights[weight], weights[bias], place.inputs, *window, *scratch, place.outputs)
 
     def backward_weights(weights: Views, gradients: Views) -> None:
-        scratch = columns, products, sums
-        conv.backward_weights(errors, inputs, *window, *scratch, gradients[weight], gradients[bias])
+        gradient = (gradients[weight], gradients[bias])
+        conv.backward_weights(place.errors, place.inputs, *window, *scratch, sums, *gradient)
 
     def backward_data(weights: Views, gradients: Views) -> None:
-        conv.backward_data(weights[weight], errors, *window, columns, products, input_errors)
+        conv.backward_data(weights[weight], place.errors, *window, *scratch, place.input_errors)
 
     return Steps(forward, forward, backward_weights, backward_data)
 
 
 def _dense(name: str, place: Place, sums: np.ndarray) -> Steps:
-    weight, bias = f"{name}/weight", f"{name}/bias"
-    inputs, outputs = _matrix(place.inputs), _matrix(place.outputs)
-    input_errors, errors = _matrix(place.input_errors), _matrix(place.errors)
+    weight = f"{name}/weight"
+    bias = f"{name}/bias"
+    inputs = _matrix(place.inputs)
+    outputs = _matrix(place.outputs)
+    input_errors = _matrix(place.input_errors)
+    errors = _matrix(place.errors)
 
     def forward(weights: Views) -> None:
         dense.forward(weights[weight], weights[bias], inputs, outputs)
@@ -124,36 +144,41 @@ def _normalize(layer: LocalResponseNorm, place: Place, scales: np.ndarray) -> St
         values.reshape(len(values), -1) for values in (place.inputs, place.outputs, place.input_errors, place.errors)
     )
     flat_scales = scales.reshape(inputs.shape)
-    size, offset, scale, power = layer.size, float(layer.offset), float(layer.scale), float(layer.power)
+    offset = float(layer.offset)
+    window = (layer.size, float(layer.scale), float(layer.power))
 
     def forward(weights: Views) -> None:
-        local_response_norm.forward(inputs, size, offset, scale, power, outputs, flat_scales)
+        local_response_norm.forward(inputs, offset, *window, outputs, flat_scales)
 
     def backward(weights: Views, gradients: Views) -> None:
-        local_response_norm.backward(errors, inputs, outputs, flat_scales, size, scale, power, input_errors)
+        local_response_norm.backward(errors, inputs, outputs, flat_scales, *window, input_errors)
 
     return Steps(forward, forward, None, backward)
 
 
 def _dropout(shape: LayerShape, layer: Dropout, index: int, place: Place, keys: np.ndarray) -> Steps:
-    inputs, outputs, errors = _matrix(place.inputs), _matrix(place.outputs), _matrix(place.errors)
-    rate, scale, within = float(layer.rate), outputs.dtype.type(1 / (1 - layer.rate)), shape.within
+    inputs = _matrix(place.inputs)
+    outputs = _matrix(place.outputs)
+    errors = _matrix(place.errors)
+    mask = (keys, index, float(layer.rate), outputs.dtype.type(1 / (1 - layer.rate)), shape.within)
 
     def forward(weights: Views) -> None:
-        dropout.drop(inputs, keys, index, rate, scale, within, outputs)
+        dropout.drop(inputs, *mask, outputs)
 
     def inference(weights: Views) -> None:
         np.copyto(outputs, inputs)
 
     def backward(weights: Views, gradients: Views) -> None:
-        dropout.drop(errors, keys, index, rate, scale, within, errors)
+        dropout.drop(errors, *mask, errors)
 
     return Steps(forward, inference, None, backward)
 
 
 def _activation(layer: Activation, place: Place) -> Steps:
     function, derivative = FUNCTIONS[layer.function]
-    inputs, outputs, errors = place.inputs.reshape(-1), place.outputs.reshape(-1), place.errors.reshape(-1)
+    inputs = place.inputs.reshape(-1)
+    outputs = place.outputs.reshape(-1)
+    errors = place.errors.reshape(-1)
 
     def forward(weights: Views) -> None:
         function(inputs, outputs)
@@ -165,13 +190,13 @@ def _activation(layer: Activation, place: Place) -> Steps:
 
 
 def _leave(weights: Views) -> None:
-    """An exchange is no work of kernels: see `StripContext`."""
+    """Do nothing: `StripContext` runs exchanges between its segments."""
 
 
 def _leave_errors(weights: Views, gradients: Views) -> None:
-    """The same on the way back."""
+    """Do nothing on the way back either."""
 
 
 def _matrix(values: np.ndarray) -> np.ndarray:
-    """(channels, rows, columns, images) as (units, images)."""
+    """Return (channels, rows, columns, images) as (units, images)."""
     return values.reshape(-1, values.shape[-1])

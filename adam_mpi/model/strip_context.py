@@ -1,4 +1,4 @@
-"""A strip's context: the layers of one rank of a replica, cut at the exchanges into segments that run one by one."""
+"""The reference engine's context of a strip: its layers, cut at the exchanges into segments that run one by one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,14 @@ from adam_mpi.model.context import Context
 from adam_mpi.model.exchange import Assembly, Exchange
 from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyBuffers, ExchangeBuffers, Port
 from adam_mpi.model.partition import Strip
+from adam_mpi.model.steps import Place
 
 Work = Callable[[], None]
 
 
 @dataclass
 class Segment:
-    """What is computed up to an exchange; `meanwhile` may be computed while that is under way. The last has no port."""
+    """The work up to an exchange; `meanwhile` may be computed during the exchange. The last segment has no port."""
 
     work: list[Work] = field(default_factory=list)
     meanwhile: list[Work] = field(default_factory=list)
@@ -26,24 +27,32 @@ class Segment:
 
 
 class StripContext(Context):
-    """One block of images on its way through a strip; `begin`, then run the segments in order.
+    """Computes one block of images on a strip: call `begin`, then run the segments in order.
 
-    Before a segment runs, what the exchange before it brings has to be there: see `ExchangeBuffers.unpack`.
+    Before a segment runs, what the exchange before it brings must be unpacked: see `ExchangeBuffers.unpack`.
     """
 
     def __init__(self, strip: Strip, images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()) -> None:
         super().__init__(strip.stack, images, seed, dtype, captured)
-        self.stack, self.room, self.blocks, self.result = strip.stack, images, 1, (0.0, 0)
-        self.number, self.own_room = strip.number, len(self.arrays["pixels"])
+        self.stack = strip.stack
+        self.number = strip.number
+        self.room = images
+        """Images that fit."""
+        self.own_room = len(self.arrays["pixels"])
+        """Own images that fit, before an assembly."""
+        self.blocks = 1
+        self.result = (0.0, 0)
+        """Loss sum and number correct."""
         self.views: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
         self.labels = self.arrays["labels"][:0]
         self.passages: list[ExchangeBuffers | AssemblyBuffers] = [
-            _passage(shape.layer, strip.number, place.inputs, place.outputs, place.input_errors, place.errors)
+            _buffers(shape.layer, strip.number, place)
             for shape, place in zip(self.stack, self.places, strict=True)
             if isinstance(shape.layer, Exchange)
         ]
-        self.training, self.evaluating = self._segments(True), self._segments(False)
+        self.training = self._segments(True)
+        self.evaluating = self._segments(False)
 
     def begin(
         self,
@@ -55,15 +64,16 @@ class StripContext(Context):
         epoch: int,
         edges: Sequence[int] = (),
     ) -> list[Segment]:
-        """Take in a block; returns the segments to run: up to the loss, and where a gradient is wanted back again.
+        """Load a block; return the segments to run: up to the loss, and with a `gradient` the way back.
 
-        The gradient is overwritten. `edges`: in a hybrid replica, where the images of each rank begin and end among all
-        that labels and ids are of; pixels are of our own.
+        The gradient is overwritten. In a hybrid replica `edges` are where the images of each rank begin and end among
+        all images, which `labels` and `ids` are of; `pixels` are of the rank's own images.
         """
         self.views = parameters.views(weights, self.tensors)
         self.load(pixels)
-        self.labels, self.count = labels, len(labels)
-        edge(self.passages, edges)
+        self.labels = labels
+        self.count = len(labels)
+        set_image_edges(self.passages, edges)
         if gradient is None:
             return self.evaluating
         gradient[:] = 0
@@ -75,30 +85,35 @@ class StripContext(Context):
         return self.training
 
     def _segments(self, training: bool) -> list[Segment]:
+        """Return the segments of a block in training, or in evaluation."""
         segments = [Segment()]
-        passages = 0
+        exchanges = 0
         for shape, step in zip(self.stack, self.steps, strict=True):
             if isinstance(shape.layer, Exchange):
-                _end(segments, Port(passages, FORWARD))
-                passages += 1
+                _end(segments, Port(exchanges, FORWARD))
+                exchanges += 1
             else:
                 segments[-1].work.append(self._forward(step.forward if training else step.inference))
         segments[-1].work.append(self._end)
         if training:
-            self._go_back(segments, passages)
+            self._add_backward(segments, exchanges)
         return segments
 
-    def _go_back(self, segments: list[Segment], passages: int) -> None:
-        """Last layer first, down to the first with weights; what others wait for comes before our own gradients."""
+    def _add_backward(self, segments: list[Segment], exchanges: int) -> None:
+        """Add the way back through `exchanges` exchanges to the first layer with weights.
+
+        What other strips wait for comes before the strip's own gradients.
+        """
         first = next(index for index, shape in enumerate(self.stack) if shape.weight)
         for index in range(len(self.stack) - 1, first - 1, -1):
-            layer, step = self.stack[index].layer, self.steps[index]
+            layer = self.stack[index].layer
+            step = self.steps[index]
             if isinstance(layer, Exchange):
-                passages -= 1
+                exchanges -= 1
                 if layer.summed:
-                    _end(segments, Port(passages, BACK))
+                    _end(segments, Port(exchanges, BACK))
                 else:
-                    segments[-1].work.append(partial(self.passages[passages].unpack, BACK, {}))
+                    segments[-1].work.append(partial(self.passages[exchanges].unpack, BACK, {}))
                 continue
             if index > first:
                 segments[-1].work.append(self._backward(step.backward_data))
@@ -114,23 +129,29 @@ class StripContext(Context):
         return lambda: step(self.views, self.gradients)
 
     def _end(self) -> None:
+        """Compute the loss."""
         self.result = self._loss(self.labels)
 
 
 def _end(segments: list[Segment], port: Port) -> None:
+    """End the last segment at `port` and start another."""
     segments[-1].port = port
     segments.append(Segment())
 
 
-def edge(passages: Sequence[ExchangeBuffers | AssemblyBuffers], edges: Sequence[int]) -> None:
-    """Tell an assembly whose images are which."""
-    for passage in passages:
-        if isinstance(passage, AssemblyBuffers):
-            passage.edges = tuple(edges)
+def set_image_edges(exchanges: Sequence[ExchangeBuffers | AssemblyBuffers], edges: Sequence[int]) -> None:
+    """Set where the images of each rank begin and end, in the buffers of an assembly."""
+    for exchange in exchanges:
+        if isinstance(exchange, AssemblyBuffers):
+            exchange.edges = tuple(edges)
 
 
-def _passage(exchange: Exchange, strip: int, *arrays: np.ndarray) -> ExchangeBuffers | AssemblyBuffers:
-    """Arrays of a context are (channels, rows, columns, images): one block, its lanes all images."""
+edge = set_image_edges
+
+
+def _buffers(exchange: Exchange, strip: int, place: Place) -> ExchangeBuffers | AssemblyBuffers:
+    """Return the buffers of `exchange`: views of a context's arrays (channels, rows, columns, images) as one block."""
+    arrays = (place.inputs, place.outputs, place.input_errors, place.errors)
     if isinstance(exchange, Assembly):
         return AssemblyBuffers(exchange, strip, *(array.reshape(1, -1, array.shape[-1]) for array in arrays))
     return ExchangeBuffers(

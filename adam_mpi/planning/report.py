@@ -7,9 +7,10 @@ from adam_mpi.base.text import amount
 from adam_mpi.config import Config
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import cpu
+from adam_mpi.model.exchange import Assembly, Exchange
 from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import Assembly, Exchange, Partition
+from adam_mpi.model.partition import Partition
 from adam_mpi.planning import memory
 from adam_mpi.planning.job_plan import JobPlan, plan_job
 from adam_mpi.sharding import batch_parts as parts

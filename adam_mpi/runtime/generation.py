@@ -15,6 +15,7 @@ from adam_mpi.cluster import fence
 from adam_mpi.cluster.messages import Statistics
 from adam_mpi.cluster.spares import JoinPackage
 from adam_mpi.cluster.world import World, gather
+from adam_mpi.data.served_phase import Resumed, ServedData
 from adam_mpi.data.server import DataServer
 from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.model import parameters
@@ -187,13 +188,13 @@ def _retire(world: World, kept: RankRuntime, settled: RecoveryPlan) -> tuple[int
 
 
 def _data(ground: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
-    world, job, settled = ground.world, ground.job, ground.settled
-    if kept is None:
-        opened = opened or open_set(job.config.data)
-        kept = DataServer(world, opened, ground.generation.channel, ground.position, job.replicas)
+    """Return a data server for this generation; what `kept` serves throughout the job is taken over."""
+    job, settled = ground.job, ground.settled
+    served = kept.served if kept else ServedData(opened or open_set(job.config.data), job.config, job.replicas)
+    resumed = Resumed(ground.position)
     if settled is not None:
-        kept.enter(world, ground.generation.channel, ground.position, settled.out, settled.mean, settled.left)
-    return kept
+        resumed = Resumed(ground.position, frozenset(settled.out), settled.mean, settled.left)
+    return DataServer(ground.world, ground.generation.channel, served, resumed)
 
 
 def _server(ground: Setup, kept: Server | None) -> Server:

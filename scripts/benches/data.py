@@ -25,22 +25,22 @@ AFFINE = [
 ]
 FULL = [*AFFINE, "data.transform.elastic=0.6"]
 BATCH, ROUNDS = 32, 9
-PrefetchQueue = dict[str, Any]
+Result = dict[str, Any]
 Contender = Callable[[], tuple[int, float]]
 """Does something to images; returns how many, and the CPU seconds it took."""
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[PrefetchQueue]:
+def measure(arguments: argparse.Namespace) -> Iterator[Result]:
     yield from _speeds()
     yield from _waiting()
     yield from _stragglers()
 
 
-def line(name: str, value: float, unit: str, target: float | None = None, most: bool = False) -> PrefetchQueue:
+def line(name: str, value: float, unit: str, target: float | None = None, most: bool = False) -> Result:
     return {"name": name, "value": round(value, 4), "unit": unit, "target": target} | ({"most": True} if most else {})
 
 
-def _speeds() -> Iterator[PrefetchQueue]:
+def _speeds() -> Iterator[Result]:
     """Server, trainer and scipy in turns, in one thread each, by CPU time."""
     contenders = {
         "train": _trainer(),
@@ -92,12 +92,14 @@ def _server(settings: list[str]) -> Contender:
 
     from adam_mpi.cluster.control_channel import ControlChannel
     from adam_mpi.cluster.world import Idle, World
+    from adam_mpi.data.served_phase import ServedData
     from adam_mpi.data.server import DataServer
     from adam_mpi.data.sets import open_set
     from adam_mpi.worker.data_client import DataClient
 
     world = World(MPI.COMM_SELF, load(None, [f"train.batch={BATCH}", "data.images=12000", *settings]))
-    server = DataServer(world, open_set(world.config.data), ControlChannel(world.control))
+    served = ServedData(open_set(world.config.data), world.config, replicas=1)
+    server = DataServer(world, ControlChannel(world.control), served)
     client = DataClient(world, (1, 28, 28))
     phases, idle = iter(range(1000)), Idle("sleep")
 
@@ -117,7 +119,7 @@ def _server(settings: list[str]) -> Contender:
                 client.report(batch.epoch, batch.number, batch.ids.size, 0.0, 0)
             clients += time.thread_time() - began
             idle.back_off(worked)
-        while not server.tally.complete:
+        while not server.current.epoch_progress.complete:
             server.step()
         return images, time.process_time() - start - clients
 
@@ -155,7 +157,7 @@ def _timed(work: Callable[[], int]) -> Contender:
     return contender
 
 
-def _waiting() -> Iterator[PrefetchQueue]:
+def _waiting() -> Iterator[Result]:
     """One data rank, one worker with one trainer thread, full augmentation: does the worker wait for data?"""
     summary, _ = _jobs.run(3, "train.epochs=3", "worker.threads=1", "layout.data=1", "layout.servers=1", *FULL)
     (worker,) = summary["workers"].values()
@@ -166,7 +168,7 @@ def _waiting() -> Iterator[PrefetchQueue]:
         yield line(f"cpu_share_of_{role}_rank", summary["cpu_seconds"][str(rank)] / total, "share")
 
 
-def _stragglers() -> Iterator[PrefetchQueue]:
+def _stragglers() -> Iterator[Result]:
     """Four replicas that take 20 ms per batch (asleep: cores shall not count), then one that takes three times that."""
     settings = [
         "data.images=16000",

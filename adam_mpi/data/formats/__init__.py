@@ -1,6 +1,6 @@
-"""The formats of data sets, one file each: what is in a file or folder, as sources of images by index.
+"""The formats of data sets, one module each, which open a file or folder as sources of images by index.
 
-A format has `open_parts(path)`: the sources of "train" and, where there is one, of "test".
+A format has `open_parts(path)`, which returns the sources of "train" and, where there is one, of "test".
 """
 
 from collections.abc import Callable
@@ -15,9 +15,12 @@ KNOWN = "a folder of idx, CIFAR binary or npy files, or of images class/name.png
 
 
 def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
-    """The parts of the data set at a path; its format shows in its content. `size`: see `data.size`."""
+    """Open the parts of the data set at `path`, whose format is recognized by its content; `size` is `data.size`.
+
+    Raises UserError for a path that holds no known format.
+    """
     if not path.exists():
-        raise UserError(f"data set {path}: not there; give {KNOWN}")
+        raise UserError(f"data set {path}: does not exist; give {KNOWN}")
     try:
         return _format(path, size)(path)
     except OSError as error:
@@ -25,6 +28,7 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
 
 
 def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
+    """Return the function that opens the format of `path`."""
     if not path.is_dir():
         return _file_format(path)
     names = {file.name for file in path.iterdir()}
@@ -40,6 +44,7 @@ def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
 
 
 def _file_format(path: Path) -> Callable[[Path], dict[str, Source]]:
+    """Return the function that opens a single file, by its first bytes."""
     with open(path, "rb") as file:
         start = file.read(8)
     for magic, opener in (

@@ -1,4 +1,4 @@
-"""NumPy's files: an npz, or a folder of npy. What is compressed is held in memory; nothing is unpickled."""
+"""NumPy's files: an npz, or a folder of npy. Compressed arrays are kept in memory; nothing is unpickled."""
 
 import math
 import zipfile
@@ -13,7 +13,8 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.data.formats.rows import Rows, rows_at
 from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source, name_parts
 
-LOCAL_HEADER = 30  # bytes of a zip member's own header, before its name
+LOCAL_HEADER = 30
+"""Bytes of a zip member's own header, before its name."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,22 @@ class Held:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all elements."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
     def all(self) -> np.ndarray:
+        """Return all rows."""
         return self.rows(np.arange(self.sizes[0] if self.sizes else 0))
 
 
 def open_folder(path: Path) -> dict[str, Source]:
+    """Open the parts in a folder of npy files."""
     files = {file.stem: file for file in path.glob("*.npy")}
     return _parts(path, {stem: _open_npy(file) for stem, file in files.items()})
 
 
 def open_npz(path: Path) -> dict[str, Source]:
+    """Open the parts in an npz file; raise UserError when it is damaged."""
     try:
         return _parts(path, members(path))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -47,13 +52,14 @@ def open_npz(path: Path) -> dict[str, Source]:
 
 
 def members(path: Path) -> dict[str, Held]:
-    """Return the arrays of an npz by name; of their bytes only the headers are read, and held against their sizes."""
+    """Return the arrays of an npz by name; only their headers are read, and checked against their sizes."""
     with zipfile.ZipFile(path) as archive:
         found = {Path(member.filename).stem: member for member in archive.infolist()}
         return {stem: _open_member(path, archive, member) for stem, member in found.items()}
 
 
 def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
+    """Return the sources of the parts, which are found by the names of the arrays."""
     return {
         part: array_source(
             held[images].name,
@@ -68,12 +74,14 @@ def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
 
 
 def _open_npy(path: Path) -> Held:
+    """Open the array in an npy file."""
     with open(path, "rb") as file:
         sizes, dtype, start = _header(str(path), file)
     return Held(str(path), sizes, dtype, rows_at(path, dtype, sizes, start))
 
 
 def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Held:
+    """Open an array of an npz; a compressed one is read as a whole when first needed."""
     name = f"{path}:{member.filename}"
     with archive.open(member) as file:
         sizes, dtype, start = _header(name, file)
@@ -95,7 +103,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
 
 
 def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Sizes and type of an npy file, and where its elements begin."""
+    """Return sizes and type of an npy file, and where its elements begin."""
     try:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         sizes, by_columns, dtype = read[np.lib.format.read_magic(file)](file)
@@ -109,6 +117,7 @@ def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
+    """Return where the content of `member` begins in the file."""
     with open(path, "rb") as file:
         file.seek(member.header_offset)
         header = file.read(LOCAL_HEADER)

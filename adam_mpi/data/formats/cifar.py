@@ -17,22 +17,25 @@ PICKLED = [name.removesuffix(".bin") for name in TEN["train"]]
 
 
 def open_parts(path: Path) -> dict[str, Source]:
+    """Open the parts in a folder of binary CIFAR files."""
     ten = any((path / name).exists() for name in TEN["train"])
     # CIFAR-100 has two labels per image, and the second, finer one counts.
     files, labels, classes = (TEN, 1, 10) if ten else (HUNDRED, 2, 100)
     found = {part: [path / name for name in names if (path / name).exists()] for part, names in files.items()}
     if not found["train"]:
-        raise UserError(f"{path}: {files['train'][0]} is not there")
+        raise UserError(f"{path}: {files['train'][0]} does not exist")
     return {part: _source(paths, labels, classes) for part, paths in found.items() if paths}
 
 
 def _source(paths: list[Path], labels: int, classes: int) -> Source:
+    """Return the source of files whose records have `labels` label bytes, the last of which counts."""
     counts = [_records(path, labels + PIXELS) for path in paths]
     pieces = [
         (count, rows_at(path, np.dtype(np.uint8), (count, labels + PIXELS), 0))
         for count, path in zip(counts, paths, strict=True)
     ]
-    records, starts = join(pieces), np.cumsum([0, *counts])
+    records = join(pieces)
+    starts = np.cumsum([0, *counts])
 
     def name(index: int) -> str:
         file = int(np.searchsorted(starts, index, side="right")) - 1
@@ -42,10 +45,11 @@ def _source(paths: list[Path], labels: int, classes: int) -> Source:
         return np.ascontiguousarray(records(indices)[:, labels:]).reshape(-1, *SHAPE)
 
     fine = np.concatenate([take(np.arange(count))[:, labels - 1] for count, take in pieces]).astype(np.int64)
-    return Source(name, SHAPE, np.dtype(np.uint8), fine, rows, classes)
+    return Source(name, SHAPE, np.dtype(np.uint8), labels=fine, rows=rows, classes=classes)
 
 
 def _records(path: Path, size: int) -> int:
+    """Return the number of records of `size` bytes in a file; raise UserError when they do not fill it."""
     count, rest = divmod(path.stat().st_size, size)
     if rest or not count:
         raise UserError(f"{path}: cut short or damaged: {path.stat().st_size} bytes are no records of {size} each")

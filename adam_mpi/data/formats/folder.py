@@ -14,9 +14,11 @@ from adam_mpi.data.formats.source import BadImages, Shape, Source
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 100_000_000
+"""Pixels that an image may announce before memory is allocated for it."""
 
 
 def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
+    """Open the parts in a folder of images; with a `size` all images are scaled to squares of that side."""
     parts = {part: path / part for part in ("train", "test") if (path / part).is_dir()}
     folders = parts if "train" in parts else {"train": path}
     classes = sorted(entry.name for entry in os.scandir(folders["train"]) if entry.is_dir())
@@ -28,6 +30,7 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
 
 
 def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
+    """Yield the images below `folder` with their labels."""
     for label, name in enumerate(classes):
         if (folder / name).is_dir():
             found = (file for file in (folder / name).iterdir() if file.suffix.lower() in ENDINGS)
@@ -35,20 +38,22 @@ def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
 
 
 def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
-    """All images are like the first that can be read: gray or colored, and of its size where none is given."""
+    """Return the shape of the first image that can be read; with a `size` only its channels are used."""
     for file, _ in files:
         try:
             with _pillow().open(file) as image:
                 channels = 1 if image.mode in ("1", "L", "LA", "I", "I;16") else 3
                 width, height = (size, size) if size else image.size
                 return channels, height, width
-        except Exception:  # named when it is read
+        except Exception:  # reported when the image is read
             continue
     raise UserError(f"data set {path}: none of its {len(files)} images can be read")
 
 
 def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...], fit: bool) -> Source:
-    paths, labels = [file for file, _ in files], np.array([label for _, label in files], np.int64)
+    """Return the source of `files`, which are scaled to `shape` if they may be (`fit`)."""
+    paths = [file for file, _ in files]
+    labels = np.array([label for _, label in files], np.int64)
 
     def rows(indices: np.ndarray) -> np.ndarray:
         results = list(_threads().map(lambda index: decode(paths[index], shape, fit), indices))
@@ -58,12 +63,18 @@ def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...],
         return np.stack(results) if results else np.empty((0, *shape), np.uint8)
 
     return Source(
-        lambda index: f"{paths[index]}, image {index}", shape, np.dtype(np.uint8), labels, rows, len(names), names=names
+        name=lambda index: f"{paths[index]}, image {index}",
+        shape=shape,
+        dtype=np.dtype(np.uint8),
+        labels=labels,
+        rows=rows,
+        classes=len(names),
+        names=names,
     )
 
 
 def decode(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
-    """The image, or what is wrong with it."""
+    """Return the image as (channels, height, width), or a text about what is wrong with it."""
     channels, height, width = shape
     try:
         with _pillow().open(path) as image:
@@ -81,20 +92,23 @@ def decode(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
 
 
 def _fit(image: Any, side: int) -> Any:
-    """Scaled until its shorter side fits, and the middle cut out."""
+    """Scale `image` until its shorter side has `side` pixels, and crop the middle."""
     scale = side / min(image.size)
     wide, high = (max(side, round(length * scale)) for length in image.size)
-    left, top = (wide - side) // 2, (high - side) // 2
+    left = (wide - side) // 2
+    top = (high - side) // 2
     return image.resize((wide, high)).crop((left, top, left + side, top + side))
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
+    """Return the threads that decode images."""
     return ThreadPoolExecutor(min(32, os.cpu_count() or 1), "decode")
 
 
 @cache
 def _pillow() -> Any:
+    """Return Pillow's module of images; raise UserError when it is not installed."""
     try:
         from PIL import Image
     except ImportError:

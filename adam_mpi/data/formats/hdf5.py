@@ -12,6 +12,7 @@ from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source,
 
 
 def open_parts(path: Path) -> dict[str, Source]:
+    """Open the parts in an HDF5 file; raise UserError when it is damaged."""
     try:
         file = h5py.File(path, "r", locking=False)
     except OSError as error:
@@ -26,15 +27,19 @@ def open_parts(path: Path) -> dict[str, Source]:
 
 
 def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int | None) -> Source:
+    """Return the source of two datasets, after their sizes have been checked."""
     for dataset in (images, labels):
         _check_size(path, dataset)
 
-    rows = _placed(path, images) or _selected(images)
-    return array_source(f"{path}:{images.name}", images.shape, images.dtype, labels[:], rows, classes)
+    rows = _direct_rows(path, images) or _selected_rows(images)
+    return array_source(f"{path}:{images.name}", images.shape, images.dtype, labels[:], rows=rows, classes=classes)
 
 
-def _placed(path: Path, images: h5py.Dataset) -> Rows | None:
-    """Where images lie in the file as they are, they are read past the library, which takes long for single rows."""
+def _direct_rows(path: Path, images: h5py.Dataset) -> Rows | None:
+    """Return a function that reads rows past the library, which is slow for single rows.
+
+    Return None for images that are not stored as they are: compressed, shuffled, or in chunks of part of an image.
+    """
     if images.compression or images.shuffle or images.fletcher32 or images.scaleoffset or images.file.userblock_size:
         return None
     if images.chunks is None and images.id.get_offset() is not None:
@@ -50,7 +55,8 @@ def _placed(path: Path, images: h5py.Dataset) -> Rows | None:
     return rows_in_chunks(path, images.dtype, images.shape, starts, images.chunks[0])
 
 
-def _selected(images: h5py.Dataset) -> Rows:
+def _selected_rows(images: h5py.Dataset) -> Rows:
+    """Return a function that reads rows through the library, chunk by chunk."""
     step = images.chunks[0] if images.chunks else 1
 
     def rows(indices: np.ndarray) -> np.ndarray:
@@ -65,10 +71,11 @@ def _selected(images: h5py.Dataset) -> Rows:
 
 
 def _check_size(path: Path, dataset: h5py.Dataset) -> None:
-    """Before any memory is taken: what is announced must be able to come out of what is stored."""
+    """Raise UserError, before memory is allocated, when a dataset announces more than its stored bytes can hold."""
     if dataset.dtype.kind not in "iuf":
-        raise UserError(f"{path}:{dataset.name}: holds {dataset.dtype}; wanted are numbers")
-    announced, stored = math.prod(dataset.shape) * dataset.dtype.itemsize, dataset.id.get_storage_size()
+        raise UserError(f"{path}:{dataset.name}: holds {dataset.dtype}; it must hold numbers")
+    announced = math.prod(dataset.shape) * dataset.dtype.itemsize
+    stored = dataset.id.get_storage_size()
     most = stored * (MOST_COMPRESSION if dataset.compression else 1)
     if announced > most or stored > path.stat().st_size:
         raise UserError(f"{path}:{dataset.name}: incomplete: {announced} bytes announced, {stored} are in the file")

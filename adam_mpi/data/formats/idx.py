@@ -21,41 +21,45 @@ NAMES = [name + ending for part in FILES.values() for name in part for ending in
 
 
 def open_parts(folder: Path) -> dict[str, Source]:
+    """Open the parts in a folder of idx files."""
     return {part: _open_part(folder, part) for part in FILES}
 
 
 def find(folder: Path, stem: str) -> Path:
+    """Return the path of a file, plain or gzipped."""
     plain = folder / stem
     return plain if plain.is_file() else folder / f"{stem}.gz"
 
 
 def _open_part(folder: Path, part: str) -> Source:
+    """Return the source of `part`; images that are gzipped are kept in memory."""
     images_path, labels_path = (find(folder, stem) for stem in FILES[part])
-    sizes, labels = shape(images_path), read(labels_path)
+    sizes = shape(images_path)
+    labels = read(labels_path)
     if len(sizes) != 3 or 0 in sizes:
         raise UserError(f"{images_path}: holds an array of sizes {sizes}, not images (count, height, width)")
     if labels.shape != sizes[:1]:
         raise UserError(f"{labels_path}: holds labels {labels.shape} for {sizes[0]} images in {images_path.name}")
-    packed = images_path.suffix == ".gz"
-    rows = _read_rows(images_path) if packed else _rows_of(images_path)
-    one = (1, sizes[1], sizes[2])
+    gzipped = images_path.suffix == ".gz"
+    rows = _gzipped_rows(images_path) if gzipped else _plain_rows(images_path)
     return Source(
-        lambda index: f"{labels_path}, image {index}",
-        one,
-        np.dtype(np.uint8),
-        labels.astype(np.int64),
-        lambda indices: rows(indices)[:, None],
-        in_memory=packed,
+        name=lambda index: f"{labels_path}, image {index}",
+        shape=(1, sizes[1], sizes[2]),
+        dtype=np.dtype(np.uint8),
+        labels=labels.astype(np.int64),
+        rows=lambda indices: rows(indices)[:, None],
+        in_memory=gzipped,
     )
 
 
-def _rows_of(path: Path) -> Rows:
+def _plain_rows(path: Path) -> Rows:
+    """Return a function that reads rows where they lie in a plain file."""
     sizes = _checked_shape(path)
     return rows_at(path, np.dtype(np.uint8), sizes, 4 + 4 * len(sizes))
 
 
-def _read_rows(path: Path) -> Rows:
-    """A packed file cannot be read from its middle: all of it, when first asked for."""
+def _gzipped_rows(path: Path) -> Rows:
+    """Return a function that reads a gzipped file as a whole when it is first called."""
     array: list[np.ndarray] = []
 
     def rows(indices: np.ndarray) -> np.ndarray:
@@ -67,7 +71,7 @@ def _read_rows(path: Path) -> Rows:
 
 
 def shape(path: Path) -> tuple[int, ...]:
-    """The sizes announced in the header; nothing else is read."""
+    """Return the sizes announced in the header; nothing else is read."""
     try:
         with _open(path) as file:
             return _header(path, file)
@@ -76,13 +80,13 @@ def shape(path: Path) -> tuple[int, ...]:
 
 
 def read(path: Path) -> np.ndarray:
-    """The array of bytes in the file, after its header has been checked against its size."""
+    """Return the array of bytes in the file, after its header has been checked against its size."""
     sizes = _checked_shape(path)
     header_bytes = 4 + 4 * len(sizes)
     announced = header_bytes + math.prod(sizes)
     try:
         with _open(path) as file:
-            # One byte more than is wanted: gzip checks its checksum only at the end.
+            # One byte more than announced: gzip verifies its checksum only at the end.
             content = file.read(announced + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cut short or damaged ({error}); fetch it again") from None
@@ -92,8 +96,10 @@ def read(path: Path) -> np.ndarray:
 
 
 def _checked_shape(path: Path) -> tuple[int, ...]:
+    """Return the sizes announced in the header; raise UserError when the file has another length."""
     sizes = shape(path)
-    announced, held = 4 + 4 * len(sizes) + math.prod(sizes), _uncompressed_bytes(path)
+    announced = 4 + 4 * len(sizes) + math.prod(sizes)
+    held = _uncompressed_bytes(path)
     if announced != held or announced > MOST_COMPRESSION * path.stat().st_size:
         raise UserError(f"{path}: cut short or damaged: its header announces {announced} bytes, not {held}")
     return sizes
@@ -104,7 +110,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[int, ...]:
-    """Two zero bytes, the type, the number of dimensions, and each size as four bytes, big end first."""
+    """Read the sizes from two zero bytes, the type, the number of dimensions, and four big-endian bytes per size."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or not 1 <= magic[3] <= 4:
         raise UserError(f"{path}: not an idx file: it begins with {magic.hex() or 'nothing'}, not 0000 and a type")
@@ -117,6 +123,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[int, ...]:
 
 
 def _uncompressed_bytes(path: Path) -> int:
+    """Return the length of a file, or of the content of a gzipped one as it announces it."""
     if path.suffix != ".gz":
         return path.stat().st_size
     # gzip ends with the size modulo 2**32; arrays past 4 GiB are read from plain files only.

@@ -10,45 +10,51 @@ from adam_mpi.base.errors import UserError
 
 Shape = tuple[int, int, int]
 
-# Deflate makes nothing more than this many times smaller: a header that promises more is not believed.
 MOST_COMPRESSION = 1032
+"""The most that deflate can compress: a header that announces more is wrong."""
 
 
 class BadImages(UserError):
-    """Some of the images asked for cannot be used; the message names the first, `positions` has all of them."""
+    """Some of the requested images cannot be used; the message names the first, `positions` has all of them."""
 
     def __init__(self, positions: Iterable[int], message: str) -> None:
-        super().__init__(f'{message}; mend it, or leave such images out with data.on_bad = "skip"')
+        super().__init__(f'{message}; repair it, or leave such images out with data.on_bad = "skip"')
         self.positions = list(positions)
 
 
 @dataclass(frozen=True)
 class Source:
+    """The images and labels of one part of a data set, before it is split."""
+
     name: Callable[[int], str]
-    """Where an image is, for people: path and index."""
+    """Returns where an image is, for messages: path and index."""
     shape: Shape
     """(channels, height, width); features are channels of one pixel."""
     dtype: np.dtype
     """uint8, or float32 where numbers are taken as they are."""
     labels: np.ndarray
     rows: Callable[[np.ndarray], np.ndarray]
-    """Images of ascending indices."""
+    """Returns the images at ascending indices."""
     classes: int | None = None
-    """Where the format knows it."""
+    """The number of classes, where the format has it."""
     in_memory: bool = False
-    """Whether the images are in memory anyhow."""
+    """Whether the images are in memory anyway."""
     names: tuple[str, ...] = ()
-    """What the classes are called, where the format knows it."""
+    """The names of the classes, where the format has them."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def image_bytes(self) -> int:
+        """Bytes of one image."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Images [n, channels, height, width] and labels [n] of ascending indices."""
+        """Return images [n, channels, height, width] and labels [n] at ascending `indices`.
+
+        Raises BadImages for float images that hold NaN or infinity.
+        """
         images = self.rows(indices)
         if self.dtype.kind == "f":
             bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
@@ -66,13 +72,16 @@ def array_source(
     classes: int | None = None,
     in_memory: bool = False,
 ) -> Source:
-    """The source of an array of images or features, whatever the order of its axes."""
+    """Return the source of an array of images or features of `sizes`, whatever the order of its axes.
+
+    Raises UserError for labels that are not one whole number each, and for images of another type.
+    """
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise UserError(f"{name}: labels are {labels.dtype} of sizes {labels.shape}; wanted is one whole number each")
+        raise UserError(f"{name}: labels are {labels.dtype} of sizes {labels.shape}; give one whole number each")
     if len(labels) != sizes[0]:
         raise UserError(f"{name}: {len(labels)} labels for {sizes[0]} images")
     if dtype != np.uint8 and dtype.kind != "f":
-        raise UserError(f"{name}: images are {dtype}; wanted are uint8, or floats that are taken as they are")
+        raise UserError(f"{name}: images are {dtype}; give uint8, or floats that are taken as they are")
     shape, axes = _axes(name, sizes)
     kind = np.dtype(np.uint8 if dtype == np.uint8 else np.float32)
 
@@ -81,11 +90,19 @@ def array_source(
         taken = taken.transpose(axes) if axes else taken.reshape(len(indices), *shape)
         return np.ascontiguousarray(taken, kind)
 
-    return Source(lambda index: f"{name}, image {index}", shape, kind, labels, images, classes, in_memory)
+    return Source(
+        name=lambda index: f"{name}, image {index}",
+        shape=shape,
+        dtype=kind,
+        labels=labels,
+        rows=images,
+        classes=classes,
+        in_memory=in_memory,
+    )
 
 
 def _axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | None]:
-    """The shape of an image, and the order of axes that leads to it where it is not theirs."""
+    """Return the shape of an image, and the order of axes that leads to it; None where they are in that order."""
     if 0 in sizes:
         raise UserError(f"{name}: holds nothing, its sizes are {sizes}")
     match sizes:
@@ -97,14 +114,18 @@ def _axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | N
             return (channels, height, width), None
         case (_, height, width, channels):
             return (channels, height, width), (0, 3, 1, 2)
-    raise UserError(f"{name}: an array of sizes {sizes}; wanted is (images, features), (images, height, width) or 4-d")
+    raise UserError(f"{name}: an array of sizes {sizes}; give (images, features), (images, height, width) or four axes")
 
 
-IMAGES, LABELS = ("images", "features", "x"), ("labels", "y")
+IMAGES = ("images", "features", "x")
+LABELS = ("labels", "y")
 
 
 def name_parts(path: Path, names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Which arrays are the images and labels of each part, by their names: train_images, x_test, train/labels ..."""
+    """Return which arrays are the images and labels of each part, by names like train_images, x_test, train/labels.
+
+    Raises UserError when there are no training images.
+    """
     plain = {name.lower().replace("/", "_"): name for name in names}
     found = {}
     for part in ("train", "test"):

@@ -10,7 +10,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.inference.trained import INPUT, PROBABILITIES, Trained
-from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, LayerShape, LocalResponseNorm, MaxPool
+from adam_mpi.model.layers import (
+    Activation,
+    AvgPool,
+    Conv,
+    Dense,
+    Dropout,
+    LayerShape,
+    LocalResponseNorm,
+    MaxPool,
+    missing_rule,
+)
 
 # The first operator set with float32 versions of all of these that every runtime since 2020 has.
 OPERATORS, FORMAT = 13, 7
@@ -62,7 +72,9 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
 
 
 def _node(shape: LayerShape, before: str) -> onnx.NodeProto:
-    layer, name = shape.layer, shape.name
+    """Return the ONNX node of one layer, whose input is the value `before`."""
+    layer = shape.layer
+    name = shape.name
     weights = [before, f"{name}/weight", f"{name}/bias"]
     if isinstance(layer, Conv):
         sides: dict[str, Any] = {"kernel_shape": [layer.kernel] * 2, "strides": [layer.stride] * 2}
@@ -78,6 +90,9 @@ def _node(shape: LayerShape, before: str) -> onnx.NodeProto:
             raise UserError(f"{name}: ONNX puts a window of {layer.size} channels elsewhere; take an odd size, or npz")
         numbers: dict[str, Any] = {"size": layer.size, "bias": layer.offset, "alpha": layer.scale, "beta": layer.power}
         return helper.make_node("LRN", [before], [name], **numbers)
-    # Dropout is of training only.
-    kind = POINTWISE[layer.function] if isinstance(layer, Activation) else "Identity"
-    return helper.make_node(kind, [before], [name])
+    if isinstance(layer, Activation) and layer.function in POINTWISE:
+        return helper.make_node(POINTWISE[layer.function], [before], [name])
+    if isinstance(layer, Dropout):
+        # Dropout does nothing outside of training.
+        return helper.make_node("Identity", [before], [name])
+    raise missing_rule(layer, "ONNX rule (_node in inference/export/onnx_file.py)")

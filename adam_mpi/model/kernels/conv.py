@@ -11,10 +11,12 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, left: int, patches: np.ndarray) -> None:
-    """Copy what the output rows from `first` on see of the inputs; outside the image they see zero."""
+    """Copy to `patches` what the output rows from `first` on see of the inputs; outside the image they see zero."""
     _, height, width, images = inputs.shape
     for line in range(patches.shape[0]):
-        channel, ky, kx = line // (kernel * kernel), line // kernel % kernel, line % kernel
+        channel = line // (kernel * kernel)
+        ky = line // kernel % kernel
+        kx = line % kernel
         for row in range(patches.shape[1]):
             y = (first + row) * stride + ky - pad
             for column in range(patches.shape[2]):
@@ -29,10 +31,12 @@ def gather(inputs: np.ndarray, first: int, kernel: int, stride: int, pad: int, l
 
 @njit(nogil=True, cache=True)
 def scatter(patches: np.ndarray, first: int, kernel: int, stride: int, pad: int, left: int, inputs: np.ndarray) -> None:
-    """The transpose of gather: add the patches to where they came from."""
+    """Add `patches` to the inputs that `gather` copied them from: its transpose."""
     _, height, width, images = inputs.shape
     for line in range(patches.shape[0]):
-        channel, ky, kx = line // (kernel * kernel), line // kernel % kernel, line % kernel
+        channel = line // (kernel * kernel)
+        ky = line // kernel % kernel
+        kx = line % kernel
         for row in range(patches.shape[1]):
             y = (first + row) * stride + ky - pad
             for column in range(patches.shape[2]):
@@ -55,18 +59,21 @@ def forward(
     products: np.ndarray,
     outputs: np.ndarray,
 ) -> None:
-    """outputs = weight * inputs + bias."""
-    maps, height, width, images = outputs.shape
-    kernel, depth = weight.shape[2], weight.size // maps
-    matrix, planes = weight.reshape(maps, depth), outputs.reshape(maps, height * width * images)
+    """Compute outputs = weight * inputs + bias."""
+    filters, height, width, images = outputs.shape
+    kernel = weight.shape[2]
+    depth = weight.size // filters
+    matrix = weight.reshape(filters, depth)
+    planes = outputs.reshape(filters, height * width * images)
     for first in range(0, height, rows):
         group = min(rows, height - first)
-        start, span = first * width * images, group * width * images
+        start = first * width * images
+        span = group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
-        gather(inputs, first, kernel, stride, pad, left, patches)
-        product = products[: maps * span].reshape(maps, span)
+        gather(inputs, first, kernel=kernel, stride=stride, pad=pad, left=left, patches=patches)
+        product = products[: filters * span].reshape(filters, span)
         np.dot(matrix, patches.reshape(depth, span), product)
-        for index in range(maps):
+        for index in range(filters):
             for position in range(span):
                 planes[index, start + position] = product[index, position] + bias[index]
 
@@ -95,22 +102,25 @@ def backward_weights(
     bias_gradient: np.ndarray,
 ) -> None:
     """Add the gradient of weight and bias, summed over the images; `sums` is flat scratch of the weight's size."""
-    maps, height, width, images = errors.shape
-    kernel, depth = weight_gradient.shape[2], weight_gradient.size // maps
-    planes, gradient = errors.reshape(maps, height * width * images), weight_gradient.reshape(maps, depth)
-    partial = sums[: maps * depth].reshape(maps, depth)
+    filters, height, width, images = errors.shape
+    kernel = weight_gradient.shape[2]
+    depth = weight_gradient.size // filters
+    planes = errors.reshape(filters, height * width * images)
+    gradient = weight_gradient.reshape(filters, depth)
+    partial = sums[: filters * depth].reshape(filters, depth)
     for first in range(0, height, rows):
         group = min(rows, height - first)
-        start, span = first * width * images, group * width * images
+        start = first * width * images
+        span = group * width * images
         patches = columns[: depth * span].reshape(depth, group, width, images)
-        gather(inputs, first, kernel, stride, pad, left, patches)
-        product = products[: maps * span].reshape(maps, span)
+        gather(inputs, first, kernel=kernel, stride=stride, pad=pad, left=left, patches=patches)
+        product = products[: filters * span].reshape(filters, span)
         take_rows(planes, start, product)
         np.dot(product, patches.reshape(depth, span).T, partial)
-        for index in range(maps):
+        for index in range(filters):
             for line in range(depth):
                 gradient[index, line] += partial[index, line]
-    for index in range(maps):
+    for index in range(filters):
         total = bias_gradient[index]
         for position in range(height * width * images):
             total += planes[index, position]
@@ -129,16 +139,19 @@ def backward_data(
     products: np.ndarray,
     input_errors: np.ndarray,
 ) -> None:
-    """The errors of the inputs."""
-    maps, height, width, images = errors.shape
-    kernel, depth = weight.shape[2], weight.size // maps
-    matrix, planes = weight.reshape(maps, depth), errors.reshape(maps, height * width * images)
+    """Compute the errors of the inputs."""
+    filters, height, width, images = errors.shape
+    kernel = weight.shape[2]
+    depth = weight.size // filters
+    matrix = weight.reshape(filters, depth)
+    planes = errors.reshape(filters, height * width * images)
     input_errors[:] = 0
     for first in range(0, height, rows):
         group = min(rows, height - first)
-        start, span = first * width * images, group * width * images
-        product = products[: maps * span].reshape(maps, span)
+        start = first * width * images
+        span = group * width * images
+        product = products[: filters * span].reshape(filters, span)
         take_rows(planes, start, product)
         patches = columns[: depth * span].reshape(depth, group, width, images)
         np.dot(matrix.T, product, patches.reshape(depth, span))
-        scatter(patches, first, kernel, stride, pad, left, input_errors)
+        scatter(patches, first, kernel=kernel, stride=stride, pad=pad, left=left, inputs=input_errors)

@@ -6,7 +6,7 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def forward(weight: np.ndarray, bias: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> None:
-    """outputs = weight @ inputs + bias."""
+    """Compute outputs = weight @ inputs + bias."""
     np.dot(weight, inputs, outputs)
     for unit in range(outputs.shape[0]):
         for image in range(outputs.shape[1]):
@@ -38,5 +38,5 @@ def backward_weights(
 
 @njit(nogil=True, cache=True)
 def backward_data(weight: np.ndarray, errors: np.ndarray, input_errors: np.ndarray) -> None:
-    """The errors of the inputs."""
+    """Compute the errors of the inputs."""
     np.dot(weight.T, errors, input_errors)

@@ -9,7 +9,7 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 @njit(nogil=True, cache=True)
 def mix(number: np.uint64) -> np.uint64:
-    """Scramble 64 bits so that each bit of the input changes half of the output's (splitmix64's finaliser)."""
+    """Scramble 64 bits so that each bit of the input changes half of the output's (the finalizer of splitmix64)."""
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return number ^ (number >> np.uint64(31))
@@ -17,7 +17,7 @@ def mix(number: np.uint64) -> np.uint64:
 
 @njit(nogil=True, cache=True)
 def image_keys(seed: int, epoch: int, ids: np.ndarray, keys: np.ndarray) -> None:
-    """A random key for each image of the block in this epoch."""
+    """Compute the random key of each image of the block in `epoch`."""
     key = mix(mix(np.uint64(seed) + SPREAD) + np.uint64(epoch))
     for image in range(ids.size):
         keys[image] = mix(key + np.uint64(ids[image]) * SPREAD)
@@ -35,9 +35,11 @@ def drop(
 ) -> None:
     """Zero a share `rate` of the units (units, images) and scale the others; the same call serves errors.
 
-    `place`: of `whole` columns these are `width` ones from `first` on; a unit's number is that in the whole layer.
+    `place` is (first, width, whole): of `whole` columns these are `width` ones from `first` on; a unit is numbered as
+    in the whole layer.
     """
-    limit, (first, width, whole) = np.uint64(rate * 2**32), place
+    limit = np.uint64(rate * 2**32)
+    first, width, whole = place
     for unit in range(inputs.shape[0]):
         number = unit // width * whole + first + unit % width
         counter = np.uint64(layer) << np.uint64(40) ^ np.uint64(number)

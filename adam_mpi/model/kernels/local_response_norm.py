@@ -6,12 +6,13 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def forward(
-    inputs: np.ndarray, size: int, offset: float, scale: float, power: float, outputs: np.ndarray, scales: np.ndarray
+    inputs: np.ndarray, offset: float, size: int, scale: float, power: float, outputs: np.ndarray, scales: np.ndarray
 ) -> None:
-    """outputs = inputs / scales ** power; a window reaches size // 2 channels up and the rest down."""
+    """Compute outputs = inputs / scales ** power; a window of `size` channels starts size // 2 before its own."""
     channels, places = inputs.shape
     for channel in range(channels):
-        first, last = max(0, channel - size // 2), min(channels, channel - size // 2 + size)
+        first = max(0, channel - size // 2)
+        last = min(channels, channel - size // 2 + size)
         for place in range(places):
             total = 0.0
             for other in range(first, last):
@@ -31,10 +32,11 @@ def backward(
     power: float,
     input_errors: np.ndarray,
 ) -> None:
-    """A channel's own share, less what it did to the scales of those whose windows it is in."""
+    """Compute the errors of the inputs: a channel's own, less those through the scales of all windows that it is in."""
     channels, places = inputs.shape
     for channel in range(channels):
-        first, last = max(0, channel + size // 2 - size + 1), min(channels, channel + size // 2 + 1)
+        first = max(0, channel + size // 2 - size + 1)
+        last = min(channels, channel + size // 2 + 1)
         for place in range(places):
             total = 0.0
             for other in range(first, last):

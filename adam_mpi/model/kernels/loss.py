@@ -6,7 +6,7 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def softmax(logits: np.ndarray, probabilities: np.ndarray, normalizers: np.ndarray) -> None:
-    """Probabilities, and the logarithm of each image's sum of exponentials."""
+    """Compute probabilities, and as `normalizers` the logarithm of each image's sum of exponentials."""
     classes, images = logits.shape
     for image in range(images):
         peak = logits[0, image]
@@ -31,7 +31,8 @@ def cross_entropy(
 ) -> tuple[float, int]:
     """Turn probabilities into errors in place, zero past `count`; return the loss sum and the number correct."""
     classes, images = logits.shape
-    loss, correct = 0.0, 0
+    loss = 0.0
+    correct = 0
     for image in range(count):
         label = labels[image]
         loss += normalizers[image] - logits[label, image]

@@ -5,8 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from adam_mpi.cluster.messages import BeginPhase, ClosePhase, StopTraining
 from adam_mpi.config import load
 from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.position import Position
 
 COUNT, BATCH, SHAPE = 203, 8, (1, 2, 6)
 pytestmark = pytest.mark.mpi
@@ -27,15 +29,16 @@ def path(tmp_path_factory):
     return path
 
 
-class Floor:
+class DataRanks:
     """The first `data` ranks serve, the last `replicas` ranks ask; a rank may do both."""
 
-    def __init__(self, path, data, replicas, *settings, columns=None):
+    def __init__(self, path, data, replicas, *settings, columns=None, resumed=None):
         from mpi4py import MPI
 
         from adam_mpi.cluster.control_channel import ControlChannel
         from adam_mpi.cluster.layout import Layout, Place
         from adam_mpi.cluster.world import World
+        from adam_mpi.data.served_phase import ServedData
         from adam_mpi.data.server import DataServer
         from adam_mpi.data.sets import open_set
         from adam_mpi.worker.data_client import DataClient
@@ -52,13 +55,16 @@ class Floor:
         world.place = places[world.rank]
         self.channel = ControlChannel(world.control)
         roles = world.place.roles
-        self.server = DataServer(world, open_set(world.config.data), self.channel) if "data" in roles else None
+        self.server = None
+        if "data" in roles:
+            served = ServedData(open_set(world.config.data), world.config, replicas)
+            self.server = DataServer(world, self.channel, served, resumed)
         self.client = DataClient(world, SHAPE, columns) if "worker" in roles else None
         self.taken: list[tuple[int, np.ndarray, np.ndarray]] = []
 
-    def begin(self, phase, done=None):
+    def begin(self, phase):
         if self.server:
-            self.server.begin(phase, done)
+            self.server.handle(BeginPhase([phase.number, phase.part, phase.epoch]))
         if self.client:
             self.client.next_phase()
         self.run(lambda: self.client is None or self.client.phase == phase)
@@ -87,7 +93,7 @@ class Floor:
         return self.client is None or self.client.drained or len(self.taken) >= most
 
     def all_done(self):
-        return self.take() and (self.server is None or self.server.tally.complete)
+        return self.take() and (self.server is None or self.server.current.epoch_progress.complete)
 
     def gather(self):
         """Images taken, by replica, on every rank."""
@@ -95,9 +101,24 @@ class Floor:
         taken = self.world.comm.allgather(mine if self.client else None)
         return [ids for ids in taken if ids is not None]
 
-    def tallies(self):
-        words = self.world.comm.allgather(self.server.stats() if self.server else None)
-        return [word for word in words if word is not None]
+    def statistics(self):
+        """Statistics of all data ranks, on every rank."""
+        found = self.world.comm.allgather(self.server.stats() if self.server else None)
+        return [statistics for statistics in found if statistics is not None]
+
+    def done(self):
+        """Which batches are done, on every rank."""
+        mine = self.server.current.epoch_progress.done if self.server else None
+        return np.logical_or.reduce([done for done in self.world.comm.allgather(mine) if done is not None])
+
+
+def resumed(epoch, done):
+    """What an earlier job has done of `epoch`: the batches marked in `done`."""
+    from adam_mpi.data.served_phase import Resumed
+
+    position = Position(done.size, epoch)
+    position.batches[:] = done
+    return Resumed(position)
 
 
 def size():
@@ -124,16 +145,16 @@ def settings_of(mode):
 @pytest.mark.parametrize("mode", ["dynamic", "static", "skewed", "joint", "joint and skewed"])
 def test_each_image_exactly_once(path, mode):
     for data, replicas in layouts():
-        floor = Floor(path, data, replicas, *settings_of(mode))
+        ranks = DataRanks(path, data, replicas, *settings_of(mode))
         for number, phase in enumerate((Phase(0, "train", 1), Phase(1, "test", 1), Phase(2, "train", 2))):
-            floor.taken.clear()
-            floor.begin(phase)
-            floor.run(floor.all_done)
+            ranks.taken.clear()
+            ranks.begin(phase)
+            ranks.run(ranks.all_done)
             wanted = 20 if phase.part == "test" else COUNT
-            counts = Counter(image for ids in floor.gather() for image in ids)
+            counts = Counter(image for ids in ranks.gather() for image in ids)
             assert counts == dict.fromkeys(range(wanted), 1), (mode, data, replicas, number)
-            assert sum(word["finished"] for word in floor.tallies()) == wanted
-            assert all(word["done"] and not word["skipped"] for word in floor.tallies())
+            assert sum(statistics["finished"] for statistics in ranks.statistics()) == wanted
+            assert all(statistics["done"] and not statistics["skipped"] for statistics in ranks.statistics())
 
 
 def test_shares_do_not_depend_on_the_number_of_data_ranks(path):
@@ -141,11 +162,11 @@ def test_shares_do_not_depend_on_the_number_of_data_ranks(path):
     for mode in ("static", "joint", "joint and skewed"):
         found = []
         for data in range(1, min(size(), 3) + 1):
-            floor = Floor(path, data, min(size(), 2), *settings_of(mode), "data.transform.shift=2")
-            floor.begin(Phase(0, "train", 3))
-            floor.run(floor.all_done)
-            mine = sorted((number, ids.tolist(), pixels.tolist()) for number, ids, pixels in floor.taken)
-            found.append(floor.world.comm.allgather(mine)[-1])
+            ranks = DataRanks(path, data, min(size(), 2), *settings_of(mode), "data.transform.shift=2")
+            ranks.begin(Phase(0, "train", 3))
+            ranks.run(ranks.all_done)
+            mine = sorted((number, ids.tolist(), pixels.tolist()) for number, ids, pixels in ranks.taken)
+            found.append(ranks.world.comm.allgather(mine)[-1])
         assert all(one == found[0] for one in found)
 
 
@@ -154,77 +175,75 @@ def test_quorum_ends_an_epoch_early_and_nothing_comes_twice(path):
     if size() < 2:
         pytest.skip("needs a slow replica and another")
     for data in range(1, min(size(), 3) + 1):
-        floor = Floor(path, data, min(size(), 4), "epoch.assignment=static", "epoch.quorum=0.5", "data.prefetch=2")
-        floor.begin(Phase(0, "train", 1))
-        slow = floor.client is not None and floor.world.rank == size() - 1
-        floor.run(lambda floor=floor, slow=slow: floor.take(1 if slow else 10**9))
-        if floor.server:
-            floor.server.close()
+        ranks = DataRanks(path, data, min(size(), 4), "epoch.assignment=static", "epoch.quorum=0.5", "data.prefetch=2")
+        ranks.begin(Phase(0, "train", 1))
+        slow = ranks.client is not None and ranks.world.rank == size() - 1
+        ranks.run(lambda ranks=ranks, slow=slow: ranks.take(1 if slow else 10**9))
+        if ranks.server:
+            ranks.server.handle(ClosePhase())
         # The slow one asks for more only when nothing is handed out any more.
-        floor.world.comm.Barrier()
-        floor.run(floor.all_done)
-        counts = Counter(image for ids in floor.gather() for image in ids)
-        skipped = sum(word["skipped"] for word in floor.tallies())
+        ranks.world.comm.Barrier()
+        ranks.run(ranks.all_done)
+        counts = Counter(image for ids in ranks.gather() for image in ids)
+        skipped = sum(statistics["skipped"] for statistics in ranks.statistics())
         assert max(counts.values()) == 1 and skipped > 0
         assert len(counts) + skipped == COUNT
-        assert sum(word["finished"] for word in floor.tallies()) == len(counts)
-        assert all(word["done"] for word in floor.tallies())
+        assert sum(statistics["finished"] for statistics in ranks.statistics()) == len(counts)
+        assert all(statistics["done"] for statistics in ranks.statistics())
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "static", "skewed"])
 def test_a_resumed_epoch_serves_what_is_not_acknowledged(path, mode):
     for data, replicas in layouts():
-        first = Floor(path, data, replicas, *settings_of(mode))
+        first = DataRanks(path, data, replicas, *settings_of(mode))
         first.begin(Phase(0, "train", 2))
-        first.run(lambda floor=first: floor.take(2))
-        # What was handed out and not reported is lost with the first floor.
+        first.run(lambda ranks=first: ranks.take(2))
+        # What was handed out and not reported is lost with the first ranks.
         reported = [image for ids in first.gather() for image in ids]
-        while sum(word["finished"] for word in first.tallies()) < len(reported):
+        while sum(statistics["finished"] for statistics in first.statistics()) < len(reported):
             first.run(lambda: True)
-        positions = first.world.comm.allgather(first.server.position() if first.server else None)
-        done = np.logical_or.reduce([position for position in positions if position is not None])
+        done = first.done()
         assert 0 < done.sum() < len(done)
 
         other = data if mode == "skewed" else max(1, data - 1)
-        second = Floor(path, other, replicas, *settings_of(mode))
-        second.begin(Phase(0, "train", 2), done)
+        second = DataRanks(path, other, replicas, *settings_of(mode), resumed=resumed(2, done))
+        second.begin(Phase(0, "train", 2))
         second.run(second.all_done)
         counts = Counter(image for ids in second.gather() for image in ids)
         assert counts + Counter(reported) == dict.fromkeys(range(COUNT), 1)
-        positions = second.world.comm.allgather(second.server.position() if second.server else None)
-        assert np.logical_or.reduce([position for position in positions if position is not None]).all()
+        assert second.done().all()
 
 
 def test_a_report_without_images_may_come_after_the_end_of_its_phase(path):
-    floor = Floor(path, 1, size())
+    ranks = DataRanks(path, 1, size())
     for number in (0, 1):
-        floor.begin(Phase(number, "train", number + 1))
-        if number and floor.client:
-            floor.client.report(1, 0, 0, 0.0, 0)
-        floor.run(floor.all_done)
-    assert sum(word["finished"] for word in floor.tallies()) == COUNT
+        ranks.begin(Phase(number, "train", number + 1))
+        if number and ranks.client:
+            ranks.client.report(1, 0, 0, 0.0, 0)
+        ranks.run(ranks.all_done)
+    assert sum(statistics["finished"] for statistics in ranks.statistics()) == COUNT
 
 
-def test_a_resumed_joint_epoch_goes_on_with_the_next_clock(path):
-    floor = Floor(path, 1, size(), "consistency.staleness=0")
+def test_a_resumed_joint_epoch_continues_with_the_next_clock(path):
     done = np.zeros(-(-COUNT // BATCH), bool)
     done[:20] = True
-    floor.begin(Phase(0, "train", 1), done)
-    floor.run(floor.all_done)
-    numbers = sorted({number for number, _, _ in floor.taken})
+    ranks = DataRanks(path, 1, size(), "consistency.staleness=0", resumed=resumed(1, done))
+    ranks.begin(Phase(0, "train", 1))
+    ranks.run(ranks.all_done)
+    numbers = sorted({number for number, _, _ in ranks.taken})
     assert numbers == list(range(20, len(done)))
-    assert sum(word["finished"] for word in floor.tallies()) == COUNT - 20 * BATCH
+    assert sum(statistics["finished"] for statistics in ranks.statistics()) == COUNT - 20 * BATCH
 
 
 def test_only_the_columns_asked_for_are_sent(path):
     for columns in ((0, 2), (1, 5), (5, 6)):
         for mode in ("dynamic", "joint"):
-            floor = Floor(path, 1, size(), *settings_of(mode), columns=columns)
-            floor.begin(Phase(0, "train", 1))
-            floor.run(floor.all_done)
-            source = floor.server.data if floor.server else None
-            everything = floor.world.comm.bcast(source and source.read("train", np.arange(COUNT))[0])
-            for _, ids, pixels in floor.taken:
+            ranks = DataRanks(path, 1, size(), *settings_of(mode), columns=columns)
+            ranks.begin(Phase(0, "train", 1))
+            ranks.run(ranks.all_done)
+            source = ranks.server.served.data if ranks.server else None
+            everything = ranks.world.comm.bcast(source and source.read("train", np.arange(COUNT))[0])
+            for _, ids, pixels in ranks.taken:
                 assert pixels.shape == (len(ids), 1, 2, columns[1] - columns[0])
                 np.testing.assert_array_equal(pixels, everything[ids][..., columns[0] : columns[1]])
 
@@ -245,63 +264,65 @@ def test_bad_images_are_left_out_of_their_batches(path):
         )
     comm.Barrier()
     for mode in ("dynamic", "joint"):
-        floor = Floor(path, 1, size(), *settings_of(mode), "data.on_bad=skip")
-        floor.client.shape = (12, 1, 1)
-        floor.client.columns = (0, 1)
+        ranks = DataRanks(path, 1, size(), *settings_of(mode), "data.on_bad=skip")
+        ranks.client.shape = (12, 1, 1)
+        ranks.client.columns = (0, 1)
         for epoch in (1, 2):
-            floor.taken.clear()
-            floor.begin(Phase(epoch, "train", epoch))
-            floor.run(floor.all_done)
-            images = [image for ids in floor.gather() for image in ids]
-            word = floor.tallies()[0]
-            assert len(images) == len(set(images)) == COUNT - len(word["bad"]) == word["finished"]
-            assert len(word["bad"]) == len(range(0, COUNT, 5)) and word["done"]
-            assert all(pixels.dtype == np.float32 and (pixels == 1).all() for _, _, pixels in floor.taken)
+            ranks.taken.clear()
+            ranks.begin(Phase(epoch, "train", epoch))
+            ranks.run(ranks.all_done)
+            images = [image for ids in ranks.gather() for image in ids]
+            statistics = ranks.statistics()[0]
+            assert len(images) == len(set(images)) == COUNT - len(statistics["bad"]) == statistics["finished"]
+            assert len(statistics["bad"]) == len(range(0, COUNT, 5)) and statistics["done"]
+            assert all(pixels.dtype == np.float32 and (pixels == 1).all() for _, _, pixels in ranks.taken)
 
 
 def test_a_job_stopped_inside_an_epoch_leaves_all_replicas_at_the_same_clock(path):
     for data, replicas in layouts():
-        floor = Floor(path, data, replicas, "consistency.staleness=0", "data.prefetch=4")
-        floor.begin(Phase(0, "train", 1))
-        # Replicas are not equally far when the data ranks hear of it, one after the other.
-        floor.run(lambda floor=floor: floor.take(2 + floor.world.rank))
-        if floor.server:
-            floor.server.hear({"stop": True})
-        # A data rank that is late to see that all are ready would hand out the whole epoch before it hears of it.
-        floor.world.comm.Barrier()
-        floor.run(floor.take)
-        numbers = floor.world.comm.allgather([number for number, _, _ in floor.taken] if floor.client else None)
+        ranks = DataRanks(path, data, replicas, "consistency.staleness=0", "data.prefetch=4")
+        ranks.begin(Phase(0, "train", 1))
+        # Replicas are not equally far when the data ranks receive the stop, one after the other.
+        ranks.run(lambda ranks=ranks: ranks.take(2 + ranks.world.rank))
+        if ranks.server:
+            ranks.server.handle(StopTraining())
+        # A data rank that is late to see that all are ready would hand out the whole epoch before it receives it.
+        ranks.world.comm.Barrier()
+        ranks.run(ranks.take)
+        numbers = ranks.world.comm.allgather([number for number, _, _ in ranks.taken] if ranks.client else None)
         taken = [found for found in numbers if found is not None]
         assert all(found == list(range(len(taken[0]))) for found in taken) and 2 <= len(taken[0]) < 26
-        if floor.client:
-            floor.client.next_phase()
-        floor.run(lambda floor=floor: floor.client is None or floor.client.stopped)
+        if ranks.client:
+            ranks.client.next_phase()
+        ranks.run(lambda ranks=ranks: ranks.client is None or ranks.client.stopped)
 
 
 def test_a_late_ask_gets_nothing_of_the_next_phase(path):
     from adam_mpi.transport import batch_message as batch
 
-    floor = Floor(path, 1, size())
-    floor.begin(Phase(0, "train", 1))
-    floor.run(floor.all_done)
-    if floor.server:
-        floor.server.begin(Phase(1, "test", 1))
-    if floor.client:
+    ranks = DataRanks(path, 1, size())
+    ranks.begin(Phase(0, "train", 1))
+    ranks.run(ranks.all_done)
+    if ranks.server:
+        ranks.server.begin(Phase(1, "test", 1))
+    if ranks.client:
         # As if this ask of the first phase had been under way all the time.
-        slot = floor.client.free.pop()
-        floor.client._send_ask(slot, 0, [batch.ANY, 0, 0, 0, 0, 1, 0, 6])
-        floor.client.asking.append(slot)
-    floor.run(lambda: floor.client is None or not floor.client.asking)
-    assert floor.client is None or not floor.client.arrived
+        slot = ranks.client.free.pop()
+        ranks.client._send_ask(slot, 0, [batch.ANY, 0, 0, 0, 0, 1, 0, 6])
+        ranks.client.asking.append(slot)
+    ranks.run(lambda: ranks.client is None or not ranks.client.asking)
+    assert ranks.client is None or not ranks.client.arrived
 
 
 def test_an_ask_may_come_before_its_phase(path):
-    floor = Floor(path, 1, size(), "consistency.staleness=0")
-    if floor.client:
-        floor.client.phase, floor.client.shares, floor.client.exhausted = Phase(0, "train", 1), 26, set()
-        floor.client._allocate(1)
-    floor.run(lambda: floor.server is None or len(floor.server.asks) > 0)
-    if floor.server:
-        floor.server.begin(Phase(0, "train", 1))
-    floor.run(floor.all_done)
-    assert sum(word["finished"] for word in floor.tallies()) == COUNT
+    ranks = DataRanks(path, 1, size(), "consistency.staleness=0")
+    if ranks.client:
+        ranks.client.phase = Phase(0, "train", 1)
+        ranks.client.shares = 26
+        ranks.client.exhausted = set()
+        ranks.client._allocate(1)
+    ranks.run(lambda: ranks.server is None or len(ranks.server.asks) > 0)
+    if ranks.server:
+        ranks.server.begin(Phase(0, "train", 1))
+    ranks.run(ranks.all_done)
+    assert sum(statistics["finished"] for statistics in ranks.statistics()) == COUNT

@@ -46,7 +46,7 @@ STACKS = {
         [Conv(10, 5), RELU, MaxPool(2), Conv(20, 5), RELU, MaxPool(2), Dense(40), RELU, Dense(5)],
     ),
 }
-# Wide enough for Winograd's transforms, by squares and along lines; uneven cuts leave odd columns.
+# Wide enough for Winograd's transforms in two dimensions and in one; uneven cuts leave odd columns.
 TRANSFORMED = {
     "squares": (
         (16, 4, 14),

@@ -1,0 +1,213 @@
+"""One phase on one data rank: which of its batches this rank serves, what is prefetched, and what is done."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from adam_mpi.cluster.world import World
+from adam_mpi.config import Config
+from adam_mpi.data import order
+from adam_mpi.data.batch_loader import AHEAD, GROUP, BatchLoader, LoadedBatch, PhaseBatches, PrefetchQueue
+from adam_mpi.data.epoch_progress import EpochProgress
+from adam_mpi.data.order import Order
+from adam_mpi.data.sets import DataSet
+from adam_mpi.sharding.joint_batches import Left, Piece
+from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.position import Position
+
+
+class ServedData:
+    """What a data rank serves throughout a job, and how much it has served."""
+
+    def __init__(self, data: DataSet, config: Config, replicas: int) -> None:
+        """Prepare to serve `data`; skewed shares are drawn for the `replicas` that the job started with."""
+        self.data = data
+        self.config = config
+        self.loader = BatchLoader(data, config.run.seed)
+        self.loader.warm()
+        self.owners = self._owners(replicas)
+        """The replica of each training image, with skewed shares."""
+        self.answers = 0
+        self.bytes = 0
+        self.busy = 0.0
+        """Seconds in which the rank's main thread served."""
+
+    def count(self, part: str) -> int:
+        """Return the number of images in `part`."""
+        return getattr(self.data.description, part)
+
+    def _owners(self, replicas: int) -> np.ndarray | None:
+        skew = self.config.data.skew
+        if skew == "none":
+            return None
+        return order.owners(skew, self.data.labels("train"), replicas, self.config.run.seed)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What earlier generations, or an earlier job, have done of the epoch of `position`."""
+
+    position: Position = field(default_factory=lambda: Position(0))
+    """Its batches are not handed out again."""
+    in_flight: frozenset[int] = frozenset()
+    """Batches of it that workers hold and will report."""
+    mean: tuple[float, float] = (0.0, 0.0)
+    """Loss and correctness per image so far."""
+    partial: Mapping[int, Left] = field(default_factory=dict)
+    """Joint batches that some replicas have pushed their shares of -> what is left to be done."""
+
+    def of(self, phase: Phase) -> "Resumed | None":
+        """Return what was done of `phase`; None when it starts from its first batch."""
+        return self if phase.training and phase.epoch == self.position.epoch else None
+
+
+class ServedPhase:
+    """Serves the batches whose number, modulo the number of data ranks, is this rank's index among them."""
+
+    def __init__(self, phase: Phase, served: ServedData, world: World, resumed: Resumed | None) -> None:
+        """Queue the batches of `phase` that are neither done nor in flight according to `resumed`."""
+        config = served.config
+        self.phase = phase
+        self.replicas = world.layout.replicas
+        self.joint = phase.training and not config.asynchronous
+        """Whether all replicas compute each batch together, each its share."""
+        self.static = phase.training and config.asynchronous and config.static
+        """Whether each replica has batches of its own."""
+        self.order = Order(
+            phase,
+            served.count(phase.part),
+            batch=config.train.batch,
+            seed=config.run.seed,
+            owners=served.owners if phase.training else None,
+            joint=self.joint,
+        )
+        data_ranks = world.layout.data
+        self.numbers = range(data_ranks.index(world.rank), len(self.order), len(data_ranks))
+        self.epoch_progress = self._progress(world, resumed)
+        self.queues = self._queues(served, resumed)
+        self.share_completed = self.epoch_progress.complete
+        """Whether a share is complete that the coordinator does not know of."""
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are not handed out."""
+        return sum(len(queue) for queue in self.queues)
+
+    def take_next(self, replica: int) -> tuple[int, LoadedBatch] | None:
+        """Return (number, batch) of the next batch for `replica`; None while it is loading, or when none is left.
+
+        Batches whose images are all bad are passed over.
+        """
+        queue = self._queue(replica)
+        while len(queue):
+            taken = queue.take()
+            if taken is None:
+                return None
+            number, batch = taken
+            self._leave_out(number, self.order[number].size - batch.ids.size)
+            if batch.ids.size:
+                return taken
+        return None
+
+    def take_share(self, number: int, replica: int, replicas: int) -> LoadedBatch | None:
+        """Return the share of joint batch `number` that `replica` of `replicas` computes; None while it is loading."""
+        taken = self.queues[0].take(number)
+        if taken is None:
+            return None
+        batch = taken[1]
+        images = self.order.share(number, replica, replicas)
+        chosen = np.isin(batch.ids, images)
+        self._leave_out(number, images.size - int(chosen.sum()))
+        return batch.select(chosen)
+
+    def is_exhausted(self, replica: int) -> bool:
+        """Return whether no batch is left for `replica`."""
+        return not len(self._queue(replica))
+
+    def is_begun(self, number: int) -> bool:
+        """Return whether, after `stop`, joint batch `number` still has to be handed to some replicas."""
+        return any(queue.is_begun(number) for queue in self.queues)
+
+    def fill(self) -> bool:
+        """Start loading the next batches; return whether any was started."""
+        return any([queue.fill() for queue in self.queues])
+
+    def report(self, number: int, images: int, loss: float, correct: float) -> None:
+        """Count `images` of batch `number` that a strip has done."""
+        self.share_completed |= self.epoch_progress.report(number, images, loss, correct)
+
+    def close(self) -> None:
+        """Skip all batches that are not handed out: enough replicas have completed their shares."""
+        for queue in self.queues:
+            for number in queue.close():
+                self.epoch_progress.skip(number)
+        self.share_completed = True
+
+    def stop(self) -> None:
+        """Hand out only those joint batches of which some replica has a share already."""
+        for queue in self.queues:
+            queue.stop()
+
+    def _progress(self, world: World, resumed: Resumed | None) -> EpochProgress:
+        """Return the progress of the phase when this generation starts."""
+        partial = resumed.partial if resumed else {}
+        done = None
+        if resumed is not None:
+            done = resumed.position.batches[: len(self.order)].copy()
+            unfinished = [number for number, left in partial.items() if left.pushed or left.due]
+            done[[*resumed.in_flight, *unfinished]] = False
+        owed = {number: left.pushed + self._images(number, left.due) for number, left in partial.items()}
+        progress = EpochProgress(
+            self.order,
+            self.numbers,
+            owner=self._owner,
+            owners=self.replicas if self.static else 1,
+            done=done,
+            strips=world.layout.partitions,
+            left=owed,
+        )
+        if world.generation and resumed is not None and done is not None:
+            self._count_earlier(progress, resumed, done, owed)
+        return progress
+
+    def _count_earlier(
+        self, progress: EpochProgress, resumed: Resumed, done: np.ndarray, owed: Mapping[int, int]
+    ) -> None:
+        """Count the images that earlier generations have done, and those that were lost with their ranks."""
+        images = 0
+        skipped = 0
+        for number in self.numbers:
+            if done[number] or number in owed:
+                lost = self._images(number, resumed.partial[number].lost) if number in owed else 0
+                images += self.order[number].size - owed.get(number, 0) - lost
+                skipped += lost
+        progress.resume(images, resumed.mean, skipped)
+
+    def _queues(self, served: ServedData, resumed: Resumed | None) -> list[PrefetchQueue]:
+        """Return one queue for all replicas, or with static shares one for each."""
+        in_flight = resumed.in_flight if resumed else frozenset()
+        begun = {number: len(left.due) for number, left in resumed.partial.items()} if resumed else {}
+        shares: list[list[int]] = [[] for _ in range(self.replicas if self.static else 1)]
+        for number in self.numbers:
+            if not self.epoch_progress.done[number] and number not in in_flight and begun.get(number, 1):
+                shares[self._owner(number)].append(number)
+        group = max(1, GROUP // served.config.train.batch)
+        ahead = max(AHEAD * self.replicas // len(shares), 2 * group)
+        takers = self.replicas if self.joint else 1
+        source = PhaseBatches(served.loader, self.phase, self.order)
+        return [PrefetchQueue(share, source, ahead, group, takers=takers, begun=begun) for share in shares]
+
+    def _queue(self, replica: int) -> PrefetchQueue:
+        return self.queues[replica if self.static else 0]
+
+    def _owner(self, number: int) -> int:
+        """Return the share that batch `number` belongs to."""
+        return self.order.owner(number, self.replicas) % self.replicas if self.static else 0
+
+    def _images(self, number: int, pieces: Sequence[Piece]) -> int:
+        """Return the number of images in these `pieces` of batch `number`."""
+        return sum(self.order.share(number, *piece).size for piece in pieces)
+
+    def _leave_out(self, number: int, bad: int) -> None:
+        self.share_completed |= self.epoch_progress.leave_out(number, bad)
