@@ -278,7 +278,7 @@ def test_weights_that_are_announced_but_missing_are_refused_unread(run, capsys, 
             file.create_dataset(name, shape, np.float32)
     monkeypatch.setattr(model_file, "pieces", lambda *arguments: pytest.fail("it was read"))
     output = run_command(capsys, "predict", run, "x.png", code=2)
-    assert re.search(r"weights.h5:\S+/weight: incomplete: \d+ bytes announced, 0 are in the file", told)
+    assert re.search(r"weights.h5:\S+/weight: incomplete: \d+ bytes announced, 0 are in the file", output)
 
 
 def test_a_file_that_is_no_npz_is_refused(run, tmp_path, capsys):
