@@ -44,13 +44,15 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import the public name `name` from its module."""
-    if name == "__version__":
-        return _version()
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # A checker would take every name for an attribute of the module.
+
+    def __getattr__(name: str) -> object:
+        """Import the public name `name` from its module."""
+        if name == "__version__":
+            return _version()
+        if name in _MODULES:
+            return getattr(importlib.import_module(_MODULES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -67,7 +67,8 @@ def train(
     ...     {"data": {"images": 640}, "kernels": {"engine": "reference"}},
     ...     overrides={"train.epochs": 1, "model.layers": [{"kind": "dense", "units": 10}]},
     ...     run="runs/small",
-    ... )
+    ... )  # doctest: +ELLIPSIS
+    epoch 1/1 train...
     >>> model.summary["status"]
     'done'
     """
