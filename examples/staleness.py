@@ -22,7 +22,7 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/staleness")
     rows = []
     for staleness in VALUES:
-        overrides = {"consistency.staleness": staleness, "train.epochs": 1}
+        overrides = {"consistency.staleness": staleness, "train.epochs": 1, "data.images": 3200}
         model = adam_mpi.train(CONFIG, overrides=overrides, run=folder / f"{staleness}")
         summary = model.summary
         rows.append((staleness, summary["staleness"]["mean"], summary["images_per_second"], summary["test_accuracy"]))
