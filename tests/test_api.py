@@ -133,11 +133,15 @@ def test_the_examples_of_the_documentation_run(tmp_path):
 # A program of a user, with types that are right on the first lines and wrong on the marked ones.
 TYPED = """
 import numpy as np
+from mpi4py import MPI
 import adam_mpi
 
 version: str = adam_mpi.__version__
 model: adam_mpi.Trained = adam_mpi.load("run")
 found: np.ndarray = model.predict(np.zeros(3))
+server = adam_mpi.ParameterServer(MPI.COMM_WORLD, 3)
+doubled = 2 * server.wait(server.pull())
+2 * server.wait(server.push(found))  # wrong
 adam_mpi.load(3)  # wrong
 adam_mpi.train(epochs=3)  # wrong
 adam_mpi.nothing  # wrong

@@ -18,14 +18,14 @@ from adam_mpi.cluster import launcher
 
 def refused(job):
     """Return the one line that a job with an error has printed."""
-    told = re.findall(r"^adam_mpi: .*", job.stderr, re.M)
-    assert job.returncode == 2 and len(told) == 1 and "Traceback" not in job.stderr + job.stdout, job.said()
+    lines = re.findall(r"^adam_mpi: .*", job.stderr, re.M)
+    assert job.returncode == 2 and len(lines) == 1 and "Traceback" not in job.stderr + job.stdout, job.said()
     assert job.seconds < 60 and job.left_over() == []
-    return told[0].removeprefix("adam_mpi: ")
+    return lines[0].removeprefix("adam_mpi: ")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (given("train.epoch=3"), "--set: unknown key train.epoch; did you mean train.epochs?"),
         (given("train.epochs=many"), "--set: train.epochs = 'many': expected a whole number"),
@@ -38,9 +38,9 @@ def refused(job):
         (["--max-minutes", "x"], "argument --max-minutes: invalid float value: 'x'; what is allowed: python -m"),
     ],
 )
-def test_an_error_is_one_line_from_one_rank(arguments, said, launch):
+def test_an_error_is_one_line_from_one_rank(arguments, text, launch):
     job = launch(3, "train", *arguments)
-    assert refused(job).startswith(said)
+    assert refused(job).startswith(text)
     assert not job.run.exists()
 
 
@@ -58,11 +58,11 @@ def test_a_rank_that_printed_an_error_waits_for_others_for_a_limited_time(monkey
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=world))
     monkeypatch.setattr(launcher, "TOGETHER_SECONDS", 0.0)
     monkeypatch.setattr(launcher.os, "_exit", end)
-    for number, told in (("0", "adam_mpi: a mistake\n"), ("1", "")):
+    for number, printed in (("0", "adam_mpi: a mistake\n"), ("1", "")):
         monkeypatch.setenv("PMI_RANK", number)
         with pytest.raises(SystemExit, match="ended with 2"):
             launcher.tell_together("adam_mpi: a mistake")
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == printed
 
 
 def test_one_rank_prints_the_help(monkeypatch, capsys):
@@ -76,8 +76,8 @@ def test_a_run_directory_is_never_overwritten(launch, tmp_path):
     run = tmp_path / "mine"
     run.mkdir()
     (run / "config.toml").write_text("")
-    said = refused(launch(3, "train", "--run", run))
-    assert said == f"run directory {run} holds a run; add --resume to go on with it, or give another"
+    text = refused(launch(3, "train", "--run", run))
+    assert text == f"run directory {run} holds a run; add --resume to go on with it, or give another"
     assert [path.name for path in run.iterdir()] == ["config.toml"]
 
 
@@ -134,8 +134,8 @@ def test_plan_refuses_an_impossible_layout():
 def test_help_lists_every_key_with_its_sentence(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
-    said = capsys.readouterr().out
-    assert all(f"  {key} = " in said and sentence in said for key, _, sentence in config.documentation())
+    text = capsys.readouterr().out
+    assert all(f"  {key} = " in text and sentence in text for key, _, sentence in config.documentation())
 
 
 def test_one_rank_prints_the_version(monkeypatch, capsys):
@@ -150,17 +150,17 @@ def test_one_rank_prints_the_version(monkeypatch, capsys):
 def test_help_lists_every_command(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    said = capsys.readouterr().out
-    assert all(re.search(rf"^    {command} ", said, re.M) for command in ("train", "eval", "plan", "fetch"))
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^    {command} ", text, re.M) for command in ("train", "eval", "plan", "fetch"))
 
 
 def test_fetch_names_what_it_does_not_know(capsys):
     assert main(["fetch", "imagenet"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("adam_mpi: ") and "imagenet" in said and "mnist" in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert text.startswith("adam_mpi: ") and "imagenet" in text and "mnist" in text and text.count("\n") == 1
 
 
 def test_eval_wants_weights(tmp_path, capsys):
     assert main(["eval", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said == f"adam_mpi: {tmp_path}: no weights; give a run directory, a snapshot or a file of weights\n"
+    text = capsys.readouterr().err
+    assert text == f"adam_mpi: {tmp_path}: no weights; give a run directory, a snapshot or a file of weights\n"

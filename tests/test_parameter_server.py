@@ -151,7 +151,7 @@ def test_wrong_arguments_are_named():
 
 
 def test_impossible_numbers_are_named():
-    for given, said in (
+    for given, message in (
         ({"size": 0}, "size = 0: must be at least 1"),
         ({"copies": 0}, "copies = 0"),
         ({"threads": -1}, "threads = -1"),
@@ -160,11 +160,11 @@ def test_impossible_numbers_are_named():
         ({"initial": np.zeros(9, np.float32)}, "initial has 9 values: must have size = 10"),
         ({"initial": np.zeros(10)}, "initial values of type float64: would be rounded to float32"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             ParameterServer(COMM, **{"size": 10} | given)
 
 
-MISTAKES = {
+WRONG_CALLS = {
     "two dimensions": (lambda server: server.push(np.ones((10, 10), np.float32)), r"values of shape \(10, 10\)"),
     "float64": (lambda server: server.push(np.ones(5)), "float64: would be rounded to float32; .*astype"),
     "int64": (lambda server: server.push(np.ones(5, np.int64)), "int64: would be rounded"),
@@ -182,15 +182,15 @@ def test_a_wrong_argument_changes_nothing():
     """Nothing is sent, nothing is carried, and the next push is applied."""
 
     def work(server):
-        for name, (mistake, said) in MISTAKES.items():
-            with pytest.raises(UserError, match=said):
-                mistake(server)
+        for name, (call, message) in WRONG_CALLS.items():
+            with pytest.raises(UserError, match=message):
+                call(server)
             server.wait(server.push(np.ones(1000, np.float32)))
             assert server.wait(server.pull(count=1)) is not None, name
 
     values = served(work)
     if values is not None:
-        assert np.array_equal(values, np.full(1000, float(len(MISTAKES) * CLIENTS)))
+        assert np.array_equal(values, np.full(1000, float(len(WRONG_CALLS) * CLIENTS)))
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -235,13 +235,13 @@ def test_a_pull_of_indices_takes_few_reads(transport):
 
 
 def test_another_thread_is_refused():
-    said = []
+    errors = []
 
     def elsewhere(work):
         try:
             work()
         except UserError as error:
-            said.append(str(error))
+            errors.append(str(error))
 
     def work(server):
         calls = [
@@ -257,7 +257,9 @@ def test_another_thread_is_refused():
             thread = threading.Thread(target=elsewhere, args=(call,), name="other")
             thread.start()
             thread.join()
-        assert len(said) == len(calls) and all("in thread other: it belongs to the main thread" in one for one in said)
+        assert len(errors) == len(calls) and all(
+            "in thread other: it belongs to the main thread" in one for one in errors
+        )
 
     served(work)
 

@@ -296,9 +296,9 @@ def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys
         + "".join(f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull"))
     )
     assert cli.main(["simulate", str(file), "--set", "layout.servers=1"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["images_per_second"] > 0
-    shares = [int(line.split()[1].removesuffix("%,")) for line in told.err.splitlines()]
+    streams = capsys.readouterr()
+    assert json.loads(streams.out)["images_per_second"] > 0
+    shares = [int(line.split()[1].removesuffix("%,")) for line in streams.err.splitlines()]
     assert shares == sorted(shares) and shares[0] < 5 and shares[-1] > 95
 
 

@@ -66,8 +66,8 @@ def test_values_within_the_spread_of_seeds_count_as_equal():
     def row(value, *times):
         return Row(value, [outcome((time, 1.0)) for time in times], list(times))
 
-    told = advice([row("x=1", 10, 12), row("x=2", 11, 13), row("x=3", 30, 31)], 0.9)
-    assert told == "Take x=1: 11.0 s to 90.00% on average; within the spread of the seeds as good: x=2."
+    text = advice([row("x=1", 10, 12), row("x=2", 11, 13), row("x=3", 30, 31)], 0.9)
+    assert text == "Take x=1: 11.0 s to 90.00% on average; within the spread of the seeds as good: x=2."
 
 
 def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
@@ -93,24 +93,24 @@ def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     ]
     command += [*SMALL, "--target", "0.02"]
     assert main(command) == 0
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     jobs = tmp_path / "s" / "jobs.txt"
-    assert said[0] == (
+    assert output[0] == (
         f"2 runs, 0 of them done; as a Slurm array: sbatch --array=1-2 --ntasks=1 slurm/train.sh @{jobs}"
     )
-    assert said[1:3] == [f"{i}/2 optimizer.learning_rate={rate} seed=1: done" for i, rate in ((1, 0.01), (2, 0.05))]
-    assert said[-1].startswith("Take optimizer.learning_rate=0.0")
+    assert output[1:3] == [f"{i}/2 optimizer.learning_rate={rate} seed=1: done" for i, rate in ((1, 0.01), (2, 0.05))]
+    assert output[-1].startswith("Take optimizer.learning_rate=0.0")
     # Without its marker a run is repeated, the others are not. A third value is one more run of the same sweep.
     (tmp_path / "s" / "optimizer.learning_rate=0.05_seed=1" / "DONE").unlink()
     command[2] += ",-1"
     assert main(command) == 2 and "optimizer.learning_rate = -1" in capsys.readouterr().err
     command[2] = "optimizer.learning_rate=0.01,0.05,0.1"
     assert main(command) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("3 runs, 1 of them done") and [line[:3] for line in said[1:3]] == ["2/3", "3/3"]
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith("3 runs, 1 of them done") and [line[:3] for line in output[1:3]] == ["2/3", "3/3"]
     # The table alone, and another sweep in the same folder.
     assert main([*command, "--table"]) == 0
-    assert capsys.readouterr().out.splitlines() == said[3:]
+    assert capsys.readouterr().out.splitlines() == output[3:]
     assert main([*command, "--set", "train.batch=16"]) == 2
     assert "holds a sweep of other jobs" in capsys.readouterr().err
 
@@ -162,9 +162,9 @@ def test_an_interrupted_sweep_is_one_line_and_leaves_no_job(number, tmp_path):
         assert sweep.poll() is None and time.monotonic() < limit, "the second job did not begin"
         time.sleep(0.01)
     sweep.send_signal(number)
-    out, told = sweep.communicate(timeout=60)
+    out, text = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "1/3 optimizer.learning_rate=0.01 seed=1: done" in out
-    assert told == "adam_mpi: interrupted; 1 of 3 runs are done; run the same command to resume\n"
+    assert text == "adam_mpi: interrupted; 1 of 3 runs are done; run the same command to resume\n"
     assert (second / "ended").exists() and not (tmp_path / "s" / "optimizer.learning_rate=0.1_seed=1").exists()
     with pytest.raises(ProcessLookupError):
         os.kill(int((second / "pid").read_text()), 0)

@@ -1,6 +1,7 @@
 """The pushes and pulls of one client; they outlive a generation, and continue in the next one when a rank is lost."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -47,9 +48,9 @@ class Client:
         self.keep = keep
         self.carried = np.zeros(size if keep else 0, np.float32)
         """What the filter has kept back, by parameter."""
-        self.waiting: list[Handle] = []
+        self.waiting: list[Handle[Any]] = []
         """Handles that others must be done before."""
-        self.reading: list[Handle] = []
+        self.reading: list[Handle[Any]] = []
         """Pulls that are under way."""
         self.unacknowledged: list[RangeMessage] = []
         """Messages to send again in the next generation."""
@@ -60,18 +61,18 @@ class Client:
         """Whether nothing is under way."""
         return self.transfers.idle and not self.waiting and not self.reading
 
-    def start_ready(self, handle: Handle) -> bool:
+    def start_ready(self, handle: Handle[Any]) -> bool:
         """Start `handle` if it is ready and has not started; return whether it is ready."""
         if handle.ready and handle.pending < 0:
             handle.pending = 0
             handle.start(handle)
         return handle.ready
 
-    def push_range(self, values: np.ndarray, offset: int, after: Sequence[Handle]) -> Handle:
+    def push_range(self, values: np.ndarray, offset: int, after: Sequence[Handle[Any]]) -> Handle[None]:
         """Return a handle that pushes `values` for the parameters from `offset`."""
         stop = offset + values.size
 
-        def start(handle: Handle) -> None:
+        def start(handle: Handle[Any]) -> None:
             for shard in self.transfers.shards_of(offset, stop):
                 low = max(offset, shard.start)
                 part = values[low - offset : min(stop, shard.stop) - offset]
@@ -79,12 +80,12 @@ class Client:
 
         return Handle(after, start, f"push of {values.size} parameters from {offset}")
 
-    def push_pairs(self, indices: np.ndarray, values: np.ndarray, after: Sequence[Handle]) -> Handle:
+    def push_pairs(self, indices: np.ndarray, values: np.ndarray, after: Sequence[Handle[Any]]) -> Handle[None]:
         """Return a handle that pushes those of the pairs that the filter keeps; `indices` increase."""
         if self.keep is not None:
             indices, values = self._filtered(indices, values, self.keep)
 
-        def start(handle: Handle) -> None:
+        def start(handle: Handle[Any]) -> None:
             room = self.transfers.pairs_per_message
             shards = self.transfers.shards_of(int(indices[0]), int(indices[-1]) + 1) if indices.size else ()
             for shard in shards:
@@ -106,7 +107,7 @@ class Client:
         return sent, amounts
 
     def _send(
-        self, handle: Handle, shard: Shard, values: np.ndarray, first: int = 0, indices: np.ndarray | None = None
+        self, handle: Handle[Any], shard: Shard, values: np.ndarray, first: int = 0, indices: np.ndarray | None = None
     ) -> None:
         self.sequence += 1
         message = RangeMessage(
@@ -120,23 +121,27 @@ class Client:
         )
         self.transfers.send(message)
 
-    def pull_range(self, offset: int, count: int, into: np.ndarray | None, after: Sequence[Handle]) -> Handle:
+    def pull_range(
+        self, offset: int, count: int, into: np.ndarray | None, after: Sequence[Handle[Any]]
+    ) -> Handle[np.ndarray]:
         """Return a handle that reads `count` parameters from `offset` into `into`, or into a new array."""
 
-        def start(handle: Handle) -> None:
+        def start(handle: Handle[Any]) -> None:
             self.transfers.read_range(handle, self._start_read(handle, count, into), offset)
 
         return Handle(after, start, f"pull of {count} parameters from {offset}")
 
-    def pull_indices(self, indices: np.ndarray, into: np.ndarray | None, after: Sequence[Handle]) -> Handle:
+    def pull_indices(
+        self, indices: np.ndarray, into: np.ndarray | None, after: Sequence[Handle[Any]]
+    ) -> Handle[np.ndarray]:
         """Return a handle that reads the parameters at `indices` into `into`, or into a new array."""
 
-        def start(handle: Handle) -> None:
+        def start(handle: Handle[Any]) -> None:
             self.transfers.read_indices(handle, self._start_read(handle, indices.size, into), indices)
 
         return Handle(after, start, f"pull of {indices.size} indices")
 
-    def _start_read(self, handle: Handle, count: int, into: np.ndarray | None) -> np.ndarray:
+    def _start_read(self, handle: Handle[Any], count: int, into: np.ndarray | None) -> np.ndarray:
         """Note that `handle` is under way; return the array that it reads into."""
         values = np.empty(count, np.float32) if into is None else into
         handle.values = values

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -28,8 +28,12 @@ class Gather:
         self.into[self.positions] = self.source[self.picked]
 
 
+V = TypeVar("V")
+"""What waiting for a handle returns: an array for a pull, None for a push."""
+
+
 @dataclass(eq=False)
-class Handle:
+class Handle(Generic[V]):
     """A push or a pull that is under way; `ParameterServer.push` and `pull` return one.
 
     Attributes
@@ -56,8 +60,8 @@ class Handle:
     ('push of 3 parameters from 0', '')
     """
 
-    after: Sequence["Handle"]
-    start: Callable[["Handle"], None] = field(repr=False)
+    after: Sequence["Handle[Any]"]
+    start: Callable[["Handle[Any]"], None] = field(repr=False)
     what: str
     pending: int = field(default=-1, repr=False)
     """Transfers that are not complete; -1 before they have started."""
@@ -82,7 +86,7 @@ class RangeMessage:
     """Values of consecutive parameters of one shard, or (index, value) pairs of it."""
 
     client: "Client"
-    handle: Handle
+    handle: Handle[None]
     shard: Shard
     sequence: int
     values: np.ndarray

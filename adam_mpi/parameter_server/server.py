@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -14,7 +15,7 @@ from adam_mpi.cluster.world import Idle, World
 from adam_mpi.parameter_server import arguments, shutdown
 from adam_mpi.parameter_server.client import Client, Filter
 from adam_mpi.parameter_server.generations import Membership, arrange_roles
-from adam_mpi.parameter_server.handles import Handle
+from adam_mpi.parameter_server.handles import Handle, V
 from adam_mpi.runtime.recovery import RecoveryPlan
 from adam_mpi.server.server import Server
 from adam_mpi.sharding.position import Position
@@ -182,8 +183,8 @@ class ParameterServer(Membership):
         values: ArrayLike,
         offset: int = 0,
         indices: ArrayLike | None = None,
-        after: Sequence[Handle] = (),
-    ) -> Handle:
+        after: Sequence[Handle[Any]] = (),
+    ) -> Handle[None]:
         """Push values for parameters `offset`, `offset + 1`, ... or for those at `indices`.
 
         Parameters
@@ -233,9 +234,9 @@ class ParameterServer(Membership):
         offset: int = 0,
         count: int | None = None,
         indices: ArrayLike | None = None,
-        after: Sequence[Handle] = (),
+        after: Sequence[Handle[Any]] = (),
         into: np.ndarray | None = None,
-    ) -> Handle:
+    ) -> Handle[np.ndarray]:
         """Read parameters from the servers: a range, or those at `indices`.
 
         Parameters
@@ -282,7 +283,7 @@ class ParameterServer(Membership):
         _check_into(into, count)
         return self._begin(self._client.pull_range(offset, count, into, after))
 
-    def wait(self, handle: Handle) -> np.ndarray | None:
+    def wait(self, handle: Handle[V]) -> V:
         """Wait until `handle` is done, and return what a pull has read.
 
         Parameters
@@ -318,7 +319,7 @@ class ParameterServer(Membership):
         self._survive(lambda: self._until(lambda: handle.done, handle.what))
         if handle.refused:
             raise UserError(handle.refused)
-        return handle.values
+        return cast(V, handle.values)
 
     def step(self) -> bool:
         """Make progress with what is under way, without waiting.
@@ -368,7 +369,7 @@ class ParameterServer(Membership):
         """Whether nothing is under way: every push and pull of this rank is done."""
         return self._client.idle
 
-    def _begin(self, handle: Handle) -> Handle:
+    def _begin(self, handle: Handle[V]) -> Handle[V]:
         """Start `handle` now, or as soon as those before it are done; return it."""
         if not self._survive(partial(self._client.start_ready, handle)):
             self._client.waiting.append(handle)

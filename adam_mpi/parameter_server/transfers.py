@@ -63,7 +63,7 @@ class Transfers:
         self.generation.mailbox_window.sync()
         self.generation.weights_window.sync()
 
-    def read_range(self, handle: Handle, into: np.ndarray, offset: int) -> None:
+    def read_range(self, handle: Handle[np.ndarray], into: np.ndarray, offset: int) -> None:
         """Start to read the parameters from `offset` into `into`, each from the server that holds it."""
         window = self.generation.weights_window
         for server, runs in self.runs.items():
@@ -74,7 +74,7 @@ class Transfers:
                     part = into[low - offset : high - offset]
                     handle.requests.append(window.get(part, server, place + 4 * (low - start)))
 
-    def read_indices(self, handle: Handle, into: np.ndarray, indices: np.ndarray) -> None:
+    def read_indices(self, handle: Handle[np.ndarray], into: np.ndarray, indices: np.ndarray) -> None:
         """Start to read the parameters at `indices` into `into`, in their order.
 
         Memory of servers on this host is read at once; from other hosts whole pieces are read and picked from later.
