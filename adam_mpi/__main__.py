@@ -1,9 +1,9 @@
-"""python -m adam_mpi: see cli.py for the commands."""
+"""Run the command line of `adam_mpi.cli`, as `python -m adam_mpi`."""
 
 import signal
 import sys
 
-# It asks for a snapshot once there is something to keep; until then it must not end the rank.
+# The signal asks for a snapshot as soon as there is something to keep; until then it must not end the rank.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 from adam_mpi.cli import main  # noqa: E402

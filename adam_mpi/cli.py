@@ -1,4 +1,4 @@
-"""The commands of `python -m adam_mpi`; each is one short function. `train` is meant where none is named."""
+"""The commands of `adam-mpi` and `python -m adam_mpi`; each is one short function, and `train` is the default."""
 
 import argparse
 import os
@@ -11,13 +11,15 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.launcher import rank, tell, tell_together
 from adam_mpi.options import parser
 
-NO_CACHE, CACHE = "no locator available", "set ADAM_MPI_CACHE to a folder that can be written"
-"""What numba says when it finds no folder for what it compiles, and what to do."""
+NO_CACHE = "no locator available"
+"""Part of the message of numba when it finds no folder for what it compiles."""
+WITHOUT_COMMAND = ("-h", "--help", "--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` (of the process, by default) begin with; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or (given[0] not in COMMANDS and given[0] not in ("-h", "--help")):
+    if not given or (given[0] not in COMMANDS and given[0] not in WITHOUT_COMMAND):
         given.insert(0, "train")
     options = parser({name: function.__doc__ or "" for name, function in COMMANDS.items()}).parse_args(given)
     try:
@@ -30,15 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if NO_CACHE not in str(error):
             raise
-        place = Path(__file__).parent
-        tell_together(f"adam_mpi: compiled kernels can be kept neither in {place} nor at home; {CACHE}")
+        advice = "set ADAM_MPI_CACHE to a folder that can be written"
+        tell_together(
+            f"adam_mpi: compiled kernels can be kept neither in {Path(__file__).parent} nor at home; {advice}"
+        )
         return 2
     except KeyboardInterrupt as interruption:
         if not rank():
             tell(f"adam_mpi: {interruption or 'interrupted'}")
         return 130
     except BrokenPipeError:
-        # Whoever reads the output, such as `head`, has seen enough; Python's own last flush must find an open file.
+        # The reader of the output, such as `head`, has closed it; the last flush of Python must find an open file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -47,18 +51,25 @@ def train(options: argparse.Namespace) -> int:
     """Train a network; started by mpirun with any number of ranks."""
     from adam_mpi.runtime import run
 
-    return run.train(options.config, options.set, options.run, options.resume, options.max_minutes, options.take_over)
+    return run.train(
+        options.config,
+        options.set,
+        options.run,
+        options.resume,
+        minutes=options.max_minutes,
+        take_over=options.take_over,
+    )
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Evaluate trained weights on what was not trained on; started by mpirun, each rank has a strip of the network."""
+    """Evaluate trained weights on validation and test data; started by mpirun, each rank has a strip of the network."""
     from adam_mpi.inference.evaluate import evaluate
 
     return evaluate(Path(options.path))
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Print who would do what, and how much of it, without MPI."""
+    """Print the roles, memory and traffic of a job without starting it."""
     from adam_mpi.planning.report import plan
 
     print(plan(config.load(options.config, options.set), options.ranks, options.hosts, options.images))
@@ -66,7 +77,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def fetch(options: argparse.Namespace) -> int:
-    """Get a data set into the data folder."""
+    """Download or copy a data set into the data folder."""
     from adam_mpi.data.fetch import fetch
     from adam_mpi.data.sets import home
 
@@ -83,34 +94,35 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def inspect(options: argparse.Namespace) -> int:
-    """Tell what is in a snapshot, a store, a file of weights or a run; exit code 1 if it is not whole."""
+    """Print what is in a snapshot, a store, a file of weights or a run; exit with 1 if it is not intact."""
     from adam_mpi.checkpoint.inspect import inspect
     from adam_mpi.checkpoint.run_directory import compare_copies
 
     path = Path(options.path)
     if options.layers or options.image:
-        return _look_into(options)
+        return _inspect_model(options)
     text, whole = compare_copies(path, seconds=30.0) if options.copies else inspect(path)
     print(text)
     return 0 if whole else 1
 
 
 def join(options: argparse.Namespace) -> int:
-    """Join a running job; the job itself starts this."""
+    """Join a running job as a new rank; the job itself starts this command."""
     from adam_mpi.runtime import run
 
     return run.join(Path(options.run))
 
 
 def grow(options: argparse.Namespace) -> int:
-    """Have a running job take in more ranks, where its launcher has places for them."""
+    """Add ranks to a running job, if its launcher has slots for them."""
     from adam_mpi.checkpoint.run_directory import grow
 
     print(grow(Path(options.run), options.ranks))
     return 0
 
 
-def _look_into(options: argparse.Namespace) -> int:
+def _inspect_model(options: argparse.Namespace) -> int:
+    """Print the layers of a trained network, or draw what they make of an image."""
     from adam_mpi.inference.trained import load
     from adam_mpi.report import layer_report
 
@@ -131,7 +143,7 @@ def merge(options: argparse.Namespace) -> int:
 
 
 def top(options: argparse.Namespace) -> int:
-    """Show a running job rank by rank: who is slow, who waits for whom."""
+    """Show a running job rank by rank: which are slow, and which ranks they wait for."""
     from adam_mpi.monitor.live_view import top
 
     top(Path(options.run), options.once)
@@ -139,7 +151,7 @@ def top(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write one page about a run, or about several side by side."""
+    """Write an HTML page about a run, or about several side by side."""
     from adam_mpi.report import report
 
     print(report(options.runs, options.output))
@@ -147,7 +159,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Predict throughput and staleness of a job on machines described in a TOML file."""
+    """Predict throughput and staleness of a job on machines that a TOML file describes."""
     try:
         from adam_mpi.simulate.prediction import simulate
     except ModuleNotFoundError as error:
@@ -158,7 +170,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Tell the classes of images, with probabilities."""
+    """Print the classes of images, with probabilities."""
     from adam_mpi.inference.predict import predict
     from adam_mpi.inference.trained import load
 
@@ -177,7 +189,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def import_(options: argparse.Namespace) -> int:
-    """Make a file of weights to begin with out of another program's."""
+    """Convert the weights of another program to a file that training can start from."""
     from adam_mpi.inference.export.foreign import import_weights
 
     print(import_weights(options.file, config.load(options.config, options.set), options.output))
@@ -193,19 +205,19 @@ def models(options: argparse.Namespace) -> int:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Train with every value of some keys, and tell which to take; the same command goes on where it was cut."""
+    """Train with every value of some keys, and recommend one; the same command resumes an interrupted sweep."""
     from adam_mpi.sweep.command import Sweep, sweep
 
     wanted = Sweep(
-        options.config,
-        options.set,
-        options.over,
-        options.seeds,
-        options.ranks,
-        options.output,
-        options.target,
-        options.launch,
-        options.table,
+        config=options.config,
+        settings=options.set,
+        over=options.over,
+        seeds=options.seeds,
+        ranks=options.ranks,
+        folder=options.output,
+        target=options.target,
+        launch=options.launch,
+        only_table=options.table,
     )
     failed = False
     for line in sweep(wanted):

@@ -1,4 +1,4 @@
-"""The options of each command; `cli.py` has what they do."""
+"""The options of each command; `cli.py` has what the commands do."""
 
 import argparse
 import math
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import adam_mpi
 from adam_mpi import config
 from adam_mpi.cluster.launcher import rank, tell_together
 from adam_mpi.config.models import names
@@ -16,27 +17,41 @@ if TYPE_CHECKING:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Under mpirun every rank has the same mistake to report, or the same help to show; one does."""
+    """A parser whose errors and help only one rank prints: under mpirun every rank has the same arguments."""
 
     def error(self, message: str) -> NoReturn:
+        """Print `message` from one rank, and exit with 2."""
         tell_together(f"adam_mpi: {message}; what is allowed: python -m {self.prog} --help")
         sys.exit(2)
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        """Print the help from one rank."""
         if not rank():
             super().print_help(file)
 
 
+class _Version(argparse.Action):
+    """Print the version of the package from one rank; the package's metadata is read only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print the version, and exit with 0."""
+        if not rank():
+            print(f"adam-mpi {adam_mpi.__version__}")
+        parser.exit()
+
+
 class _KeysHelp(argparse.HelpFormatter):
-    """Help that ends with the configuration keys; they are put together only when it is asked for."""
+    """Help that ends with the configuration keys, which are collected only when it is printed."""
 
     def format_help(self) -> str:
+        """Return the help with the configuration keys at its end."""
         return f"{super().format_help()}\n{_keys()}\n"
 
 
 def parser(commands: Mapping[str, str]) -> argparse.ArgumentParser:
-    """For these commands, each with a sentence about it."""
-    made = _Parser(prog="adam_mpi", description="The commands; `train` is meant where none is named.")
+    """Return the parser of `commands`, which map the name of each command to a sentence about it."""
+    made = _Parser(prog="adam_mpi", description="Without a command, `train` is run.")
+    made.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     choice = made.add_subparsers(dest="command", required=True)
     for name, sentence in commands.items():
         OPTIONS[name](choice.add_parser(name, help=sentence, description=sentence))
@@ -50,10 +65,10 @@ def _config(command: argparse.ArgumentParser) -> None:
 
 
 def _output(command: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Where there is no default, it has to be given."""
-    told = f"default: {default}" if default else "the file to write"
+    """Add -o to `command`; it is required where there is no `default`."""
+    text = f"default: {default}" if default else "the file to write"
     given = Path(default) if default else None
-    command.add_argument("-o", dest="output", type=Path, metavar="FILE", required=not default, default=given, help=told)
+    command.add_argument("-o", dest="output", type=Path, metavar="FILE", required=not default, default=given, help=text)
 
 
 def _weights(command: argparse.ArgumentParser) -> None:
@@ -63,10 +78,10 @@ def _weights(command: argparse.ArgumentParser) -> None:
 def _train(command: argparse.ArgumentParser) -> None:
     _config(command)
     command.add_argument("--run", metavar="DIR", help="run directory (default: runs/NAME)")
-    command.add_argument("--resume", action="store_true", help="go on from what the run directory holds")
+    command.add_argument("--resume", action="store_true", help="continue the run that the directory holds")
     command.add_argument("--take-over", action="store_true", help="take the run directory away from a job that has it")
     command.add_argument(
-        "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after so long"
+        "--max-minutes", type=float, default=math.inf, metavar="M", help="take a snapshot and stop after M minutes"
     )
 
 
@@ -79,7 +94,7 @@ def _plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
     command.add_argument("--hosts", metavar="4x16", help="hosts x ranks per host (default: one host)")
     command.add_argument(
-        "--images", metavar="3x256x256:1000", help="plan for such images and classes instead of those of a data set"
+        "--images", metavar="3x256x256:1000", help="images and classes to plan for, instead of those of a data set"
     )
 
 
@@ -96,7 +111,7 @@ def _fetch(command: argparse.ArgumentParser) -> None:
 def _pack(command: argparse.ArgumentParser) -> None:
     command.add_argument("source", help="name or path of a data set, as in data.set")
     command.add_argument("--size", type=int, default=0, help="side that images of a folder are scaled to")
-    command.add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what a bad image does")
+    command.add_argument("--on-bad", choices=("stop", "skip"), default="stop", help="what to do with a bad image")
     _output(command)
 
 
@@ -109,16 +124,16 @@ def _inspect(command: argparse.ArgumentParser) -> None:
 
 
 def _grow(command: argparse.ArgumentParser) -> None:
-    command.add_argument("ranks", type=int, help="how many")
+    command.add_argument("ranks", type=int, help="number of ranks to add")
     command.add_argument("run", help="run directory")
 
 
 def _join(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", help="run directory; whoever starts it says everything else through MPI")
+    command.add_argument("run", help="run directory; the job sends everything else through MPI")
 
 
 def _merge(command: argparse.ArgumentParser) -> None:
-    command.add_argument("path", help="a snapshot, or a run directory, whose newest one is taken")
+    command.add_argument("path", help="a snapshot, or a run directory, of which the newest snapshot is taken")
     _output(command)
 
 
@@ -129,7 +144,7 @@ def _report(command: argparse.ArgumentParser) -> None:
 
 def _top(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="its run directory")
-    command.add_argument("--once", action="store_true", help="show it once, and end")
+    command.add_argument("--once", action="store_true", help="show it once, and exit")
 
 
 def _predict(command: argparse.ArgumentParser) -> None:
@@ -189,7 +204,7 @@ OPTIONS = {
 
 
 def _keys() -> str:
-    """The configuration keys with their defaults, for the help text."""
+    """Return the configuration keys with their defaults and sentences, for the help text."""
     rows = []
     for key, default, sentence in config.documentation():
         shown = "(the paper's MNIST network)" if key == "model.layers" else default

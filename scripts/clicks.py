@@ -9,8 +9,7 @@ gradient as (index, value) pairs, and run at most DELAY pushes ahead of the serv
 import numpy as np
 from mpi4py import MPI
 
-from adam_mpi import ParameterServer
-from adam_mpi.parameter_server.server import significant
+from adam_mpi import ParameterServer, significant
 
 FEATURES, PER_CLICK, CLICKS, BATCH, EPOCHS, DELAY = 20_000, 12, 20_000, 200, 3, 4
 
@@ -53,7 +52,7 @@ def train(server: ParameterServer, features: np.ndarray, clicked: np.ndarray) ->
 
 def main() -> None:
     comm = MPI.COMM_WORLD
-    with ParameterServer(comm, FEATURES, optimizer="adagrad", rate=0.1, keep=significant(1e-4)) as server:
+    with ParameterServer(comm, FEATURES, optimizer="adagrad", learning_rate=0.1, filter=significant(1e-4)) as server:
         if server.serve():
             return
         features, clicked = draw(seed=1 + comm.rank)

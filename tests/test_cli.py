@@ -1,4 +1,4 @@
-"""The command line: mistakes are one line and exit code 2, whoever notices them; what needs no MPI works without."""
+"""The command line: errors are one line and exit code 2 on any rank; commands that need no MPI work without it."""
 
 import gzip
 import re
@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 from launch import ROOT, given
 
+import adam_mpi
 from adam_mpi import config
 from adam_mpi.cli import main
 from adam_mpi.cluster import launcher
 
 
 def refused(job):
-    """The one line that an mpirun with a mistake said."""
-    told = re.findall(r"^adam_mpi: .*", job.stderr, re.M)
-    assert job.returncode == 2 and len(told) == 1 and "Traceback" not in job.stderr + job.stdout, job.said()
+    """Return the one line that a job with an error has printed."""
+    lines = re.findall(r"^adam_mpi: .*", job.stderr, re.M)
+    assert job.returncode == 2 and len(lines) == 1 and "Traceback" not in job.stderr + job.stdout, job.said()
     assert job.seconds < 60 and job.left_over() == []
-    return told[0].removeprefix("adam_mpi: ")
+    return lines[0].removeprefix("adam_mpi: ")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (given("train.epoch=3"), "--set: unknown key train.epoch; did you mean train.epochs?"),
         (given("train.epochs=many"), "--set: train.epochs = 'many': expected a whole number"),
@@ -37,14 +38,14 @@ def refused(job):
         (["--max-minutes", "x"], "argument --max-minutes: invalid float value: 'x'; what is allowed: python -m"),
     ],
 )
-def test_a_mistake_is_one_line_from_one_rank(arguments, said, launch):
+def test_an_error_is_one_line_from_one_rank(arguments, text, launch):
     job = launch(3, "train", *arguments)
-    assert refused(job).startswith(said)
+    assert refused(job).startswith(text)
     assert not job.run.exists()
 
 
-def test_who_has_told_a_mistake_waits_for_nobody_for_ever(monkeypatch, capsys):
-    """Another rank may be another program, which never meets the others: the end comes from our own clock."""
+def test_a_rank_that_printed_an_error_waits_for_others_for_a_limited_time(monkeypatch, capsys):
+    """Another rank may run another program, which never joins the barrier."""
 
     class Never:
         def Test(self):
@@ -57,14 +58,14 @@ def test_who_has_told_a_mistake_waits_for_nobody_for_ever(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=world))
     monkeypatch.setattr(launcher, "TOGETHER_SECONDS", 0.0)
     monkeypatch.setattr(launcher.os, "_exit", end)
-    for number, told in (("0", "adam_mpi: a mistake\n"), ("1", "")):
+    for number, printed in (("0", "adam_mpi: a mistake\n"), ("1", "")):
         monkeypatch.setenv("PMI_RANK", number)
         with pytest.raises(SystemExit, match="ended with 2"):
             launcher.tell_together("adam_mpi: a mistake")
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == printed
 
 
-def test_one_rank_shows_the_help(monkeypatch, capsys):
+def test_one_rank_prints_the_help(monkeypatch, capsys):
     monkeypatch.setenv("PMI_RANK", "1")
     with pytest.raises(SystemExit, match="0"):
         main(["train", "--help"])
@@ -84,14 +85,14 @@ def idx(array):
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
 
 
-def test_a_mistake_that_only_one_rank_can_see_ends_all(launch, tmp_path):
+def test_an_error_that_only_one_rank_sees_ends_all(launch, tmp_path):
     folder = tmp_path / "data" / "mnist"
     folder.mkdir(parents=True)
     for part, count in (("train", 60), ("t10k", 20)):
         pixels = np.random.default_rng(0).integers(0, 256, (count, 28, 28)).astype(np.uint8)
         (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(pixels)))
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx((np.arange(count) % 10).astype(np.uint8)))
-    # Beginning and end are good, which is all that the first look sees.
+    # The first check reads only the beginning and the end, which are intact.
     images = folder / "train-images-idx3-ubyte.gz"
     content = bytearray(images.read_bytes())
     content[len(content) // 2] ^= 255
@@ -102,7 +103,7 @@ def test_a_mistake_that_only_one_rank_can_see_ends_all(launch, tmp_path):
 
 
 def without_mpi(*arguments):
-    """Runs a command in a Python that has no mpi4py."""
+    """Run a command in a Python that has no mpi4py."""
     program = "import sys; sys.modules['mpi4py'] = None; from adam_mpi.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
@@ -116,14 +117,14 @@ def test_plan_needs_no_mpi():
     assert len(servers) == len(set(servers)) == 4
 
 
-def test_a_reader_who_has_seen_enough_is_no_error():
+def test_a_closed_pipe_is_no_error():
     command = [sys.executable, "-m", "adam_mpi", "plan", "-n", "2000"]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     job.stdout.close()
     assert (job.stderr.read(), job.wait(60)) == (b"", 0)
 
 
-def test_plan_says_what_cannot_work():
+def test_plan_refuses_an_impossible_layout():
     done = without_mpi("plan", "-n", 2, *given("layout.partitions=3"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "adam_mpi: layout.partitions = 3: only 2 ranks; start more or set at most 2\n"
@@ -133,24 +134,33 @@ def test_plan_says_what_cannot_work():
 def test_help_lists_every_key_with_its_sentence(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
-    said = capsys.readouterr().out
-    assert all(f"  {key} = " in said and sentence in said for key, _, sentence in config.documentation())
+    text = capsys.readouterr().out
+    assert all(f"  {key} = " in text and sentence in text for key, _, sentence in config.documentation())
+
+
+def test_one_rank_prints_the_version(monkeypatch, capsys):
+    version = adam_mpi.__version__
+    for number, printed in (("0", f"adam-mpi {version}\n"), ("1", "")):
+        monkeypatch.setenv("PMI_RANK", number)
+        with pytest.raises(SystemExit, match="0"):
+            main(["--version"])
+        assert capsys.readouterr().out == printed
 
 
 def test_help_lists_every_command(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    said = capsys.readouterr().out
-    assert all(re.search(rf"^    {command} ", said, re.M) for command in ("train", "eval", "plan", "fetch"))
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^    {command} ", text, re.M) for command in ("train", "eval", "plan", "fetch"))
 
 
 def test_fetch_names_what_it_does_not_know(capsys):
     assert main(["fetch", "imagenet"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("adam_mpi: ") and "imagenet" in said and "mnist" in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert text.startswith("adam_mpi: ") and "imagenet" in text and "mnist" in text and text.count("\n") == 1
 
 
 def test_eval_wants_weights(tmp_path, capsys):
     assert main(["eval", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said == f"adam_mpi: {tmp_path}: no weights; give a run directory, a snapshot or a file of weights\n"
+    text = capsys.readouterr().err
+    assert text == f"adam_mpi: {tmp_path}: no weights; give a run directory, a snapshot or a file of weights\n"

@@ -29,7 +29,7 @@ SECTIONS = (
     "What it learned",
 )
 
-# Counts images that have no size, and tells what the page is made of.
+# Counts the images of the page, and those that have no size.
 PROBE = """<script>addEventListener("load", () => {
     const images = [...document.images], broken = images.filter(image => !image.complete || !image.naturalWidth);
     document.title = JSON.stringify({images: images.length, broken: broken.length});
@@ -48,7 +48,7 @@ def run(launch):
 
 
 def test_two_runs_on_one_page_in_a_browser(run, tmp_path):
-    """The second is the first with other settings, and with a recovery to tell of."""
+    """The second is the first with other settings and with a recovery."""
     other = tmp_path / "other"
     shutil.copytree(run, other)
     settings = (other / "config.toml").read_text()
@@ -75,13 +75,13 @@ def test_two_runs_on_one_page_in_a_browser(run, tmp_path):
 
 
 def ink(shot):
-    """The part of a picture that is not white."""
+    """Return the share of a picture that is not white."""
     from PIL import Image
 
     return float(np.mean(np.asarray(Image.open(shot).convert("L")) < 250))
 
 
-def test_without_its_weights_the_rest_is_there(run, tmp_path):
+def test_a_run_without_weights_has_the_other_sections(run, tmp_path):
     (run / "weights.h5").unlink()
     shutil.rmtree(run / "snapshots")
     page = tmp_path / "report.html"
@@ -89,20 +89,20 @@ def test_without_its_weights_the_rest_is_there(run, tmp_path):
     assert "Not shown: " in page.read_text() and "no weights" in page.read_text()
 
 
-def test_names_of_runs_differ():
+def test_runs_have_different_names():
     assert names([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
     assert names([Path("x/run"), Path("y/run")]) == ["x/run", "y/run"]
     with pytest.raises(UserError, match="given twice"):
         names([Path("runs/a"), Path("runs/a")])
 
 
-def test_of_nothing(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     done = run_report(tmp_path, "-o", tmp_path / "report.html")
     assert done.returncode == 2 and "no config.toml" in done.stderr and not (tmp_path / "report.html").exists()
 
 
-def test_a_dollar_in_a_name_begins_no_formula():
-    """A pair of them did, and a formula that is none was a traceback."""
+def test_a_dollar_in_a_name_starts_no_formula():
+    """Matplotlib takes text between two dollars for a formula, and raises if it is none."""
     names = ["$5 and $10", r"$\frac{$", "_^"]
     pictures = [
         charts.matrix("$a_b$", np.eye(3, dtype=int), names),

@@ -1,4 +1,4 @@
-"""The simulated job: limits that arithmetic knows, and what is to happen to staleness and stragglers."""
+"""The simulated job: limits that arithmetic gives, staleness and stragglers."""
 
 import json
 import sys
@@ -18,16 +18,19 @@ from adam_mpi.simulate.cluster import Cluster  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
 from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank, Steps  # noqa: E402
 from adam_mpi.simulate.prediction import predict  # noqa: E402
-from adam_mpi.simulate.roles import chance  # noqa: E402
+from adam_mpi.simulate.roles import rank_generator  # noqa: E402
 
 NOTHING = 1e-15  # 0 would be measured
 
 
 def cluster(hosts: int, ranks: int, cores: int, **costs: float) -> Cluster:
-    """Machines on which only these things take time."""
+    """Return machines on which only the given costs take time."""
     made = Cluster()
-    made.hosts.count, made.hosts.ranks, made.hosts.cores = hosts, ranks, cores
-    made.links.latency = made.chance.spread = 0.0
+    made.hosts.count = hosts
+    made.hosts.ranks = ranks
+    made.hosts.cores = cores
+    made.links.latency = 0.0
+    made.variation.spread = 0.0
     for name, usual in vars(made.costs).items():
         setattr(made.costs, name, costs.get(name, 0.0 if usual else NOTHING))
     return made
@@ -47,7 +50,7 @@ def test_more_threads_than_cores_share_them() -> None:
 
 
 def test_a_slow_link_is_the_limit() -> None:
-    """One host serves, the other trains: while a push travels, the next one grows to all it can hold."""
+    """One host serves, the other trains: while a push travels, the next one grows to its largest size."""
     layout = ["layout.data=1", "layout.servers=1", 'layout.place={server=["host0"], data=["host1"], worker=["host1"]}']
     settings = config.load(None, [*layout, "push.protocol=delta", "push.images=32", "worker.threads=1"])
     machines = cluster(2, 2, 4, image=1e-6)
@@ -58,10 +61,11 @@ def test_a_slow_link_is_the_limit() -> None:
     assert predicted.images_per_second == pytest.approx(2 * 32 * 1e6 / (4 * size), rel=0.05)
 
 
-def test_a_link_that_has_rested_lets_a_burst_through() -> None:
+def test_an_idle_link_sends_a_burst_at_once() -> None:
     """A megabyte three times, and once more after a second: at a megabyte per second, with a burst of two."""
     machines = cluster(2, 1, 1)
-    machines.links.bandwidth, machines.links.burst = 1e6, 2e6
+    machines.links.bandwidth = 1e6
+    machines.links.burst = 2e6
     time = simpy.Environment()
     one, other = (Host(time, machines) for _ in range(2))
     arrived = []
@@ -93,7 +97,8 @@ def test_one_thread_of_a_rank_runs_python_at_a_time() -> None:
 def test_a_share_is_what_a_replica_pushes_in_a_step() -> None:
     """Factors of a synchronous push are those of the images that the replica has computed."""
     settings = config.load(None, ["consistency.staleness=0", "push.protocol=factor", "train.batch=64"])
-    shapes, description = model(settings, describe(settings.data)), describe(settings.data)
+    description = describe(settings.data)
+    shapes = model(settings, description)
     sizes = []
     for ranks in (3, 4):
         layout = arrange(["host"] * ranks, settings.layout)
@@ -102,11 +107,12 @@ def test_a_share_is_what_a_replica_pushes_in_a_step() -> None:
     assert sizes[1] < 0.7 * sizes[0]
 
 
-def test_what_comes_together_is_found_in_one_round() -> None:
+def test_events_at_the_same_time_are_found_in_one_round() -> None:
     """Three things to do at once, and one later: two rounds of the loop."""
     machines = cluster(1, 1, 1, turn=0.5)
     time = simpy.Environment()
-    rank, ended = Rank(Host(time, machines), machines.costs, chance(1, 0), True), []
+    rank = Rank(Host(time, machines), machines.costs, rank_generator(1, 0), True)
+    ended = []
 
     def work(after):
         yield time.timeout(after)
@@ -131,15 +137,17 @@ def test_bytes_between_hosts_are_work_for_both_sides() -> None:
 
 
 def ranks(hosts: int, cores: int, patient: bool, **costs: float) -> tuple[simpy.Environment, list[Rank]]:
-    """Two, on one host or two."""
+    """Return the clock and two ranks, on one host or two."""
     machines = cluster(hosts, 2 // hosts, cores, **costs)
     machines.links.bandwidth = 1e6
     time = simpy.Environment()
     places = [Host(time, machines) for _ in range(hosts)]
-    return time, [Rank(places[number % hosts], machines.costs, chance(1, number), patient) for number in range(2)]
+    return time, [
+        Rank(places[number % hosts], machines.costs, rank_generator(1, number), patient) for number in range(2)
+    ]
 
 
-def test_a_main_thread_leaves_its_core_to_others_whenever_it_looks_into_mpi() -> None:
+def test_a_main_thread_yields_its_core_whenever_it_calls_mpi() -> None:
     """On a core where another thread computes, each look waits for one of its slices: a round, for all of them."""
     assert LOOKS > SLICES
     for busy in (0.0, 1.0):
@@ -156,7 +164,7 @@ def test_a_main_thread_leaves_its_core_to_others_whenever_it_looks_into_mpi() ->
         assert ended == pytest.approx([busy + 1e-4])
 
 
-def test_a_sleep_is_a_part_of_the_wait_and_one_without_patience_begins_later() -> None:
+def test_a_sleep_is_a_part_of_the_wait_and_a_polling_rank_sleeps_later() -> None:
     for patient, most in ((True, 4e-3), (False, 1.0)):
         time, (rank, _) = ranks(1, 1, patient, nap=4e-3, spin=2.0, poll=1.0)
         noticed = []
@@ -187,9 +195,10 @@ def test_a_large_message_to_another_host_is_announced_and_answered() -> None:
     assert 1e-4 < taken[EAGER + 1] < 2e-2
 
 
-def test_a_main_thread_looks_after_all_transfers_at_once(monkeypatch) -> None:
-    """Ten of 0.06 s share a link; whoever sleeps as long as it looks is awake half of the 0.6 s."""
-    work, worked = Host.work, Counter()
+def test_a_main_thread_progresses_all_transfers_at_once(monkeypatch) -> None:
+    """Ten transfers of 0.06 s share a link; a rank that sleeps as long as it polls is awake half of the 0.6 s."""
+    work = Host.work
+    worked = Counter()
 
     def counted(self: Host, seconds: float, woken: bool = False) -> Steps:
         worked[self] += seconds
@@ -213,10 +222,11 @@ def test_an_acknowledgement_waits_for_the_copies() -> None:
     assert three.images_per_second == pytest.approx(one.images_per_second / 3, rel=0.2)
 
 
-def test_with_clocks_a_server_looks_at_a_message_twice() -> None:
+def test_with_clocks_a_server_handles_a_message_twice() -> None:
     """One after the other: a worker sends, a server takes in and applies, a worker asks for weights and has them."""
     settings = config.load(None, ["layout.data=1", "layout.servers=1", "consistency.staleness=0", "worker.threads=1"])
-    shapes, description = model(settings, describe(settings.data)), describe(settings.data)
+    description = describe(settings.data)
+    shapes = model(settings, description)
     machines = cluster(1, 3, 8, message=1e-3)
     loads = load(settings, arrange(["host"] * 3, settings.layout), shapes, description, machines.costs)
     messages = sum(part.messages for part in loads.push.values())
@@ -228,13 +238,14 @@ def test_with_clocks_a_server_looks_at_a_message_twice() -> None:
 def test_a_bound_is_kept_and_waited_for(staleness: str) -> None:
     settings = config.load(None, ["layout.data=1", "layout.servers=1", f"consistency.staleness={staleness}"])
     machines = cluster(1, 5, 8, image=1e-4)
-    machines.chance.slow, machines.chance.factor = 0.34, 5.0
+    machines.variation.slow = 0.34
+    machines.variation.factor = 5.0
     predicted = predict(machines, settings)
     assert predicted.staleness_most <= int(staleness)
     assert predicted.waiting > 0.3
 
 
-def test_servers_that_hold_copies_only_are_asked_for_nothing() -> None:
+def test_pulls_do_not_read_from_servers_that_hold_copies_only() -> None:
     """Eight hosts with two ranks each have more servers than the default model has shards for."""
     settings = config.load(None, [])
     layout = arrange([f"host{number // 2}" for number in range(16)], settings.layout)
@@ -253,16 +264,17 @@ def test_a_clock_with_fewer_images_than_threads_is_counted_image_by_image() -> N
     assert predicted.images_per_second == pytest.approx(4 / 1e-3, rel=0.02)
 
 
-def test_a_slow_start_is_told_before_its_end_can_be(capsys, monkeypatch) -> None:
+def test_the_time_left_is_unknown_at_the_start(capsys, monkeypatch) -> None:
     monkeypatch.setattr(prediction, "INTERVAL", 0.0)
     prediction.Progress()(0.001)
     assert capsys.readouterr().err == "simulated 0%, ETA unknown\n"
 
 
-def test_a_slow_replica_slows_nobody_without_a_bound() -> None:
+def test_a_straggler_slows_no_other_replica_without_a_bound() -> None:
     settings = config.load(None, ["layout.data=1", "layout.servers=1", "worker.threads=1"])
     machines = cluster(1, 5, 8, image=1e-4)
-    machines.chance.slow, machines.chance.factor = 0.34, 5.0
+    machines.variation.slow = 0.34
+    machines.variation.factor = 5.0
     predicted = predict(machines, settings)
     assert predicted.images_per_second == pytest.approx(2.2 / 1e-4, rel=0.05)
     assert predicted.waiting == 0
@@ -272,7 +284,7 @@ def test_equal_seeds_give_equal_figures() -> None:
     settings = config.load()
     machines = [cluster(2, 4, 2, image=1e-4, message=5e-5, batch=1e-4, poll=1e-3) for _ in range(2)]
     for made in machines:
-        made.chance.spread = 0.2
+        made.variation.spread = 0.2
     assert predict(machines[0], settings) == predict(machines[1], settings)
 
 
@@ -284,9 +296,9 @@ def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys
         + "".join(f"{name} = 1e-7\n" for name in ("image", "prepare", "copy", "sign", "wire", "apply", "pull"))
     )
     assert cli.main(["simulate", str(file), "--set", "layout.servers=1"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["images_per_second"] > 0
-    shares = [int(line.split()[1].removesuffix("%,")) for line in told.err.splitlines()]
+    streams = capsys.readouterr()
+    assert json.loads(streams.out)["images_per_second"] > 0
+    shares = [int(line.split()[1].removesuffix("%,")) for line in streams.err.splitlines()]
     assert shares == sorted(shares) and shares[0] < 5 and shares[-1] > 95
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: which runs there are, what the table makes of them, and real jobs that are cut and gone on with."""
+"""Sweeps: their runs, their table, and real jobs that are interrupted and resumed."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_points_are_all_combinations_with_all_seeds():
 
 
 @pytest.mark.parametrize("over", ["staleness=0", "consistency.staleness", "consistency.staleness=0,,1", "run.seed=1,2"])
-def test_what_is_no_list_of_values_is_refused(over):
+def test_text_that_is_no_list_of_values_is_refused(over):
     with pytest.raises(UserError, match="--over"):
         points([over], 1, Path("s"))
 
@@ -62,12 +62,12 @@ def test_time_to_target_and_advice():
     assert "No value reached 99.00%" in advice(rows(planned, {planned[0]: slow}, 0.99), 0.99)
 
 
-def test_values_within_the_spread_of_seeds_are_not_told_apart():
+def test_values_within_the_spread_of_seeds_count_as_equal():
     def row(value, *times):
         return Row(value, [outcome((time, 1.0)) for time in times], list(times))
 
-    told = advice([row("x=1", 10, 12), row("x=2", 11, 13), row("x=3", 30, 31)], 0.9)
-    assert told == "Take x=1: 11.0 s to 90.00% on average; within the spread of the seeds as good: x=2."
+    text = advice([row("x=1", 10, 12), row("x=2", 11, 13), row("x=3", 30, 31)], 0.9)
+    assert text == "Take x=1: 11.0 s to 90.00% on average; within the spread of the seeds as good: x=2."
 
 
 def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
@@ -93,29 +93,29 @@ def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     ]
     command += [*SMALL, "--target", "0.02"]
     assert main(command) == 0
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     jobs = tmp_path / "s" / "jobs.txt"
-    assert said[0] == (
+    assert output[0] == (
         f"2 runs, 0 of them done; as a Slurm array: sbatch --array=1-2 --ntasks=1 slurm/train.sh @{jobs}"
     )
-    assert said[1:3] == [f"{i}/2 optimizer.learning_rate={rate} seed=1: done" for i, rate in ((1, 0.01), (2, 0.05))]
-    assert said[-1].startswith("Take optimizer.learning_rate=0.0")
-    # One of them is taken back: only that one runs again. A third value is one more run of the same sweep.
+    assert output[1:3] == [f"{i}/2 optimizer.learning_rate={rate} seed=1: done" for i, rate in ((1, 0.01), (2, 0.05))]
+    assert output[-1].startswith("Take optimizer.learning_rate=0.0")
+    # Without its marker a run is repeated, the others are not. A third value is one more run of the same sweep.
     (tmp_path / "s" / "optimizer.learning_rate=0.05_seed=1" / "DONE").unlink()
     command[2] += ",-1"
     assert main(command) == 2 and "optimizer.learning_rate = -1" in capsys.readouterr().err
     command[2] = "optimizer.learning_rate=0.01,0.05,0.1"
     assert main(command) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("3 runs, 1 of them done") and [line[:3] for line in said[1:3]] == ["2/3", "3/3"]
-    # The table alone, and another sweep in the same place.
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith("3 runs, 1 of them done") and [line[:3] for line in output[1:3]] == ["2/3", "3/3"]
+    # The table alone, and another sweep in the same folder.
     assert main([*command, "--table"]) == 0
-    assert capsys.readouterr().out.splitlines() == said[3:]
+    assert capsys.readouterr().out.splitlines() == output[3:]
     assert main([*command, "--set", "train.batch=16"]) == 2
     assert "holds a sweep of other jobs" in capsys.readouterr().err
 
 
-def test_a_job_that_fails_is_told_and_tried_again(tmp_path, capsys):
+def test_a_job_that_fails_is_reported(tmp_path, capsys):
     faults = 'inject.faults=["raise role=worker at=compute step=2"]'
     command = ["sweep", "--over", "optimizer.learning_rate=0.01", "--launch", "env", "-o", str(tmp_path), *SMALL]
     assert main([*command, *given(faults)]) == 2
@@ -126,7 +126,7 @@ def test_a_job_that_fails_is_told_and_tried_again(tmp_path, capsys):
     )
 
 
-def test_sweeps_over_the_same_key_do_not_meet_in_a_folder(tmp_path, monkeypatch, capsys):
+def test_sweeps_over_the_same_key_have_folders_of_their_own(tmp_path, monkeypatch, capsys):
     """The second takes the next folder, and each finds its own again."""
     monkeypatch.chdir(tmp_path)
     commands = [
@@ -137,7 +137,7 @@ def test_sweeps_over_the_same_key_do_not_meet_in_a_folder(tmp_path, monkeypatch,
     assert folders == [f"runs/sweep-optimizer.learning_rate{more}" for more in ("", "-2", "")]
 
 
-# Instead of mpirun: the first job is done at once, the second goes on until it is interrupted.
+# In place of mpirun: the first job is done at once, the second runs until it is interrupted.
 LAUNCHER = """#!/bin/sh
 while [ "$1" != --run ]; do shift; done
 mkdir -p "$2"
@@ -162,9 +162,9 @@ def test_an_interrupted_sweep_is_one_line_and_leaves_no_job(number, tmp_path):
         assert sweep.poll() is None and time.monotonic() < limit, "the second job did not begin"
         time.sleep(0.01)
     sweep.send_signal(number)
-    out, told = sweep.communicate(timeout=60)
+    out, text = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "1/3 optimizer.learning_rate=0.01 seed=1: done" in out
-    assert told == "adam_mpi: interrupted; 1 of 3 runs are done; the same command goes on with the others\n"
+    assert text == "adam_mpi: interrupted; 1 of 3 runs are done; run the same command to resume\n"
     assert (second / "ended").exists() and not (tmp_path / "s" / "optimizer.learning_rate=0.1_seed=1").exists()
     with pytest.raises(ProcessLookupError):
         os.kill(int((second / "pid").read_text()), 0)

@@ -1,4 +1,4 @@
-"""Evaluate the weights of a run, a snapshot or a file: in one process, or on ranks with a strip of the network each."""
+"""Evaluate the weights of a run, a snapshot or a file, in one process or on ranks with a strip of the network each."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,17 +24,21 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.planning.plan import model, network
 from adam_mpi.sharding.phases import Phase
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 PARTS = ("validation", "test")
-Judge = Callable[[Block], tuple[float, int]]
+Evaluator = Callable[[Block], tuple[float, int]]
+"""Block -> sum of the losses, number of correct images."""
 
 
 def evaluate(path: Path) -> int:
-    """The command: prints a line for each part of the data that was not trained on; returns the exit code."""
+    """Print a line for the validation part and for the test part of the data; return the exit code."""
     comm = _world()
     try:
         lines = _evaluate(comm, path)
     except UserError as error:
-        # Every rank has the same error; one tells it.
+        # Every rank has the same error; one prints it.
         if comm is None or comm.rank == 0:
             print(f"adam_mpi: {error}", file=sys.stderr, flush=True)
         return 2
@@ -43,15 +47,15 @@ def evaluate(path: Path) -> int:
             raise
         traceback.print_exc()
         sys.stderr.flush()
-        # Only a death reaches those who wait for us inside MPI.
+        # Only a death reaches the ranks that wait for this one inside MPI.
         os.kill(os.getpid(), signal.SIGKILL)
     if comm is None or comm.rank == 0:
         print("\n".join(lines))
     return 0
 
 
-def _world() -> Any:
-    """The ranks, where there are several; one process needs no MPI."""
+def _world() -> "MPI.Intracomm | None":
+    """Return the communicator of all ranks where there are several; a single process needs no MPI."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
@@ -59,29 +63,32 @@ def _world() -> Any:
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
-def _evaluate(comm: Any, path: Path) -> list[str]:
+def _evaluate(comm: "MPI.Intracomm | None", path: Path) -> list[str]:
+    """Return a line about each part of the data, from this process alone or together with the ranks of `comm`."""
     file = weights_file(path)
     with open_file(file, model_file.KIND) as opened:
         if "config" not in opened.attrs:
-            raise UserError(f"{file}: does not say which network it is of; give a run or a snapshot")
+            raise UserError(f"{file}: does not describe its network; give a run or a snapshot")
         settings = config.from_toml(str(opened.attrs["config"]), str(file))
         group = "ema/" if "ema" in opened else ""
     data = open_set(settings.data)
     shapes = model(settings, data.description)
-    preparation = BatchLoader(data, settings.run.seed)
+    loader = BatchLoader(data, settings.run.seed)
     if comm is None:
-        judge = _alone(settings, data, shapes, file, group)
-        return [_line(part, preparation, judge, settings.train.batch) for part in PARTS]
+        evaluator = _alone(settings, data, shapes, file, group)
+        return [_line(part, loader, evaluator, settings.train.batch) for part in PARTS]
     from adam_mpi.inference.strip_evaluation import Evaluation
 
-    strips = Evaluation(comm, settings, data.description, shapes, file, group)
-    lines = [_line(part, preparation, strips.judge, strips.images) for part in PARTS]
-    strips.end()
+    strips = Evaluation(comm, settings, data.description, shapes, file=file, group=group)
+    lines = [_line(part, loader, strips.evaluate, strips.images) for part in PARTS]
+    strips.close()
     return lines
 
 
-def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file: Path, group: str) -> Judge:
-    limit, size = settings.layout.memory, 4 * parameters.total(shapes)
+def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file: Path, group: str) -> Evaluator:
+    """Return what evaluates blocks in this process; raise UserError if the weights exceed layout.memory."""
+    limit = settings.layout.memory
+    size = 4 * parameters.total(shapes)
     if limit and size > limit:
         raise UserError(
             f"{file}: {amount(size)} of weights, layout.memory = {amount(limit)}; evaluate on several ranks: "
@@ -92,10 +99,16 @@ def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file
     return lambda block: context.evaluate(weights, block.pixels, block.labels)
 
 
-def _line(part: str, preparation: BatchLoader, judge: Judge, images: int) -> str:
-    wanted, count, loss, correct = getattr(preparation.data.description, part), 0, 0.0, 0
+def _line(part: str, loader: BatchLoader, evaluator: Evaluator, images: int) -> str:
+    """Return accuracy and loss of one part of the data as text; blocks have `images` images at most."""
+    wanted = getattr(loader.data.description, part)
+    count = 0
+    loss = 0.0
+    correct = 0
     for first in range(0, wanted, images):
-        block = preparation.prepare(Phase(0, part, 0), np.arange(first, min(first + images, wanted)))
-        more = judge(block)
-        count, loss, correct = count + len(block.ids), loss + more[0], correct + more[1]
+        block = loader.prepare(Phase(0, part, 0), np.arange(first, min(first + images, wanted)))
+        block_loss, block_correct = evaluator(block)
+        count += len(block.ids)
+        loss += block_loss
+        correct += block_correct
     return f"{part}: accuracy {correct / max(count, 1):.4f}, loss {loss / max(count, 1):.4f}, {count} images"

@@ -1,4 +1,4 @@
-"""`adam_mpi predict`: classes and probabilities of images in files."""
+"""Predict the classes of images in files, for the command `adam_mpi predict`."""
 
 import zipfile
 import zlib
@@ -14,12 +14,13 @@ from adam_mpi.data.formats.source import IMAGES, LABELS
 from adam_mpi.inference.trained import Trained
 
 BEST = 3
+"""Classes that are printed for each image."""
 MOST_BYTES = 4 << 30
-"""Of an array in an npz, which is held in memory as a whole."""
+"""Size of the largest array in an npz file, which is read into memory as a whole."""
 
 
 def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Iterator[str]:
-    """A line for each image; the accuracy at the end, where there are labels; all probabilities into `output`."""
+    """Yield a line for each image, and the accuracy where there are labels; write all probabilities to `output`."""
     probabilities = []
     for path in paths:
         names, images, labels = read(model, path)
@@ -35,25 +36,25 @@ def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Itera
 
 
 def best(model: Trained, probabilities: np.ndarray) -> str:
-    """ "7 99.8 % (1 0.1 %, 9 0.1 %)" """
+    """Return the most probable classes as text, such as "7 99.8% (1 0.1%, 9 0.1%)"."""
     order = np.argsort(-probabilities)[:BEST]
     first, *others = (f"{model.names[number]} {probabilities[number]:.1%}" for number in order)
     return f"{first} ({', '.join(others)})"
 
 
 def read(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
-    """Names, images and, where there are any, labels."""
+    """Return the names, the images and, where there are any, the labels of what is at `path`."""
     if path.suffix == ".npz":
         return _read_arrays(path)
     files = _files(path)
-    images = [_picture(model, file) for file in files]
+    images = [_read_image(model, file) for file in files]
     return [str(file) for file in files], np.stack(images), None
 
 
 def _files(path: Path) -> list[Path]:
-    """The image itself, or all images in a folder and those below it."""
+    """Return `path` itself, or all images in it and in the folders below it if it is a folder."""
     if not path.exists():
-        raise UserError(f"{path}: not there; give images, folders of images or npz files")
+        raise UserError(f"{path}: no such file; give images, folders of images or npz files")
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS)
@@ -62,7 +63,8 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _picture(model: Trained, file: Path) -> np.ndarray:
+def _read_image(model: Trained, file: Path) -> np.ndarray:
+    """Return the image in `file` at the size that the model takes; raise UserError if it cannot be read."""
     _, height, width = model.inputs.shape
     if model.inputs.dtype != "uint8":
         raise UserError(f"{file}: this model takes numbers, not images; give an npz file")
@@ -73,10 +75,11 @@ def _picture(model: Trained, file: Path) -> np.ndarray:
 
 
 def _read_arrays(path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
-    """The arrays of an npz as a data set has them, of its test part where it has one."""
+    """Return names, images and labels of an npz file, of its test part where it has one."""
     try:
         held = members(path)
-        images, labels = (_first(list(held), words) for words in (IMAGES, LABELS))
+        images = _find_array(list(held), IMAGES)
+        labels = _find_array(list(held), LABELS)
         if images is None:
             raise UserError(f"{path}: no array called images (or test_images, x_test ...); it has {list(held)}")
         for name in filter(None, (images, labels)):
@@ -88,12 +91,13 @@ def _read_arrays(path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | No
 
 
 def _check_size(path: Path, name: str, held: Held) -> None:
-    """Refuse more than is taken into memory at once: a small file can announce very much."""
+    """Raise UserError for an array that is too large to be read at once: a small file can announce a huge one."""
     if held.bytes > MOST_BYTES:
-        told = f"{path}: {name} has {held.bytes / 2**30:.1f} GiB"
-        raise UserError(f"{told}; at most {MOST_BYTES / 2**30:g} GiB are taken at once: write several files")
+        size = f"{path}: {name} has {held.bytes / 2**30:.1f} GiB"
+        raise UserError(f"{size}; at most {MOST_BYTES / 2**30:g} GiB are read at once: write several files")
 
 
-def _first(names: Sequence[str], words: Sequence[str]) -> str | None:
+def _find_array(names: Sequence[str], words: Sequence[str]) -> str | None:
+    """Return the first of `names` that means one of `words`, those of a test part first; None if there is none."""
     wanted = [name for word in words for name in (f"test_{word}", f"{word}_test", word)]
     return next((name for name in wanted if name in names), None)

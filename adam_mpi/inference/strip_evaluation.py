@@ -1,4 +1,4 @@
-"""Evaluation on strips: all ranks hold one copy of a network together, each its strip; no servers, no data ranks."""
+"""Evaluate on strips: all ranks together hold one replica of a network, each its strip; no servers, no data ranks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from adam_mpi.worker.link import Link
 
 
 class Evaluation:
-    """Collective: every rank goes through the same blocks of at most `images` images, and gets the same results."""
+    """A replica that all ranks evaluate the same blocks of at most `images` images on; collective."""
 
     def __init__(
         self,
@@ -37,33 +37,37 @@ class Evaluation:
         file: Path,
         group: str,
     ) -> None:
-        """`group`: which of the vectors in the file, as in `model.read`."""
+        """Cut the network into a strip for each rank of `comm`, and read its weights, those in `group`, from `file`."""
         cut = _cut(shapes, comm.size)
-        # Faults on purpose were for the training.
+        # Injected faults were meant for training.
         config.inject.faults = []
-        self.world, self.strip = World(comm, config, arrange), cut.strips[comm.rank]
+        self.world = World(comm, config, arrange)
+        self.strip = cut.strips[comm.rank]
         net = network(config, description, self.strip.shapes, strip=self.strip)
         compile.compile_once(self.world, net)
-        self.weights, self.images, self.number = self._read(file, shapes, group), net.images, 0
-        context, nothing = net.strip_context(), np.zeros(0, np.float32)
-        self.flow = Flow([context], [nothing], self.world.injector)
+        self.weights = self._read(file, shapes, group)
+        self.images = net.images
+        self.number = 0
+        context = net.strip_context()
+        no_gradient = np.zeros(0, np.float32)
+        self.flow = Flow([context], [no_gradient], self.world.injector)
         self.link = Link(self.world, channels.plan(cut, 1, context.room))
         self.flow.attach(self.link)
         self.flow.start(1)
 
     def _read(self, file: Path, shapes: tuple[LayerShape, ...], group: str) -> np.ndarray:
-        """The weights of this strip; others are not even read."""
+        """Return the weights of this strip; those of other strips are not read."""
         spans = [(piece.start, piece.start + piece.size) for piece in self.strip.pieces]
         weights = Spans(spans)
         for start, values in model_file.pieces(file, parameters.tensors(shapes), group, spans):
             weights.put(start, values.reshape(-1))
         return weights.flat
 
-    def judge(self, block: Block) -> tuple[float, int]:
-        """Sum of losses, and how many are right."""
+    def evaluate(self, block: Block) -> tuple[float, int]:
+        """Return the sum of the losses of `block`, and the number of images that are classified correctly."""
         first, last = self.strip.columns
         pixels = np.ascontiguousarray(block.pixels[..., first:last])
-        batch = Batch(0, 0, self.number, block.ids, block.labels, pixels)
+        batch = Batch(0, 0, self.number, ids=block.ids, labels=block.labels, pixels=pixels)
         self._wait(lambda: self.flow.takes(self.number))
         self.flow.begin(self.number, batch, None, self.weights, training=False)
         self._wait(self._landed)
@@ -74,25 +78,28 @@ class Evaluation:
         return result
 
     def _landed(self) -> bool:
+        """Step the flow; return whether the block is through all layers."""
         self.flow.step()
         return bool(self.flow.landed)
 
     def _wait(self, done: Callable[[], bool]) -> None:
         self.world.wait(done, f"other strips with block {self.number}", self.world.config.cluster.seconds)
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """Stop the threads, and free the window that strips exchange through; collective."""
         self.flow.stop()
         self.world.finish()
         self.link.window.free()
 
 
 def arrange(hosts: Sequence[str], _: object) -> Layout:
-    """All ranks are the strips of one replica."""
+    """Return the layout in which all ranks are the strips of one replica."""
     places = [Place(rank, host, ("worker",), 0, rank) for rank, host in enumerate(hosts)]
     return Layout(tuple(places), len(hosts))
 
 
 def _cut(shapes: tuple[LayerShape, ...], ranks: int) -> Partition:
+    """Return the partition of the network into `ranks` strips; raise UserError where it has too few columns."""
     try:
         return partition(shapes, ranks)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""A trained network: `load(path)` reads it from a run, a snapshot or a file of weights; no MPI, no data set needed."""
+"""A trained network, read from a run, a snapshot or a file of weights; neither MPI nor the data set is needed."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,38 +20,65 @@ from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 
-INPUT, PROBABILITIES = "input", "probabilities"
+INPUT = "input"
+PROBABILITIES = "probabilities"
 
 
 def load(path: str | Path) -> "Trained":
-    """A trained network from a run directory, a snapshot's folder or a file of weights."""
+    """Load a trained network.
+
+    Where training kept a running average of the weights (`optimizer.ema`), the averaged weights are loaded.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        A run directory, a snapshot's folder, or a file of weights. Of a run that was interrupted, the newest snapshot
+        is loaded.
+
+    Returns
+    -------
+    Trained
+        The network with its weights.
+
+    Raises
+    ------
+    UserError
+        If there are no weights at `path`, they are damaged, or their format is of another version.
+
+    Examples
+    --------
+    >>> import adam_mpi
+    >>> model = adam_mpi.load("runs/small")  # written by adam_mpi.train(run="runs/small")
+    >>> [shape.name for shape in model.shapes]
+    ['dense1']
+    """
     file = weights_file(Path(path))
     with open_file(file, model_file.KIND) as opened:
         if model_file.INPUTS not in opened:
-            raise UserError(f"{file}: does not say what its network takes; use the version that wrote it")
+            raise UserError(f"{file}: does not describe the inputs of its network; use the version that wrote it")
         config = from_toml(opened.attrs["config"], str(file))
-        inputs = _inputs(file, opened)
+        inputs = _read_inputs(file, opened)
         group = "ema/" if "ema" in opened else ""
-    shapes = shapes_of(config, inputs)
+    shapes = infer_shapes(config, inputs)
     weights = model_file.read(file, parameters.tensors(shapes), group)
     return Trained(file.parent, config, inputs, shapes, weights)
 
 
-def _inputs(file: Path, opened: h5py.File) -> Inputs:
-    """What the network takes, as the file says it."""
+def _read_inputs(file: Path, opened: h5py.File) -> Inputs:
+    """Return the description of the network's inputs in an opened file of weights."""
     try:
         return Inputs.from_json(opened[model_file.INPUTS].asstr()[()])
     except (UserError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: {error}") from None
 
 
-def shapes_of(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
-    """The layers of a configured network on these inputs."""
+def infer_shapes(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
+    """Return the layers of the configured network with their shapes on `inputs`."""
     return layers.infer(layers.parse(config.model.layers), inputs.network_shape(config.data.transform), inputs.classes)
 
 
 def weights_file(path: Path) -> Path:
-    """The file with the weights of a run, a snapshot's folder, or itself."""
+    """Return the file with the weights of a run or of a snapshot's folder, or `path` itself if it is a file."""
     if path.is_file():
         return path
     if (path / "weights.h5").exists():
@@ -64,68 +91,151 @@ def weights_file(path: Path) -> Path:
 
 
 class Trained:
-    """A network with its weights; `directory` is where they come from."""
+    """A network with its weights; `load` and `train` return one.
+
+    Attributes
+    ----------
+    directory : pathlib.Path
+        The folder of the file that the weights were read from.
+    config : Config
+        The configuration that the network was trained with.
+    inputs : Inputs
+        Shape, type and classes of the images that the network takes.
+    shapes : tuple of LayerShape
+        The layers with the shapes of their inputs and outputs, in order.
+    weights : numpy.ndarray
+        All parameters as one float32 vector; `tensors` has views of it by name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import adam_mpi
+    >>> model = adam_mpi.load("runs/small")
+    >>> probabilities = model.predict(np.zeros((2, 28, 28), np.uint8))
+    >>> probabilities.shape, model.names[3]
+    ((2, 10), '3')
+    """
 
     def __init__(
         self, directory: Path, config: Config, inputs: Inputs, shapes: Sequence[LayerShape], weights: np.ndarray
     ) -> None:
-        self.directory, self.config, self.inputs = directory, config, inputs
-        self.shapes, self.weights = tuple(shapes), weights
+        self.directory = directory
+        self.config = config
+        self.inputs = inputs
+        self.shapes = tuple(shapes)
+        self.weights = weights
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """The weights by name: `conv1/weight`, `conv1/bias` ..."""
+        """The weights by name (`conv1/weight`, `conv1/bias`, ...), as views of `weights`."""
         return parameters.views(self.weights, parameters.tensors(self.shapes))
 
     @property
     def names(self) -> list[str]:
-        """What the classes are called: their numbers, where the data set has no names for them."""
+        """The names of the classes; their numbers where the data set has no names for them."""
         return list(self.inputs.names) or [str(number) for number in range(self.inputs.classes)]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run's summary.json; empty where there is none beside the weights."""
+        """The content of the run's summary.json; empty where there is none beside the weights."""
         file = self.directory / "summary.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Probabilities (images, classes); images are given as they are in the data set."""
-        images, batch = self._prepared(images), self.config.train.batch
-        blocks = [self._context.predict(self.weights, images[i : i + batch]) for i in range(0, len(images), batch)]
+        """Compute the probability of each class for each image.
+
+        Parameters
+        ----------
+        images : numpy.ndarray
+            Images as they are in the data set: (images, channels, rows, columns), or with the channels last, or gray
+            images without channels.
+
+        Returns
+        -------
+        numpy.ndarray
+            Probabilities, float32 of shape (images, classes).
+
+        Raises
+        ------
+        UserError
+            If type or shape of the images are not those that the network takes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import adam_mpi
+        >>> model = adam_mpi.load("runs/small")
+        >>> model.predict(np.zeros((5, 1, 28, 28), np.uint8)).shape
+        (5, 10)
+        """
+        prepared = self._prepare(images)
+        batch = self.config.train.batch
+        blocks = [self._context.predict(self.weights, prepared[i : i + batch]) for i in range(0, len(prepared), batch)]
         return np.concatenate(blocks) if blocks else np.empty((0, self.inputs.classes), np.float32)
 
     def run(self, feed: Mapping[str, np.ndarray], fetch: Iterable[str]) -> list[np.ndarray]:
-        """The outputs of the layers in `fetch`, where `feed` gives those of some: as a rule of "input", the images.
+        """Compute the outputs of some layers from images, or from outputs of earlier layers.
 
-        Outputs are (images, channels, rows, columns); "probabilities" is what follows the last layer.
+        Parameters
+        ----------
+        feed : dict of str to numpy.ndarray
+            Values by name: images as "input", or the output of a layer, which then replaces what the layer computes.
+        fetch : iterable of str
+            Names of layers to return the outputs of; "probabilities" is what follows the last layer.
 
-            filters, probabilities = model.run(feed={"input": images}, fetch=["relu1", "probabilities"])
-            probabilities, = model.run(feed={"dense1": activations}, fetch=["probabilities"])
+        Returns
+        -------
+        list of numpy.ndarray
+            The outputs in the order of `fetch`, each (images, channels, rows, columns); probabilities are (images,
+            classes).
+
+        Raises
+        ------
+        UserError
+            If a name is unknown, a fed array has the wrong shape, or a layer in `fetch` comes before all that is fed.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import adam_mpi
+        >>> model = adam_mpi.load("runs/small")
+        >>> images = np.zeros((2, 28, 28), np.uint8)
+        >>> logits, probabilities = model.run(feed={"input": images}, fetch=["dense1", "probabilities"])
+        >>> logits.shape
+        (2, 10, 1, 1)
+        >>> (again,) = model.run(feed={"dense1": logits}, fetch=["probabilities"])
+        >>> bool((again == probabilities).all())
+        True
         """
-        feed, fetch = {name: np.asarray(values) for name, values in feed.items()}, list(fetch)
-        self._check(feed, fetch)
-        count, batch = len(next(iter(feed.values()))), self.config.train.batch
+        arrays = {name: np.asarray(values) for name, values in feed.items()}
+        wanted = list(fetch)
+        self._check(arrays, wanted)
+        count = len(next(iter(arrays.values())))
+        batch = self.config.train.batch
         blocks = [
-            self._run({name: values[first : first + batch] for name, values in feed.items()}, fetch)
+            self._run_batch({name: values[first : first + batch] for name, values in arrays.items()}, wanted)
             for first in range(0, max(count, 1), batch)
         ]
         return [np.concatenate(pieces) for pieces in zip(*blocks, strict=True)]
 
     @cached_property
     def _context(self) -> Context | EngineContext:
-        """As in training, so that kernels compiled there are found in the cache; numbers are left to the reference."""
+        """The context of training, whose compiled kernels are in the cache; the reference for float inputs."""
         pixels = self.inputs.dtype == "uint8" and not self.inputs.mean
         engine = self.config.kernels.engine if pixels else "reference"
         return Network(self.shapes, self.config.train.batch, self.config.run.seed, engine=engine).context()
 
     @cached_property
     def _stepwise(self) -> Context:
+        """The reference context, which runs layer by layer."""
         return Context(self.shapes, self.config.train.batch, self.config.run.seed, np.float32)
 
-    def _prepared(self, images: np.ndarray) -> np.ndarray:
+    def _prepare(self, images: np.ndarray) -> np.ndarray:
+        """Return `images` as the network takes them; raise UserError if they cannot be."""
         return self.inputs.prepare(np.asarray(images), self.config.data.transform)
 
     def _check(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> None:
+        """Raise UserError unless everything in `fetch` can be computed from `feed`."""
         known = [INPUT, *(shape.name for shape in self.shapes), PROBABILITIES]
         for name in [*feed, *fetch]:
             if name not in known:
@@ -136,30 +246,36 @@ class Trained:
         if missing := [name for name in fetch if known.index(name) < min(order)]:
             raise UserError(f"{missing[0]}: comes before all that is fed; feed input, or a layer before it")
 
-    def _run(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> list[np.ndarray]:
-        """One block, layer by layer; layers that work in place overwrite the one before, so each is copied at once."""
-        context, views = self._stepwise, self.tensors
-        known, count, found = INPUT in feed, len(next(iter(feed.values()))), {}
+    def _run_batch(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> list[np.ndarray]:
+        """Return the outputs in `fetch` for at most one batch of images."""
+        context = self._stepwise
+        views = self.tensors
+        known = INPUT in feed
+        count = len(next(iter(feed.values())))
+        found = {}
         if known:
-            context.load(self._prepared(feed[INPUT]))
-            found[INPUT] = _images(context.arrays["input"], count)
+            context.load(self._prepare(feed[INPUT]))
+            found[INPUT] = _copy_images(context.arrays["input"], count)
         for shape, outputs, infer in zip(self.shapes, context.outputs, context.inference, strict=True):
             if known:
                 infer(views)
             if shape.name in feed:
-                outputs[..., :count] = np.moveaxis(_shaped(shape, feed[shape.name]), 0, -1)
+                outputs[..., :count] = np.moveaxis(_reshape(shape, feed[shape.name]), 0, -1)
                 known = True
             if shape.name in fetch:
-                found[shape.name] = _images(outputs, count)
+                # Now, because a layer that works in place overwrites the output of the layer before it.
+                found[shape.name] = _copy_images(outputs, count)
         found[PROBABILITIES] = context.probabilities(count)
         return [found[name] for name in fetch]
 
 
-def _images(outputs: np.ndarray, count: int) -> np.ndarray:
+def _copy_images(outputs: np.ndarray, count: int) -> np.ndarray:
+    """Return a copy of the first `count` images of `outputs`, which has them innermost, with images first."""
     return np.moveaxis(outputs[..., :count], -1, 0).copy()
 
 
-def _shaped(shape: LayerShape, values: np.ndarray) -> np.ndarray:
+def _reshape(shape: LayerShape, values: np.ndarray) -> np.ndarray:
+    """Return `values` in the output shape of a layer; raise UserError if they do not fit."""
     try:
         return values.reshape(len(values), *shape.output)
     except ValueError:

@@ -1,17 +1,21 @@
-"""What a push or a pull of the library names, checked before anything is changed or sent. Pure."""
+"""Check the arguments of pushes and pulls before anything is changed or sent. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.config import Config, Optimizer
 
-GAP, MOST_PIECES = 4096, 64
-"""Parameters that one read takes along rather than being cut, and pieces that one read of a run is cut into."""
+GAP = 4096
+"""Parameters between two wanted ones that a read takes along rather than being split."""
+MOST_PIECES = 64
+"""Reads that one run of parameters is split into at most."""
 
 
-def floats(values: Any, what: str) -> np.ndarray:
+def to_float32(values: ArrayLike, what: str) -> np.ndarray:
     """Return `values` as float32; raise UserError if that would round them, or if they have more than one dimension."""
     given = np.asarray(values)
     if given.ndim != 1:
@@ -22,17 +26,17 @@ def floats(values: Any, what: str) -> np.ndarray:
     return np.ascontiguousarray(given, np.float32)
 
 
-def range_of(first: int, count: int, size: int) -> tuple[int, int]:
-    """Return the range if it lies inside of `size` parameters; raise UserError if it does not."""
+def check_range(offset: int, count: int, size: int) -> tuple[int, int]:
+    """Return `offset` and `count` as ints; raise UserError unless the range lies inside of `size` parameters."""
     if count < 0:
         raise UserError(f"count = {count}: must be 0 or more")
-    if first < 0 or first + count > size:
-        raise UserError(f"parameters {first} to {first + count - 1}: there are {size}, numbered from 0")
-    return int(first), int(count)
+    if offset < 0 or offset + count > size:
+        raise UserError(f"parameters {offset} to {offset + count - 1}: there are {size}, numbered from 0")
+    return int(offset), int(count)
 
 
-def places(indices: Any, size: int, values: int | None = None) -> np.ndarray:
-    """Return indices as int64, each of which is below `size`, as many as there are `values`; else raise UserError."""
+def to_indices(indices: ArrayLike, size: int, values: int | None = None) -> np.ndarray:
+    """Return `indices` as int64; raise UserError unless each is below `size` and there are as many as `values`."""
     given = np.asarray(indices)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         what = f"indices of type {given.dtype} and shape {given.shape}"
@@ -45,20 +49,55 @@ def places(indices: Any, size: int, values: int | None = None) -> np.ndarray:
     return given.astype(np.int64)
 
 
-def summed(chosen: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices in increasing order, each once, with the sums of their values."""
-    if not chosen.size:
-        return chosen, values
-    order = np.argsort(chosen, kind="stable")
-    chosen, values = chosen[order], values[order]
-    firsts = np.flatnonzero(np.diff(chosen, prepend=-1))
-    return (chosen, values) if firsts.size == chosen.size else (chosen[firsts], np.add.reduceat(values, firsts))
+def sum_duplicates(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `indices` in increasing order, each once, with the sums of their values."""
+    if not indices.size:
+        return indices, values
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    reordered = values[order]
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    if firsts.size == ordered.size:
+        return ordered, reordered
+    return ordered[firsts], np.add.reduceat(reordered, firsts)
 
 
-def pieces(chosen: np.ndarray) -> list[slice]:
-    """Cut increasing indices into runs that are each read in one go: few enough, so that no read is worse than all."""
-    cuts = np.flatnonzero(np.diff(chosen) > GAP) + 1
-    if cuts.size >= MOST_PIECES:
-        return [slice(0, chosen.size)]
-    edges: Sequence[int] = [0, *cuts.tolist(), chosen.size]
+def read_slices(indices: np.ndarray) -> list[slice]:
+    """Split increasing `indices` at gaps into slices that are each read at once: one slice if there are too many."""
+    splits = np.flatnonzero(np.diff(indices) > GAP) + 1
+    if splits.size >= MOST_PIECES:
+        return [slice(0, indices.size)]
+    edges: Sequence[int] = [0, *splits.tolist(), indices.size]
     return [slice(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+
+
+def check_counts(size: int, servers: int, ranks: int, shard: int, copies: int, threads: int, seconds: float) -> None:
+    """Raise UserError unless the numbers that a ParameterServer on `ranks` ranks is made with are possible."""
+    if not 0 < servers < max(ranks, 2):
+        raise UserError(f"servers = {servers}: must leave a client among {ranks} ranks")
+    for name, number in {"size": size, "shard": shard, "copies": copies, "threads": threads}.items():
+        if number < 1:
+            raise UserError(f"{name} = {number}: must be at least 1")
+    if not seconds > 0:
+        raise UserError(f"seconds = {seconds}: must be above 0")
+
+
+def to_config(
+    optimizer: str, learning_rate: float, shard: int, transport: str, copies: int, threads: int, seconds: float
+) -> Config:
+    """Return the configuration of a job that does nothing but serve; raise UserError for an unknown `optimizer`."""
+    kinds: dict[str, dict[str, Any]] = {
+        "additive": {"where": "worker"},
+        "adagrad": {"kind": "adagrad"},
+        "descent": {"kind": "momentum"},
+    }
+    if optimizer not in kinds:
+        raise UserError(f"optimizer = {optimizer!r}: must be one of {', '.join(kinds)}")
+    config = Config(optimizer=Optimizer(learning_rate=learning_rate, schedule="constant", **kinds[optimizer]))
+    config.train.batch = 1
+    config.server.shard = shard
+    config.server.copies = copies
+    config.server.threads = threads
+    config.cluster.transport = transport
+    config.cluster.seconds = seconds
+    return config

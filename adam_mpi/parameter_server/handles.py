@@ -1,56 +1,83 @@
-"""Pushes and pulls of the library under way: a handle is what the caller has of one, letters are what it sends."""
+"""Pushes and pulls that are under way: the handle that a caller gets, and the messages that are sent for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.transport.ring_sender import RingSender
 
 if TYPE_CHECKING:
-    from adam_mpi.parameter_server.server import ParameterServer
+    from adam_mpi.parameter_server.client import Client
 
 
 @dataclass(frozen=True)
-class Landing:
-    """Where parameters go that were read in one piece, and are not wanted as they lie."""
+class Gather:
+    """Parameters to pick out of a piece that was read as a whole, and where they go."""
 
-    read: np.ndarray
+    source: np.ndarray
     picked: np.ndarray
     into: np.ndarray
-    where: np.ndarray
+    positions: np.ndarray
 
-    def land(self) -> None:
-        self.into[self.where] = self.read[self.picked]
+    def copy(self) -> None:
+        """Copy the picked values from `source` to their positions in `into`."""
+        self.into[self.positions] = self.source[self.picked]
+
+
+V = TypeVar("V")
+"""What waiting for a handle returns: an array for a pull, None for a push."""
 
 
 @dataclass(eq=False)
-class Handle:
-    """A push or pull under way."""
+class Handle(Generic[V]):
+    """A push or a pull that is under way; `ParameterServer.push` and `pull` return one.
 
-    after: Sequence["Handle"]
-    start: Callable[["Handle"], None]
+    Attributes
+    ----------
+    what : str
+        Description for messages, such as ``"push of 10 parameters from 0"``.
+    values : numpy.ndarray or None
+        The array that a pull reads into; complete when `done` is true. None for a push.
+    refused : str
+        Reason why a part of a push was not applied; empty where nothing was refused so far.
+    after : sequence of Handle
+        Handles that must be done before this one starts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> from adam_mpi import ParameterServer
+    >>> with ParameterServer(MPI.COMM_SELF, size=3) as server:
+    ...     handle = server.push(np.ones(3, np.float32))
+    ...     while not handle.done:
+    ...         worked = server.step()
+    >>> handle.what, handle.refused
+    ('push of 3 parameters from 0', '')
+    """
+
+    after: Sequence["Handle[Any]"]
+    start: Callable[["Handle[Any]"], None] = field(repr=False)
     what: str
-    """For people: a push or pull of which parameters."""
-    pending: int = -1
+    pending: int = field(default=-1, repr=False)
     """Transfers that are not complete; -1 before they have started."""
     values: np.ndarray | None = None
-    """What a pull has read."""
     refused: str = ""
-    """What of a push was not applied, and why; empty where all of it was, or is under way."""
-    requests: list[MPI.Request] = field(default_factory=list)
-    landings: list[Landing] = field(default_factory=list)
+    requests: list[MPI.Request] = field(default_factory=list, repr=False)
+    gathers: list[Gather] = field(default_factory=list, repr=False)
 
     @property
     def done(self) -> bool:
+        """Whether all of it is complete: a push is applied on all copies, a pull has its values."""
         return self.pending == 0
 
     @property
     def ready(self) -> bool:
+        """Whether it may start: all handles in `after` are done."""
         return all(handle.done for handle in self.after)
 
 
@@ -58,44 +85,54 @@ class Handle:
 class RangeMessage:
     """Values of consecutive parameters of one shard, or (index, value) pairs of it."""
 
-    server: "ParameterServer"
-    handle: Handle
+    client: "Client"
+    handle: Handle[None]
     shard: Shard
     sequence: int
     values: np.ndarray
     first: int = 0
     indices: np.ndarray | None = None
 
-    @property
-    def lane(self) -> RingSender["RangeMessage"]:
-        return self.server.lanes[self.server.memory_layout.holders[self.shard.index][0]]
-
     def write(self, body: np.ndarray) -> np.ndarray:
-        header, size, world = np.zeros((), message_format.HEADER), self.values.size, self.server.world
+        """Write the values into `body`; return the header of the message."""
+        sender = self.client.transfers.ring_sender(self.shard)
+        world = self.client.transfers.generation.world
+        size = self.values.size
+        header = np.zeros((), message_format.HEADER)
         if self.indices is None:
-            header["kind"], header["words"], header["first"] = message_format.DELTA, size, self.first
-            header["finite"] = self.lane.copy(body, self.values.view(np.uint32))
+            header["kind"] = message_format.DELTA
+            header["words"] = size
+            header["first"] = self.first
+            header["finite"] = sender.copy(body, self.values.view(np.uint32))
         else:
-            header["kind"], header["words"] = message_format.SPARSE, 2 * size
+            header["kind"] = message_format.SPARSE
+            header["words"] = 2 * size
             body[:size] = self.indices
-            header["finite"] = self.lane.copy(body[size:], self.values.view(np.uint32))
+            header["finite"] = sender.copy(body[size:], self.values.view(np.uint32))
         if not header["finite"]:
             self._note_refusal()
-        header["generation"], header["pusher"] = world.generation, world.place.member
-        header["sequence"], header["values"], header["shard"] = self.sequence, size, self.shard.index
+        header["generation"] = world.generation
+        header["pusher"] = world.place.member
+        header["sequence"] = self.sequence
+        header["values"] = size
+        header["shard"] = self.shard.index
         # Every push is a gradient of its own, as a batch of one image is.
-        header["images"], header["parts"], header["last"] = 1, 1, 1
+        header["images"] = 1
+        header["parts"] = 1
+        header["last"] = 1
         return header
 
     def _note_refusal(self) -> None:
-        """A server applies no NaN and no infinity, nor what comes with it in the same message."""
+        """Record in the handle that a server will refuse this message, because a value is a NaN or an infinity."""
         places = self.first + np.arange(self.values.size) if self.indices is None else self.indices
         where = self.shard.start + int(places[~np.isfinite(self.values)][0])
         span = f"{self.shard.start + int(places[0])} to {self.shard.start + int(places[-1])}"
         self.handle.refused = f"{self.handle.what}: NaN or infinity at parameter {where}; nothing of {span} was applied"
 
     def batches(self) -> np.ndarray:
+        """Return the batches that the message stands for: none, because the library knows no data ranks."""
         return np.empty(0, np.int64)
 
     def settled(self) -> None:
+        """Count the message as acknowledged by its server."""
         self.handle.pending -= 1

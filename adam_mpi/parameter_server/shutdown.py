@@ -1,4 +1,4 @@
-"""The end of a program that has parameter servers open: whoever fails takes the others along, by name.
+"""End a program that has parameter servers open: a rank that fails ends the job on all ranks, with its reason.
 
 Other ranks wait for a client that has raised, and would do so for ever. While a server is open, an exception that
 nobody catches, and an exit without `close`, therefore end the whole job.
@@ -25,49 +25,50 @@ from adam_mpi.base.errors import JobEnded, LostState, RankFailure
 from adam_mpi.cluster.messages import RankRaised, encode
 from adam_mpi.cluster.world import World
 
-TELL_SECONDS = 5.0
+SEND_SECONDS = 5.0
+"""How long a rank that fails waits until the others have received the reason."""
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
 class Open(Protocol):
-    """Something that others wait for until it is closed."""
+    """An object that other ranks wait for until it is closed."""
 
     world: World
 
 
 @dataclass
-class Watch:
-    """Over this process."""
+class ExitWatch:
+    """What the hooks of this process need to know at its end."""
 
     open: list[Open] = field(default_factory=list)
     code: int = 0
-    """With which it ends."""
+    """The exit code of the process."""
     broken: bool = False
-    """Whether a rank was lost, so that MPI cannot be ended in order."""
-    begun: bool = False
+    """Whether a rank was lost, so that MPI_Finalize would wait for the dead."""
+    installed: bool = False
 
 
-_watch = Watch()
+_watch = ExitWatch()
 
 
-def opened(server: Open) -> None:
-    """Keep watch over the program from now on, until `closed`."""
-    if not _watch.begun:
-        _watch.begun = True
+def register(server: Open) -> None:
+    """End the job if this process fails or exits before `unregister(server)`."""
+    if not _watch.installed:
+        _watch.installed = True
         atexit.register(_at_exit)
         sys.excepthook = partial(_uncaught, sys.excepthook)
     _watch.open.append(server)
 
 
-def closed(server: Open) -> None:
-    """Whoever fails from now on is not missed."""
+def unregister(server: Open) -> None:
+    """Let this process fail or exit without ending the job: no rank waits for `server` any more."""
     if server in _watch.open:
         _watch.open.remove(server)
     _watch.broken |= server.world.broken
 
 
 def _uncaught(before: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """In place of the hook `before`, which is for programs that nobody waits for."""
+    """End the job if a server is open; else call `before`, the hook that this one replaces."""
     _watch.code = 1
     if _watch.open:
         end(_watch.open[-1].world, error.with_traceback(trace))
@@ -76,75 +77,75 @@ def _uncaught(before: Hook, kind: type[BaseException], error: BaseException, tra
 
 
 def _at_exit() -> None:
-    """Before MPI's own end, which would wait for ranks that are dead or do not come."""
+    """End the job if a server is open; skip MPI_Finalize where it would wait for dead or missing ranks."""
     if _watch.open:
         world = _watch.open[-1].world
-        _end(world, f"{world.place} left without close(); the job ends", tell=True)
+        _end(world, f"{world.place} left without close(); the job ends", notify=True)
     if _watch.broken:
-        _leave(_watch.code)
+        _exit_now(_watch.code)
 
 
 def end(world: World, error: BaseException) -> None:
-    """Say what ends the job, and end it everywhere; alone, only say it."""
+    """Print what ends the job, and end it on all ranks; a rank that is alone only prints."""
     if isinstance(error, JobEnded):
-        # Whoever has raised has said it.
-        _end(world, "", tell=False)
+        # The rank that raised has printed it.
+        _end(world, "", notify=False)
     elif isinstance(error, LostState | RankFailure | MPI.Exception):
         # The others know.
-        _end(world, f"{world.place}: {error}", tell=False)
+        _end(world, f"{world.place}: {error}", notify=False)
     else:
         trace = "".join(traceback.format_exception(error)).rstrip()
-        _end(world, f"{world.place} raised; the job ends\n{trace}", tell=True)
+        _end(world, f"{world.place} raised; the job ends\n{trace}", notify=True)
 
 
-def _end(world: World, text: str, tell: bool) -> None:
+def _end(world: World, text: str, notify: bool) -> None:
+    """Print `text` and end this process, and with it the job; `notify` the other ranks of the reason first."""
     if text:
         print(f"adam_mpi: {text}", file=sys.stderr, flush=True)
     if MPI.Is_finalized() or world.comm.size == 1:
         return
     if not world.survivable:
         MPI.COMM_WORLD.Abort(1)
-    if tell:
+    if notify:
         with suppress(MPI.Exception):
-            _tell(world, text.partition("\n")[0])
-        # With --with-ft ulfm an exit is not heard of; a death reaches those who wait for us inside MPI.
+            _send_to_all(world, text.partition("\n")[0])
+        # With --with-ft ulfm an exit is not noticed; a death reaches the ranks that wait for this one inside MPI.
         os.kill(os.getpid(), signal.SIGKILL)
-    # But mpirun takes a death for nothing out of the ordinary: those who were told give it a code.
-    _leave(1)
+    # But mpirun takes a death for nothing out of the ordinary: the ranks that were notified give it a code.
+    _exit_now(1)
 
 
-def _tell(world: World, text: str) -> None:
-    """Tell everybody, and wait for a while until they have taken it in."""
+def _send_to_all(world: World, text: str) -> None:
+    """Send `text` to all other ranks, and wait up to SEND_SECONDS until they have received it."""
     body = np.frombuffer(encode(RankRaised(text)), np.uint8)
     under_way = [world.control.Issend(body, rank) for rank in range(world.comm.size) if rank != world.rank]
-    limit = time.monotonic() + TELL_SECONDS
+    limit = time.monotonic() + SEND_SECONDS
     while under_way and time.monotonic() < limit:
         under_way = [request for request in under_way if not request.Test()]
         time.sleep(1e-3)
 
 
-def _leave(code: int) -> NoReturn:
-    """Without MPI's own end."""
+def _exit_now(code: int) -> NoReturn:
+    """End this process without MPI_Finalize."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 @contextmanager
-def watched(world: World, seconds: float) -> Iterator[None]:
-    """Something that waits inside MPI for every rank that is left: it ends the process if that takes too long."""
+def deadline(world: World, seconds: float) -> Iterator[None]:
+    """End the process if a block that waits inside MPI for all surviving ranks takes longer than `seconds`."""
 
-    def late() -> None:
-        advice = "every client must call step or wait at least that often"
+    def expire() -> None:
         print(
-            f"adam_mpi: {world.place}: the ranks that are left did not find together in {seconds:g} s ({advice}); "
-            "the job ends",
+            f"adam_mpi: {world.place}: the surviving ranks did not agree on a membership within {seconds:g} s (every "
+            "client must call step or wait at least that often); the job ends",
             file=sys.stderr,
             flush=True,
         )
         os._exit(1)
 
-    timer = Timer(seconds, late)
+    timer = Timer(seconds, expire)
     timer.daemon = True
     timer.start()
     try:

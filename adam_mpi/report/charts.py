@@ -1,4 +1,4 @@
-"""Pictures for the report, each as an `<img>` that has its data in itself."""
+"""Draw the pictures of the report, each as an `<img>` that contains its data."""
 
 import base64
 import io
@@ -22,23 +22,26 @@ STYLE: Any = {
     "legend.frameon": False,
     "svg.fonttype": "none",
     "font.family": "sans-serif",
-    # Names of classes and runs are people's: a dollar in them begins no formula.
+    # Names of classes and runs are free text: a dollar in them starts no formula.
     "text.parse_math": False,
 }
-MAPS, UNITS = 32, 100
-"""Of a layer's picture: the most maps, and units in a line."""
+MAPS = 32
+"""Channels of a layer that are drawn at most."""
+UNITS = 100
+"""Units of a dense layer in one line."""
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name -> (x, y)."""
 
 
 def draw(alt: str, size: tuple[float, float], paint: Callable[[Figure], None], kind: str = "svg") -> str:
-    """A figure of so many inches, painted by `paint`."""
+    """Return an `<img>` of `size` inches that `paint` draws."""
     mime = "image/svg+xml" if kind == "svg" else "image/png"
-    data = base64.b64encode(rendered(size, paint, kind)).decode()
+    data = base64.b64encode(render(size, paint, kind)).decode()
     return f'<img alt="{escape(alt)}" src="data:{mime};base64,{data}">'
 
 
-def rendered(size: tuple[float, float], paint: Callable[[Figure], None], kind: str) -> bytes:
+def render(size: tuple[float, float], paint: Callable[[Figure], None], kind: str) -> bytes:
+    """Return a file of format `kind` with a figure of `size` inches that `paint` draws."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)
@@ -48,7 +51,7 @@ def rendered(size: tuple[float, float], paint: Callable[[Figure], None], kind: s
 
 
 def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: Sequence[str] = ()) -> str:
-    """Curves; those in `dots` with a dot at each value, which are few."""
+    """Draw a curve for each of `series`; those in `dots` have a dot at each value."""
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
@@ -57,7 +60,7 @@ def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: S
         axes.set(title=title, xlabel=x, ylabel=y)
         if log and any(value > 0 for _, ys in series.values() for value in ys):
             axes.set_yscale("log")
-            # Usual ticks of such an axis are formulas.
+            # The default ticks of such an axis are formulas.
             axes.yaxis.set_major_formatter(LogFormatter())
             axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
         axes.legend()
@@ -66,7 +69,7 @@ def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: S
 
 
 def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked: bool = False) -> str:
-    """Series -> name -> height; beside each other, or on top of each other."""
+    """Draw bars of the heights in `series`, by series and name, beside each other or `stacked`."""
     names = list(dict.fromkeys(name for heights in series.values() for name in heights))
 
     def paint(figure: Figure) -> None:
@@ -87,7 +90,7 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked:
 
 
 def _label(axes: Axes, names: Sequence[str]) -> None:
-    """Names under the bars, as many as there is room for."""
+    """Write names under the bars, as many as there is room for."""
     every = max(1, len(names) // 24)
     places = range(0, len(names), every)
     long = max((len(name) for name in names), default=0) * len(names) / every > 60
@@ -95,15 +98,15 @@ def _label(axes: Axes, names: Sequence[str]) -> None:
 
 
 def matrix(title: str, counts: np.ndarray, names: Sequence[str]) -> str:
-    """How many images of each class were taken for each; the numbers where there is room for them."""
+    """Draw a confusion matrix: [class, predicted class] -> images; with numbers where there is room for them."""
     side = min(12.0, 2.0 + 0.38 * len(names))
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         axes.grid(visible=False)
-        # What is right would outshine what is wrong: colors follow the root.
+        # Colors follow the root: else the diagonal would hide the errors.
         axes.imshow(np.sqrt(counts), cmap="Blues")
-        axes.set(title=title, xlabel="taken for", ylabel="is")
+        axes.set(title=title, xlabel="predicted", ylabel="class")
         if len(names) > 30:
             axes.xaxis.set_major_locator(MaxNLocator(20, integer=True))
             return
@@ -125,7 +128,7 @@ def matrix(title: str, counts: np.ndarray, names: Sequence[str]) -> str:
 
 
 def gallery(title: str, images: np.ndarray, captions: Sequence[str], columns: int = 10) -> str:
-    """Images (count, channels, rows, columns), each with a caption or none."""
+    """Draw `images` (count, channels, rows, columns), each with a caption if there are `captions`."""
     rows = -(-len(images) // columns)
 
     def paint(figure: Figure) -> None:
@@ -140,31 +143,32 @@ def gallery(title: str, images: np.ndarray, captions: Sequence[str], columns: in
 
 
 def activations(layers: Mapping[str, np.ndarray]) -> bytes:
-    """A PNG with a row for each layer: its maps beside each other, or its units as squares, line by line."""
+    """Return a PNG with a row for each layer: its channels side by side, or its units as squares in lines."""
 
     def paint(figure: Figure) -> None:
         rows = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
-        for axes, (name, maps) in zip(rows, layers.items(), strict=True):
-            axes.imshow(_row(maps.astype(np.float32)), cmap="viridis", interpolation="nearest")
+        for axes, (name, channels) in zip(rows, layers.items(), strict=True):
+            axes.imshow(_row(channels.astype(np.float32)), cmap="viridis", interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.grid(visible=False)
             axes.set_ylabel(name, rotation=0, ha="right", va="center")
 
-    return rendered((12.0, 0.95 * len(layers)), paint, "png")
+    return render((12.0, 0.95 * len(layers)), paint, "png")
 
 
-def _row(maps: np.ndarray) -> np.ndarray:
-    """The maps of one layer side by side, a blank column between two; units without extent in lines."""
-    if maps[0].size == 1:
-        width = min(UNITS, len(maps))
-        return np.append(maps, np.full(-len(maps) % width, np.nan)).reshape(-1, width)
-    gap = np.full((maps.shape[1], 1), np.nan, np.float32)
-    return np.hstack([piece for one in maps[:MAPS] for piece in (one, gap)][:-1])
+def _row(channels: np.ndarray) -> np.ndarray:
+    """Return the channels of one layer side by side, with a blank column between two; units in lines."""
+    if channels[0].size == 1:
+        width = min(UNITS, len(channels))
+        return np.append(channels, np.full(-len(channels) % width, np.nan)).reshape(-1, width)
+    gap = np.full((channels.shape[1], 1), np.nan, np.float32)
+    return np.hstack([piece for one in channels[:MAPS] for piece in (one, gap)][:-1])
 
 
 def picture(image: np.ndarray) -> np.ndarray:
-    """(channels, rows, columns) to be looked at: gray, or colors where there are three; scaled to what is there."""
+    """Return an image (channels, rows, columns) as gray levels, or colors if it has three channels, from 0 to 1."""
     image = image.astype(np.float32)
-    low, high = np.nanmin(image), np.nanmax(image)
+    low = np.nanmin(image)
+    high = np.nanmax(image)
     scaled = (image - low) / (high - low if high > low else 1)
     return np.moveaxis(scaled, 0, -1) if len(image) == 3 else scaled.mean(axis=0)

@@ -1,4 +1,4 @@
-"""`adam_mpi inspect --layers` and `--image`: a trained network layer by layer, in numbers and as a picture."""
+"""Show a trained network layer by layer, in numbers and as a picture, for `adam_mpi inspect --layers` and `--image`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,25 +9,29 @@ from adam_mpi.inference.predict import best, read
 from adam_mpi.inference.trained import Trained
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+"""Bars of a histogram, from empty to full."""
 BINS = 24
+"""Bars of a histogram."""
 
 
 def table(model: Trained) -> Iterator[str]:
-    """Shapes, statistics of each tensor, and a histogram of its values from the least to the greatest."""
+    """Yield the shapes of each layer, and statistics and a histogram of each of its tensors."""
     yield f"{'layer':12}{'input':>14}{'output':>14}{'parameters':>12}"
     for shape in model.shapes:
-        sizes = f"{_by(shape.input):>14}{_by(shape.output):>14}"
+        sizes = f"{_sizes(shape.input):>14}{_sizes(shape.output):>14}"
         yield f"{shape.name:12}{sizes}{shape.parameters:12,}"
         for part in ("weight", "bias"):
             if f"{shape.name}/{part}" in model.tensors:
                 yield f"  {part:8}{statistics(model.tensors[f'{shape.name}/{part}'])}"
 
 
-def _by(sizes: tuple[int, ...]) -> str:
+def _sizes(sizes: tuple[int, ...]) -> str:
+    """Return a shape as text, such as "4x24x24"."""
     return "x".join(map(str, sizes))
 
 
 def statistics(values: np.ndarray) -> str:
+    """Return mean, deviation, range, zeros and a histogram of `values` as one line."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return f"none of {values.size} values is finite"
@@ -41,7 +45,7 @@ def statistics(values: np.ndarray) -> str:
 
 
 def image(model: Trained, file: Path, output: Path) -> str:
-    """What each layer makes of an image, as a picture; and what the network takes it for."""
+    """Draw the outputs of each layer for the image in `file` to `output`; return the predicted classes as text."""
     from adam_mpi.report.charts import activations
 
     names, images, _ = read(model, file)
@@ -49,5 +53,5 @@ def image(model: Trained, file: Path, output: Path) -> str:
     *outputs, probabilities = model.run({"input": images[:1]}, [*layers, "probabilities"])
     rows = {"input": images[0]} | {name: one[0] for name, one in zip(layers, outputs, strict=True)}
     sizes = {"input": model.inputs.shape} | {shape.name: shape.output for shape in model.shapes}
-    output.write_bytes(activations({f"{name}\n{_by(sizes[name])}": row for name, row in rows.items()}))
+    output.write_bytes(activations({f"{name}\n{_sizes(sizes[name])}": row for name, row in rows.items()}))
     return f"{names[0]}: {best(model, probabilities.reshape(len(images[:1]), -1)[0])}\nactivations: {output}"

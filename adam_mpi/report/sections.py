@@ -1,4 +1,4 @@
-"""The sections of the report: each takes runs and gives HTML."""
+"""Make the sections of the report: each function takes runs and returns HTML."""
 
 import dataclasses
 from collections import Counter, defaultdict
@@ -14,11 +14,14 @@ from adam_mpi.config import Config
 from adam_mpi.inference.trained import Trained, load
 from adam_mpi.monitor.figures import coarse
 from adam_mpi.report import charts
-from adam_mpi.report.evaluation import judge
+from adam_mpi.report.evaluation import evaluate
 from adam_mpi.report.run_data import Run
 
-WORST, MOST_FILTERS = 30, 60
-HOW = {
+WORST = 30
+"""Images with the least probability of their class that are shown."""
+MOST_FILTERS = 60
+"""Filters of the first layer that are shown."""
+FIGURES = {
     "status": ("status", ""),
     "test_accuracy": ("test accuracy", ".2%"),
     "best_accuracy": ("best accuracy of validation", ".2%"),
@@ -28,27 +31,29 @@ HOW = {
     "images_per_second": ("images per second", ",.0f"),
     "seconds": ("seconds", ".1f"),
 }
-"""Main figures: what they are called, and how they are written."""
+"""Key of the summary -> its name and its format."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return an HTML table with the heads of its columns."""
     cells = "".join(f"<th>{escape(str(cell))}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{cells}</tr>{body}</table>"
 
 
 def note(text: str) -> str:
+    """Return a paragraph in place of what cannot be shown."""
     return f"<p class=note>{escape(text)}</p>"
 
 
 def figures(runs: Sequence[Run]) -> str:
-    """The main figures, a column for each run."""
+    """Return the table of the main figures, a column for each run."""
 
     def shown(run: Run, key: str) -> str:
         value = run.summary.get(key)
-        return "" if value is None else format(value, HOW[key][1])
+        return "" if value is None else format(value, FIGURES[key][1])
 
-    rows: list[list[object]] = [[HOW[key][0], *(shown(run, key) for run in runs)] for key in HOW]
+    rows: list[list[object]] = [[FIGURES[key][0], *(shown(run, key) for run in runs)] for key in FIGURES]
     rows.append(["ranks", *(_ranks(run.summary["ranks"]) for run in runs)])
     rows.append(["staleness, mean", *(run.summary["staleness"]["mean"] for run in runs)])
     for name in ("pushes", "pulls"):
@@ -59,11 +64,12 @@ def figures(runs: Sequence[Run]) -> str:
 
 
 def _ranks(ranks: Mapping[str, int]) -> str:
+    """Return the numbers of ranks by role as text."""
     return f"{ranks['total']}: {ranks['data']} data, {ranks['worker']} worker, {ranks['server']} server"
 
 
 def differences(runs: Sequence[Run]) -> str:
-    """The keys of the configuration in which the runs differ."""
+    """Return the table of the configuration keys in which the runs differ."""
     settings = [dict(_keys(run.config)) for run in runs]
     keys = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1 and key != "run.name"]
     if len(runs) == 1:
@@ -74,6 +80,7 @@ def differences(runs: Sequence[Run]) -> str:
 
 
 def _keys(section: Config | Any, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every key of a section, with those of the sections in it, and its value."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
@@ -83,7 +90,7 @@ def _keys(section: Config | Any, prefix: str = "") -> Iterator[tuple[str, object
 
 
 def curves(runs: Sequence[Run]) -> str:
-    """Loss and accuracy against images and against time; the dots are whole passes over held-out images."""
+    """Return charts of loss and accuracy over images and over time; dots are passes over the validation part."""
     shown = []
     for axis, unit in (("images_trained", "images trained on"), ("seconds", "seconds")):
         for figure in ("loss", "accuracy"):
@@ -94,15 +101,17 @@ def curves(runs: Sequence[Run]) -> str:
             }
             dots = [name for name in series if name.endswith("validation")]
             title = f"{figure} by {axis.split('_')[0]}"
-            shown.append(charts.lines(title, series, unit, figure, figure == "loss", dots))
+            shown.append(charts.lines(title, series, unit, figure, log=figure == "loss", dots=dots))
     return "".join(shown)
 
 
 def _series(lines: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
+    """Return the values of `x` and of `y` in all lines."""
     return [line[x] for line in lines], [line[y] for line in lines]
 
 
 def throughput(runs: Sequence[Run]) -> str:
+    """Return charts of the training speed, the busy share of each role and the CPU time of each rank."""
     speeds = {run.name: _series(run.lines(), "seconds", "images_per_second") for run in runs}
     shown = [charts.lines("training speed", speeds, "seconds", "images/s")]
     for run in runs:
@@ -115,21 +124,24 @@ def throughput(runs: Sequence[Run]) -> str:
 
 
 def staleness(runs: Sequence[Run]) -> str:
+    """Return charts of staleness and delay, and the table of the time that clocks cost."""
     shown = []
     for key, title in (("staleness", "clocks ahead of the slowest replica"), ("delay", "steps between pull and push")):
         heights = {run.name: _coarse(run.summary[key]["histogram"]) for run in runs}
         shown.append(charts.bars(title, heights, "pushes" if key == "staleness" else "messages"))
-    told = [(run.name, run.summary["staleness"]) for run in runs]
-    rows = [[name, clocks["max"], f"{clocks['clock_wait']:.1f}"] for name, clocks in told]
-    return "".join(shown) + table(["run", "most clocks ahead", "seconds held back by clocks, all replicas"], rows)
+    clocks = [(run.name, run.summary["staleness"]) for run in runs]
+    rows = [[name, found["max"], f"{found['clock_wait']:.1f}"] for name, found in clocks]
+    return "".join(shown) + table(["run", "most clocks ahead", "seconds of waiting for clocks, all replicas"], rows)
 
 
 def _coarse(histogram: Mapping[str, int]) -> dict[str, float]:
+    """Return a histogram of the summary with wider bins for larger values."""
     counts = Counter({int(value): count for value, count in histogram.items()})
     return {str(value): float(count) for value, count in coarse(counts).items()}
 
 
 def traffic(runs: Sequence[Run]) -> str:
+    """Return charts of the bytes that each layer pushed, by protocol."""
     shown = []
     for run in runs:
         heights: dict[str, dict[str, float]] = defaultdict(dict)
@@ -141,7 +153,7 @@ def traffic(runs: Sequence[Run]) -> str:
 
 
 def balance(runs: Sequence[Run]) -> str:
-    """What the threads of each worker did with their time."""
+    """Return charts of the time that the threads of each worker were busy or waited."""
     shown = []
     for run in runs:
         seconds: dict[str, dict[str, float]] = defaultdict(dict)
@@ -154,6 +166,7 @@ def balance(runs: Sequence[Run]) -> str:
 
 
 def recoveries(runs: Sequence[Run]) -> str:
+    """Return the table of the recoveries after lost ranks."""
     found = [(run.name, recovery) for run in runs for recovery in run.summary.get("recoveries", [])]
     if not found:
         return note("None: no rank was lost.")
@@ -162,11 +175,12 @@ def recoveries(runs: Sequence[Run]) -> str:
 
 
 def _plain(value: object) -> object:
+    """Return a value of the summary as a table shows it."""
     return "; ".join(map(str, value)) if isinstance(value, list) else "" if value is None else value
 
 
 def layers(runs: Sequence[Run]) -> str:
-    """Norms and dead units over time."""
+    """Return charts of norms and dead units of each layer over time."""
     shown = []
     for run in runs:
         lines = [line for line in run.lines() if line["layers"]]
@@ -179,30 +193,30 @@ def layers(runs: Sequence[Run]) -> str:
             if series:
                 log = key == "gradient_norm"
                 shown.append(charts.lines(f"{run.name}: {title}", series, "images trained on", title, log))
-    return "".join(shown) or note("Nothing was told about the layers.")
+    return "".join(shown) or note("The run has no statistics of its layers.")
 
 
 def learned(run: Run) -> str:
-    """First-layer filters, confusion matrix, the images it is most wrong about."""
+    """Return the filters of the first layer, the confusion matrix and the worst images of a run."""
     try:
         model = load(run.path)
-        found = judge(model, WORST)
+        found = evaluate(model, WORST)
     except UserError as error:
         return note(f"Not shown: {error}")
     names = model.names
     right = np.trace(found.confusion) / max(found.confusion.sum(), 1)
     title = f"test images: {right:.2%} of {found.confusion.sum():,} right"
     captions = [
-        f"{names[label]} → {names[taken]}\n{chance:.2g}"
-        for label, taken, chance in zip(found.labels, found.taken, found.probabilities, strict=True)
+        f"{names[label]} → {names[predicted]}\n{probability:.2g}"
+        for label, predicted, probability in zip(found.labels, found.predicted, found.probabilities, strict=True)
     ]
-    worst = "the worst: what it is → what it was taken for, and the probability of what it is"
+    worst = "the worst images: class → predicted class, and the probability of the class"
     matrix = charts.matrix(title, found.confusion, names)
     return _filters(model) + matrix + charts.gallery(worst, found.images, captions)
 
 
 def _filters(model: Trained) -> str:
-    """The weights of the first convolution; of a network without one, those of the first units as images."""
+    """Return the weights of the first layer as images: filters of a convolution, or the inputs of dense units."""
     shape = next(shape for shape in model.shapes if shape.weight)
     weight = model.tensors[f"{shape.name}/weight"][:MOST_FILTERS]
     images = weight if weight.ndim == 4 else weight.reshape(len(weight), *shape.input)
@@ -220,6 +234,7 @@ img { max-width: 100%; margin: 0.3rem 0.6rem 0.3rem 0; vertical-align: top; } .n
 
 
 def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
+    """Return the page with `sections`, each a title and its HTML."""
     links = "".join(f'<a href="#{place}">{escape(head)}</a>' for place, (head, _) in enumerate(sections))
     body = "".join(f'<h2 id="{place}">{escape(head)}</h2>{text}' for place, (head, text) in enumerate(sections))
     return (

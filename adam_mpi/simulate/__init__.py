@@ -1,1 +1,1 @@
-"""A job on machines that are not at hand, event by event: what it would do in a second, and how stale its pushes."""
+"""Simulate a job on machines that are not available, event by event: its throughput and staleness."""

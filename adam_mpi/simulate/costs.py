@@ -1,4 +1,4 @@
-"""What things cost on this machine: each measured for a moment, on one core."""
+"""Measure the costs of a simulation on this machine, each for a moment, on one core."""
 
 import os
 import socket
@@ -27,36 +27,42 @@ from adam_mpi.transport import mailbox
 from adam_mpi.worker import gradient_buffer
 from adam_mpi.worker.thread_weights import ThreadWeights
 
-# Long enough for steady figures; parameters of the largest model that is not measured by a part of it.
-SECONDS, MOST = 0.7, 1 << 24
-# Bytes that go through the caches between two pushes or pulls of a rank: nothing of the first is left in them. Between
-# two batches of a thread it is what main threads do with the weights, so many times.
-CACHES, TIMES = 1 << 25, 6
-WIRED, LEAST_WIRED, MOST_WIRED = 30, 1 << 20, 1 << 22  # messages that are sent over a wire, and bytes of each
+SECONDS = 0.7
+"""How long each cost is measured: long enough for steady figures."""
+MOST = 1 << 24
+"""Parameters of the largest model that is measured as a whole."""
+CACHES = 1 << 25
+"""Bytes that are used between two pushes or pulls of a rank, so that nothing of the first is left in a cache."""
+TIMES = 6
+"""Bytes that main threads use between two batches of a thread, as a multiple of the weights."""
+WIRED = 30
+"""Messages that are sent to measure TCP."""
+LEAST_WIRED = 1 << 20
+MOST_WIRED = 1 << 22
+"""Bytes of the smallest and of the largest of these messages."""
 WIRE_SECONDS = 10.0
+"""How long either side of the TCP connection waits for the other."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Of the job whose costs are wanted."""
+    """The properties of the job that costs depend on."""
 
     hosts: int
     threads: int
-    """That train on a host."""
+    """Trainer threads of all workers on a host."""
     own: int
-    """Of one worker."""
+    """Trainer threads of one worker."""
     images: int
-    """That a thread computes at once."""
+    """Images that a thread computes at once."""
     captured: Sequence[str]
     """Layers that push factors."""
 
 
-def measured(
-    costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], setting: Setting
-) -> Costs:
-    """With a figure of this machine in place of every 0.
+def measure(costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], setting: Setting) -> Costs:
+    """Return `costs` with every 0 replaced by a measurement on this machine.
 
-    What is done with bytes is measured on as many as the model has, which are in no cache.
+    Costs of bytes are measured on as many bytes as the model has, which are in no cache.
     """
     size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
@@ -70,13 +76,13 @@ def measured(
     }
     unknown = {name: work for name, work in measures.items() if not getattr(costs, name)}
     if unknown:
-        # Kernels may have to be compiled for it, which takes a while.
+        # Kernels may have to be compiled first, which takes a while.
         print(f"measuring on this machine: {', '.join(unknown)}", file=sys.stderr, flush=True)
     return replace(costs, **{name: work() for name, work in unknown.items()})
 
 
 def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
-    """Of one call, by the median; the first one may compile."""
+    """Return the median time of a call of `work`, without the first, which may compile; call `before` before each."""
     work()
     times: list[float] = []
     end = time.perf_counter() + SECONDS
@@ -89,24 +95,30 @@ def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: 
 
 
 def _image(net: Network, config: Config, data: Description, setting: Setting) -> float:
-    """With as many threads at once as train on a host, as far as there are cores: they get in each other's way."""
-    threads, images = min(setting.threads, os.cpu_count() or 1), setting.images
+    """Measure an image, in as many threads as train on a host and have cores: they share caches and memory."""
+    threads = min(setting.threads, os.cpu_count() or 1)
+    images = setting.images
     shared = [parameters.initial(net.shapes, config.run.seed) for _ in range(0, threads, setting.own)]
     alone = setting.own == 1 or config.push.images <= config.train.batch
     draw = np.random.default_rng(config.run.seed)
     pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.dtype)
-    labels, ids = draw.integers(0, data.classes, images), np.arange(images)
+    labels = draw.integers(0, data.classes, images)
+    ids = np.arange(images)
 
     def thread(index: int) -> float:
         own = ThreadWeights(net, shared[index // setting.own], index, alone)
-        context, total = own.context, np.zeros_like(own.gradient)
+        context = own.context
+        total = np.zeros_like(own.gradient)
 
         def train() -> None:
             if not config.asynchronous:
-                # The step is the servers'.
-                context.train(own.shared, own.gradient, pixels, labels, ids, 0, True)
+                # The servers take the step.
+                context.train(own.shared, own.gradient, pixels, labels, ids=ids, epoch=0, overwrite=True)
                 return
-            context.train(own.weights, own.gradient, pixels, labels, ids, 0, own.begin(), **own.options)
+            overwrite = own.begin()
+            context.train(
+                own.weights, own.gradient, pixels, labels, ids=ids, epoch=0, overwrite=overwrite, **own.options
+            )
             own.step(total, 1e-9, 1.0)
 
         return _cold(train, min(CACHES, TIMES * own.gradient.nbytes)) / images
@@ -116,40 +128,45 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
 
 
 def _prepare(config: Config) -> float:
+    """Measure the preparation of an image."""
     images = np.arange(config.train.batch)
-    preparation = BatchLoader(open_set(config.data), config.run.seed)
-    return _seconds(lambda: preparation.prepare(Phase(0, "train", 1), images)) / images.size
+    loader = BatchLoader(open_set(config.data), config.run.seed)
+    return _seconds(lambda: loader.prepare(Phase(0, "train", 1), images)) / images.size
 
 
 def _cold(work: Callable[[], object], between: int = CACHES) -> float:
-    """The same, of something between two calls of which so many other bytes are used."""
+    """Return the median time of a call of `work`, when `between` other bytes are used between two calls."""
     (other,) = _arrays(1, between // 4)
     return _seconds(work, lambda: np.add(other, 1, out=other))
 
 
 def _arrays(count: int, size: int) -> list[np.ndarray]:
+    """Return `count` arrays of `size` ones."""
     return [np.ones(size, np.float32) for _ in range(count)]
 
 
 def _copy(size: int) -> float:
+    """Measure the copy of a byte into a message."""
     body, values = (array.view(np.uint32) for array in _arrays(2, size))
     return _cold(lambda: mailbox.copy(body, values)) / (4 * size)
 
 
 def _sign(size: int) -> float:
+    """Measure the checksum of a byte."""
     (message,) = _arrays(1, size)
     return _cold(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * size)
 
 
 def _wire(size: int) -> float:
-    """For one of the two sides; what MPI adds is little beside the system's copies."""
+    """Measure TCP on one of the two sides, per byte; MPI adds little to the copies of the operating system."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sender = socket.create_connection(listening.getsockname())
         receiver, _ = listening.accept()
-    # Neither side waits for ever, should the other fail.
+    # If one side fails, the other must not wait for ever.
     for side in (sender, receiver):
         side.settimeout(WIRE_SECONDS)
-    sent, arrived = bytes(size), bytearray(size)
+    sent = bytes(size)
+    arrived = bytearray(size)
 
     def receive(left: int) -> None:
         while left:
@@ -169,16 +186,20 @@ def _wire(size: int) -> float:
 
 
 def _apply(size: int) -> float:
-    weights, mail = _arrays(2, size)
-    starts, scales = np.zeros(1, np.int64), np.full(1, 1e-9, np.float32)
+    """Measure the step of a server, per byte of a push."""
+    weights, pushed = _arrays(2, size)
+    starts = np.zeros(1, np.int64)
+    scales = np.full(1, 1e-9, np.float32)
     numbers = np.array(Numbers(gain=1), np.float32)
-    step = partial(apply_kernels.step, apply_kernels.DESCENT, weights, weights, mail, starts, scales, numbers)
+    step = partial(apply_kernels.step, apply_kernels.DESCENT, weights, weights, pushed, starts, scales, numbers)
     return _cold(step) / (4 * size)
 
 
 def _pull(size: int) -> float:
+    """Measure how a worker takes in a byte of weights."""
     local, arrived, latest = _arrays(3, size)
-    values, rows = np.zeros((1, size), np.float32), np.zeros(1, np.int64)
+    values = np.zeros((1, size), np.float32)
+    rows = np.zeros(1, np.int64)
 
     def pull() -> None:
         latest[:] = local

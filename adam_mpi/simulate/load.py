@@ -1,4 +1,4 @@
-"""What one push, pull and batch of a job weigh: bytes, messages and seconds, from the plan of the real job. Pure."""
+"""The bytes, messages and seconds of one push, pull and batch of a job, from the plan of the real job. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,35 +21,38 @@ from adam_mpi.worker.gradient_buffer import MOST_PUSHES
 
 @dataclass
 class Part:
-    """Of a push, for one server."""
+    """The part of a push that one server gets."""
 
     bytes: int = 0
     messages: int = 0
     seconds: float = 0.0
-    """For the server to apply it."""
+    """Seconds in which the server applies it."""
 
 
 @dataclass(frozen=True)
 class Load:
+    """What a replica sends and receives in one step."""
+
     push: dict[int, Part]
+    """The part of a push that each server gets."""
     pull: dict[int, int]
-    """Bytes from each server."""
+    """Bytes of weights that a pull reads from each server."""
     held: dict[int, int]
-    """Bytes of the weights that each server has."""
+    """Bytes of weights that each server holds."""
     copies: dict[int, dict[int, int]]
-    """Of them those that other servers have a copy of, by server."""
+    """Bytes of the weights of each server that each other server has a copy of."""
     images: int
-    """That a replica takes of a batch: all of it, or with clocks its share."""
+    """Images of a batch that a replica computes: all of them, or with clocks its share."""
     batch: int
-    """Bytes of them."""
+    """Bytes of these images."""
     gradient: int
-    """Bytes of one, of all layers."""
+    """Bytes of a gradient of all layers."""
     most: int
-    """Images that a push grows to while all others are under way; one of factors does not grow."""
+    """Images that a push grows to while all others are under way; a push of factors does not grow."""
 
 
 def chosen(config: Config, layout: Layout, shapes: tuple[LayerShape, ...]) -> tuple[MemoryLayout, Mapping[str, Choice]]:
-    """Where shards lie, and what each layer pushes."""
+    """Return where shards lie, and what each layer pushes."""
     memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, config.layout.scheme), layout)
     return memory_layout, choose(
         memory_layout, config, largest_push(config), len({place.host for place in layout.places})
@@ -57,11 +60,13 @@ def chosen(config: Config, layout: Layout, shapes: tuple[LayerShape, ...]) -> tu
 
 
 def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:
+    """Return what a replica of the configured job sends and receives in one step."""
     memory_layout, choices = chosen(config, layout, shapes)
     share = config.train.batch if config.asynchronous else -(-config.train.batch // layout.replicas)
     # Layers are chosen for a whole batch, as if a replica were alone; what it pushes is its share.
     images = largest_push(config) if config.asynchronous else share
-    push, codec = defaultdict[int, Part](Part), CODECS[config.push.codec]
+    push = defaultdict[int, Part](Part)
+    codec = CODECS[config.push.codec]
     for choice in choices.values():
         for server, plan in (choice.factors or {}).items():
             messages = -(-images // plan.images(memory_layout.body_words))
@@ -73,15 +78,24 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
                 size = 4 * (HEADER_WORDS + codec.words(shard.size))
                 _add(push[server], size, 1, size * costs.apply)
     width = WIDTHS["short"] if "short" in memory_layout.regions else WIDTHS["weights"]
-    # With few large shards some servers hold copies only: nobody asks them for weights.
+    # With few large shards some servers hold copies only, and no pull reads from them.
     pull = {server: width * memory_layout.size(server) for server in push}
     most = images if captured_layers(choices) else min(MOST_BATCHES * config.train.batch, MOST_PUSHES * images)
     held = {server: 4 * memory_layout.size(server) for server in memory_layout.servers}
-    gradient, batch = sum(held.values()), message_bytes(share, data.shape)
-    return Load(dict(push), pull, held, _copies(memory_layout), share, batch, gradient, most)
+    return Load(
+        push=dict(push),
+        pull=pull,
+        held=held,
+        copies=_copies(memory_layout),
+        images=share,
+        batch=message_bytes(share, data.shape),
+        gradient=sum(held.values()),
+        most=most,
+    )
 
 
 def _copies(memory_layout: MemoryLayout) -> dict[int, dict[int, int]]:
+    """Return the bytes of each server's shards that other servers hold copies of, by server and other server."""
     copies: dict[int, dict[int, int]] = {server: defaultdict(int) for server in memory_layout.servers}
     for shard in memory_layout.shards:
         server, *others = memory_layout.holders[shard.index]
@@ -91,6 +105,7 @@ def _copies(memory_layout: MemoryLayout) -> dict[int, dict[int, int]]:
 
 
 def _add(part: Part, size: int, messages: int, seconds: float) -> None:
+    """Add bytes, messages and seconds to `part`."""
     part.bytes += size
     part.messages += messages
     part.seconds += seconds

@@ -1,4 +1,4 @@
-"""Data ranks, replicas and servers as processes that wait for each other and for cores and links."""
+"""Simulated data ranks, replicas and servers, which wait for each other and for cores and links."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from adam_mpi.simulate.cluster import Cluster, Costs
 from adam_mpi.simulate.load import Load, Part
 from adam_mpi.simulate.machine import LOOKS, ORDERS, Rank, Steps
 
-# A message that is folded together with others costs this much of one that comes alone.
 FOLDED = 0.55
+"""Cost of a message that is applied together with others, as a fraction of one that is applied alone."""
 
 
 @dataclass
-class Letter:
-    """A part of a push at its server."""
+class Message:
+    """The part of a push that one server gets."""
 
     part: Part
     clock: int
@@ -28,78 +28,90 @@ class Letter:
     """Whether it came from another host: then its checksum is compared."""
 
     def receiving(self, costs: Costs) -> float:
-        """Seconds for a server to compare its bytes, besides applying it."""
+        """Return the seconds in which a server compares its checksum."""
         return self.far * self.part.bytes * costs.sign
 
     def writing(self, costs: Costs) -> float:
-        """Seconds for a worker to write its bytes."""
+        """Return the seconds in which a worker writes its bytes."""
         return self.part.bytes * (costs.copy + self.far * costs.sign)
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Of shards of a server, with another one."""
+    """The copies of a server's shards that another server has."""
 
     rank: Rank
     bytes: int
 
 
 class Server:
+    """A server rank, which applies pushes and forwards them to the copies of its shards."""
+
     def __init__(self, rank: Rank, costs: Costs, copies: list[Copies], replicas: int, clocked: bool, kept: int) -> None:
-        """`kept`: bytes that it copies before every step, which it may have to take back."""
-        self.rank, self.costs, self.copies, self.kept, self.time = rank, costs, copies, kept, rank.host.time
-        self.letters: list[Letter] = []
-        self.arrival, self.advance = self.time.event(), self.time.event()
-        self.replicas, self.clocked = replicas, clocked
-        self.version = self.clock = 0
+        """Serve `replicas`, step by clocks if `clocked`; copy `kept` bytes before every step, to be able to undo it."""
+        self.rank = rank
+        self.costs = costs
+        self.copies = copies
+        self.replicas = replicas
+        self.clocked = clocked
+        self.kept = kept
+        self.time = rank.host.time
+        self.arrived: list[Message] = []
+        self.arrival = self.time.event()
+        self.advance = self.time.event()
+        self.version = 0
+        self.clock = 0
         self.delays: Counter[int] = Counter()
         self.time.process(self.serve())
 
-    def deliver(self, letter: Letter) -> None:
-        self.letters.append(letter)
+    def deliver(self, message: Message) -> None:
+        """Take `message`, which has arrived."""
+        self.arrived.append(message)
         if not self.arrival.triggered:
             self.arrival.succeed()
 
     def serve(self) -> Steps:
-        """All that has arrived is one step; with clocks, all of one clock."""
+        """Apply all that has arrived in one step; with clocks, all messages of one clock."""
         while True:
             ready = self._ready()
             if not ready:
                 self.arrival = self.time.event()
                 yield self.arrival
                 continue
-            each = [letter.part.seconds for letter in ready]
+            each = [message.part.seconds for message in ready]
             seconds = max(each) + FOLDED * (sum(each) - max(each))
-            seconds += sum(letter.receiving(self.costs) for letter in ready) + self.kept * self.costs.copy
-            # With clocks a message is looked at twice: when it comes, and when all of its clock have.
-            messages = (1 + self.clocked) * sum(letter.part.messages for letter in ready)
+            seconds += sum(message.receiving(self.costs) for message in ready) + self.kept * self.costs.copy
+            # With clocks a message is handled twice: when it arrives, and when all of its clock have.
+            messages = (1 + self.clocked) * sum(message.part.messages for message in ready)
             yield from self.rank.do(messages * self.costs.message, seconds)
             if self.copies:
                 yield self.time.all_of([self.time.process(self._replicate(copies)) for copies in self.copies])
             self._acknowledge(ready)
 
     def send(self, size: int) -> Steps:
-        """Weights to another host, from the main thread."""
+        """Send `size` bytes of weights to another host, from the main thread."""
         yield from self.rank.do(self.costs.message, size * self.costs.copy, looks=LOOKS // ORDERS)
 
-    def _ready(self) -> list[Letter]:
-        ready = [letter for letter in self.letters if not self.clocked or letter.clock == self.clock]
+    def _ready(self) -> list[Message]:
+        """Remove and return the messages of the next step; none while a clock is not complete."""
+        ready = [message for message in self.arrived if not self.clocked or message.clock == self.clock]
         if self.clocked and len(ready) < self.replicas:
             return []
-        self.letters = [letter for letter in self.letters if letter not in ready]
+        self.arrived = [message for message in self.arrived if message not in ready]
         return ready
 
     def _replicate(self, copies: Copies) -> Steps:
-        """The folded record goes to a copy, which applies it too."""
+        """Send the sum of a step to another copy, which applies it too."""
         far = (copies.rank.host is not self.rank.host) * self.costs.sign
         yield from self.rank.do(self.costs.message, copies.bytes * (self.costs.copy + far))
         yield from self.rank.send(copies.rank, copies.bytes)
         yield from copies.rank.do(self.costs.message, copies.bytes * (self.costs.apply + far))
 
-    def _acknowledge(self, letters: list[Letter]) -> None:
-        for letter in letters:
-            self.delays[self.version - letter.seen] += 1
-            letter.applied.succeed()
+    def _acknowledge(self, messages: list[Message]) -> None:
+        """Count the delay of each message, report it applied, and advance version and clock."""
+        for message in messages:
+            self.delays[self.version - message.seen] += 1
+            message.applied.succeed()
         self.version += 1
         self.clock += 1
         self.advance.succeed()
@@ -108,14 +120,14 @@ class Server:
 
 @dataclass
 class Data:
-    """A data rank; its threads keep some batches ready."""
+    """A data rank, whose threads keep up to `ahead` batches ready."""
 
     rank: Rank
     config: Config
     costs: Costs
     ahead: int
     images: int
-    """In a batch, or a share of it."""
+    """Images of a batch, or of a share of it."""
     ready: simpy.Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +137,7 @@ class Data:
             time.process(self.prepare())
 
     def prepare(self) -> Steps:
+        """Prepare batch after batch, as one thread."""
         while True:
             yield from self.rank.host.work(self.images * self.costs.prepare)
             yield self.ready.put(None)
@@ -135,7 +148,6 @@ class Replica:
 
     def __init__(
         self,
-        number: int,
         ranks: list[Rank],
         config: Config,
         cluster: Cluster,
@@ -143,22 +155,32 @@ class Replica:
         data: list[Data],
         servers: dict[int, Server],
         threads: int,
-        slow: float,
+        slowdown: float,
         share: int,
     ) -> None:
-        """`slow`: how many times as long it computes; `share`: images that it has of every clock."""
-        self.number, self.ranks, self.config, self.costs, self.load = number, ranks, config, cluster.costs, load
-        self.data, self.servers, self.threads, self.slow, self.share = data, servers, threads, slow, share
-        self.time, self.chance = ranks[0].host.time, ranks[0].chance
-        self.spread = cluster.chance.spread
+        """Train on `ranks`; every batch takes `slowdown` times as long, `share` images of every clock are its own."""
+        self.ranks = ranks
+        self.config = config
+        self.costs = cluster.costs
+        self.load = load
+        self.data = data
+        self.servers = servers
+        self.threads = threads
+        self.slowdown = slowdown
+        self.share = share
+        self.time = ranks[0].host.time
+        self.random = ranks[0].random
+        self.spread = cluster.variation.spread
         self.latency = cluster.links.latency
         self.batches = simpy.Store(self.time)
         self.pool = simpy.Container(self.time, 2 * threads + 2, 2 * threads + 2)
         self.seen = dict.fromkeys(servers, 0)
         self.pulling = False
-        self.images = self.since_pull = self.clock = 0
+        self.images = 0
+        self.since_pull = 0
+        self.clock = 0
         self.waited = 0.0
-        """For other replicas' clocks."""
+        """Seconds that it has waited for the clocks of other replicas."""
         for _ in range(config.data.prefetch):
             self.time.process(self.fetch())
         if config.asynchronous:
@@ -168,13 +190,15 @@ class Replica:
             self.time.process(self.clocks())
 
     def train(self) -> Steps:
-        """A trainer thread: batch after batch, a push after so many images."""
-        held, batch = 0, self.config.train.batch
+        """Compute batch after batch, as one trainer thread; push after `push.images` images."""
+        held = 0
+        batch = self.config.train.batch
         while True:
             yield self.batches.get()
             yield from self._compute(batch)
             self.time.process(self.fetch())
-            held, self.since_pull = held + batch, self.since_pull + batch
+            held += batch
+            self.since_pull += batch
             if held >= self.config.push.images and (self.pool.level or held >= self.load.most):
                 yield self.pool.get(1)
                 self.time.process(self.push(0, dict(self.seen)))
@@ -183,7 +207,7 @@ class Replica:
                 self.time.process(self.pull())
 
     def clocks(self) -> Steps:
-        """With a bound on staleness: wait for the others, pull, compute a share, push."""
+        """Wait for the other replicas, pull, compute a share, push; clock after clock, with a bound on staleness."""
         for self.clock in range(1 << 60):
             begun = self.time.now
             for server in self.servers.values():
@@ -193,7 +217,7 @@ class Replica:
             yield self.time.process(self.pull())
             yield self.batches.get()
             self.time.process(self.fetch())
-            parts = cut(self.share, self.threads)
+            parts = split_evenly(self.share, self.threads)
             yield self.time.all_of([self.time.process(self._compute(part)) for part in parts])
             # The gradients of all threads are summed.
             yield from self._share(0.0, self.threads * self.load.gradient * self.costs.apply)
@@ -201,8 +225,8 @@ class Replica:
             self.time.process(self.push(self.clock, dict(self.seen)))
 
     def fetch(self) -> Steps:
-        """A batch from one of the data ranks, to each strip its columns."""
-        data = self.data[int(self.chance.integers(len(self.data)))]
+        """Fetch a batch from one of the data ranks, for each strip its columns."""
+        data = self.data[int(self.random.integers(len(self.data)))]
         yield data.ready.get()
         yield from data.rank.do(self.costs.hand)
         for rank in self.ranks:
@@ -211,56 +235,59 @@ class Replica:
         yield self.batches.put(None)
 
     def _compute(self, images: int) -> Steps:
-        """All strips at once; what they exchange is taken to be hidden behind other batches in flight."""
-        noise = self.chance.lognormal(-(self.spread**2) / 2, self.spread)
+        """Compute `images` images on all strips; their exchanges are assumed to be hidden behind other batches."""
+        noise = self.random.lognormal(-(self.spread**2) / 2, self.spread)
         seconds = images * self.costs.image * noise
         yield from self.ranks[0].interpret(self.costs.task)
-        strips = [self.time.process(rank.host.work(self.slow * seconds / len(self.ranks))) for rank in self.ranks]
+        strips = [self.time.process(rank.host.work(self.slowdown * seconds / len(self.ranks))) for rank in self.ranks]
         yield self.time.all_of(strips)
         self.images += images
 
     def push(self, clock: int, seen: dict[int, int]) -> Steps:
-        """`seen`: the version of each server that it was computed on."""
-        letters = [
-            Letter(part, clock, seen[number], self.time.event(), self._far(number))
+        """Push a gradient that was computed on the versions in `seen`, by server, and wait until it is applied."""
+        sent = [
+            Message(part, clock, seen[number], self.time.event(), self._far(number))
             for number, part in self.load.push.items()
         ]
         # Not server by server: with hundreds of them that would be most of what there is to simulate.
-        messages = sum(letter.part.messages for letter in letters)
-        kernels = sum(letter.writing(self.costs) for letter in letters)
-        yield from self._share(messages * self.costs.message, kernels, told=True)
-        for number, letter in zip(self.load.push, letters, strict=True):
-            self.time.process(self._travel(number, letter))
-        yield self.time.all_of([letter.applied for letter in letters])
+        messages = sum(message.part.messages for message in sent)
+        kernels = sum(message.writing(self.costs) for message in sent)
+        yield from self._share(messages * self.costs.message, kernels, awake=True)
+        for number, message in zip(self.load.push, sent, strict=True):
+            self.time.process(self._travel(number, message))
+        yield self.time.all_of([message.applied for message in sent])
         yield self.pool.put(1)
 
     def _far(self, server: int) -> bool:
+        """Return whether `server` is on another host."""
         return self.servers[server].rank.host is not self.ranks[0].host
 
-    def _travel(self, number: int, letter: Letter) -> Steps:
+    def _travel(self, number: int, message: Message) -> Steps:
+        """Send `message` to server `number`, and deliver it there."""
         server = self.servers[number]
-        for rank, size in self._strips(number, letter.part.bytes):
+        for rank, size in self._strips(number, message.part.bytes):
             yield from rank.send(server.rank, size)
-        server.deliver(letter)
+        server.deliver(message)
 
     def _strips(self, server: int, size: int) -> list[tuple[Rank, int]]:
-        """Who sends a server so many bytes, or gets them: all strips; with many servers each strip has its own."""
+        """Return the bytes that each strip sends a server, or reads; with many servers each strip has its own."""
         if len(self.servers) < len(self.ranks):
             return [(rank, size // len(self.ranks)) for rank in self.ranks]
         return [(self.ranks[server % len(self.ranks)], size)]
 
     def pull(self) -> Steps:
-        """What has changed is asked for first."""
-        self.pulling, self.since_pull = True, 0
-        yield from self._share(len(self.servers) * self.costs.message, told=True)
-        yield from self._look_for_news()
+        """Ask the servers what has changed, and read it."""
+        self.pulling = True
+        self.since_pull = 0
+        yield from self._share(len(self.servers) * self.costs.message, awake=True)
+        yield from self._ask_for_changes()
         parts = self.load.pull.items()
         yield self.time.all_of([self.time.process(self._weights(number, size)) for number, size in parts])
         seconds = sum(self.load.pull.values()) * self.costs.pull
         yield from self._share(len(self.servers) * self.costs.message, seconds)
         self.pulling = False
 
-    def _look_for_news(self) -> Steps:
+    def _ask_for_changes(self) -> Steps:
         """Ask the servers on other hosts what has changed; with clocks they have been asked all the time."""
         if not (far := [server.rank for number, server in self.servers.items() if self._far(number)]):
             return
@@ -271,7 +298,7 @@ class Replica:
         yield from self.ranks[0].notice()
 
     def _weights(self, number: int, size: int) -> Steps:
-        """Of one server; another host's are asked for, and sent when it gets to that."""
+        """Read `size` bytes of weights from server `number`, whose main thread sends them to another host."""
         server = self.servers[number]
         if self._far(number):
             yield from server.send(size)
@@ -279,17 +306,18 @@ class Replica:
         for rank, share in self._strips(number, size):
             yield from server.rank.send(rank, share, awaited=True)
 
-    def _share(self, python: float, kernels: float = 0.0, told: bool = False) -> Steps:
-        """Work that the strips share."""
-        each = python / len(self.ranks), kernels / len(self.ranks), told
-        yield self.time.all_of([self.time.process(rank.do(*each)) for rank in self.ranks])
+    def _share(self, python: float, kernels: float = 0.0, awake: bool = False) -> Steps:
+        """Share work of the main threads among the strips."""
+        parts = len(self.ranks)
+        work = [rank.do(python / parts, kernels / parts, awake) for rank in self.ranks]
+        yield self.time.all_of([self.time.process(part) for part in work])
 
 
-def cut(images: int, among: int) -> list[int]:
-    """Divide images as evenly as whole ones can be; with fewer of them than takers, some get none."""
-    return [(number + 1) * images // among - number * images // among for number in range(among)]
+def split_evenly(images: int, parts: int) -> list[int]:
+    """Return the sizes of `parts` parts of `images` images, which differ by one at most."""
+    return [(number + 1) * images // parts - number * images // parts for number in range(parts)]
 
 
-def chance(seed: int, number: int) -> np.random.Generator:
-    """For one rank: its draws do not depend on how many others there are."""
+def rank_generator(seed: int, number: int) -> np.random.Generator:
+    """Return the random generator of rank `number`; its numbers do not depend on how many ranks there are."""
     return np.random.Generator(np.random.Philox(key=[seed, number]))

@@ -1,1 +1,1 @@
-"""Many runs of one configuration: which they are (points.py), how they run (jobs.py), what comes out (table.py)."""
+"""Sweep over values of a configuration: the runs (points.py), their jobs (jobs.py), the results (table.py)."""

@@ -1,4 +1,4 @@
-"""`adam_mpi sweep`: from the values to the table."""
+"""Run a sweep, from the values to the table, for the command `adam_mpi sweep`."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,26 +14,37 @@ from adam_mpi.sweep.points import Point, points
 
 @dataclass(frozen=True)
 class Sweep:
+    """The arguments of a sweep."""
+
     config: str | None
+    """TOML file, or the name of a ready model."""
     settings: Sequence[str]
+    """`section.key=value` of keys that are the same in all runs."""
     over: Sequence[str]
+    """`section.key=value,value` of keys to sweep over."""
     seeds: int
+    """Runs of each combination of values."""
     ranks: int
+    """Ranks of each job."""
     folder: Path | None
     target: float | None
+    """Validation accuracy whose time is compared."""
     launch: str | None
+    """Command that starts a job."""
     only_table: bool
+    """Whether to train nothing, and show the table of the finished runs."""
 
 
 def sweep(wanted: Sweep) -> Iterator[str]:
-    """Winograd1D to print, as they come."""
+    """Train what is missing of a sweep; yield the lines to print, as jobs end, and the table at the end."""
     if wanted.seeds < 1 or wanted.ranks < 1:
         raise UserError("--seeds and -n: give at least 1")
-    base = [*([wanted.config] if wanted.config else []), *(w for pair in wanted.settings for w in ("--set", pair))]
+    base = [wanted.config] if wanted.config else []
+    base += [word for pair in wanted.settings for word in ("--set", pair)]
     folder = wanted.folder or _folder(wanted, base)
     planned = points(wanted.over, wanted.seeds, folder)
     for point in planned:
-        # A value that is not allowed shows before the first job, not in the middle of the night.
+        # A value that is not allowed is refused before the first job starts.
         config.load(wanted.config, [*wanted.settings, *point.values])
     if not wanted.only_table:
         line = jobs.prepare(folder, planned, base, wanted.ranks)
@@ -41,8 +52,8 @@ def sweep(wanted: Sweep) -> Iterator[str]:
         try:
             yield from jobs.run(planned, base, wanted.ranks, wanted.launch)
         except KeyboardInterrupt:
-            told = f"interrupted; {sum(map(jobs.done, planned))} of {len(planned)} runs are done"
-            raise KeyboardInterrupt(f"{told}; the same command goes on with the others") from None
+            progress = f"interrupted; {sum(map(jobs.done, planned))} of {len(planned)} runs are done"
+            raise KeyboardInterrupt(f"{progress}; run the same command to resume") from None
     yield from _results(planned, wanted)
 
 
@@ -54,6 +65,7 @@ def _folder(wanted: Sweep, base: Sequence[str]) -> Path:
 
 
 def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
+    """Yield the table of the finished runs; raise UserError if none is finished."""
     outcomes = {point: tables.read(point.run) for point in planned if jobs.done(point)}
     if not outcomes:
         raise UserError("no run of this sweep is done; run it without --table")
@@ -61,6 +73,6 @@ def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
     target = goal or tables.usual_target(list(outcomes.values()))
     yield from tables.table(tables.rows(planned, outcomes, target), target)
     if not goal:
-        yield f"{target:.2%} of validation is what half of the runs reach; --target sets another."
+        yield f"Half of the runs reach {target:.2%} of validation; --target sets another accuracy."
     if missing := len(planned) - len(outcomes):
-        yield f"{missing} of {len(planned)} runs are not done; the same command goes on with them."
+        yield f"{missing} of {len(planned)} runs are not done; run the same command to resume."

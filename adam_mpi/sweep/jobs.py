@@ -1,4 +1,4 @@
-"""Run what is missing of a sweep, one job after the other; each is a process of its own under mpirun."""
+"""Run the jobs of a sweep that are not done, one after the other, each under mpirun."""
 
 import json
 import os
@@ -15,14 +15,19 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.base.files import write_json
 from adam_mpi.sweep.points import Point, lines
 
-LIST, ABOUT = "jobs.txt", "sweep.json"
+LIST = "jobs.txt"
+"""File with the arguments of each job, a line for each."""
+ABOUT = "sweep.json"
+"""File with what is the same in all jobs of a sweep."""
 LAST_LINES = 5
+"""Lines of the output of a failed job that are shown."""
 END_SECONDS = 20.0
+"""How long an interrupted job may take to end after each signal."""
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train"
 
 
 def prepare(folder: Path, points: Sequence[Point], base: Sequence[str], ranks: int) -> str:
-    """Note what the sweep is, and refuse a folder that holds another; returns the line for Slurm."""
+    """Write the files that describe the sweep, and return the command for Slurm; raise UserError for a used folder."""
     if (given := other(folder, base, ranks)) is not None:
         raise UserError(f"{folder}: holds a sweep of other jobs ({given}); give another folder with -o")
     try:
@@ -35,7 +40,7 @@ def prepare(folder: Path, points: Sequence[Point], base: Sequence[str], ranks: i
 
 
 def other(folder: Path, base: Sequence[str], ranks: int) -> str | None:
-    """Return what the jobs of the sweep in a folder are given, where it holds one of other jobs than these."""
+    """Return the arguments of the sweep in `folder` if it has other jobs than these; else None."""
     if not (folder / ABOUT).exists():
         return None
     held = json.loads((folder / ABOUT).read_text())
@@ -44,7 +49,7 @@ def other(folder: Path, base: Sequence[str], ranks: int) -> str | None:
 
 
 def run(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | None) -> Iterator[str]:
-    """A line for each job as it ends; those that are done already are left alone."""
+    """Run the jobs that are not done; yield a line for each as it ends."""
     for number, point in enumerate(points, 1):
         if done(point):
             continue
@@ -52,14 +57,14 @@ def run(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | 
         command = [*_launcher(ranks, launch), *point.arguments(base)]
         with output.open("w") as file:
             code = _run(command, file)
-        told = "done" if done(point) else f"FAILED ({code}): {_end(output)}"
-        yield f"{number}/{len(points)} {point.name}: {told}"
+        outcome = "done" if done(point) else f"FAILED ({code}): {_last_lines(output)}"
+        yield f"{number}/{len(points)} {point.name}: {outcome}"
 
 
 def _run(command: Sequence[str], output: IO[str]) -> int:
-    """Run a job to its end; return its exit code. What interrupts us (Ctrl-C, TERM) ends the job first."""
+    """Run a job to its end; return its exit code. An interrupt of this process (Ctrl-C, TERM) ends the job first."""
     handler = signal.signal(signal.SIGTERM, _interrupt)
-    # A group of its own: it is interrupted once, by us.
+    # A process group of its own, so that only this process interrupts it.
     job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0)
     try:
         return job.wait()
@@ -69,11 +74,12 @@ def _run(command: Sequence[str], output: IO[str]) -> int:
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
+    """Raise KeyboardInterrupt for a signal."""
     raise KeyboardInterrupt
 
 
 def _end_job(job: subprocess.Popen) -> None:
-    """End a job that still runs, in order where it can; a second Ctrl-C does not leave it running either."""
+    """End a job that still runs: by signals, at last by SIGKILL; a second Ctrl-C does not leave it running either."""
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
             if job.poll() is None:
@@ -86,19 +92,19 @@ def _end_job(job: subprocess.Popen) -> None:
 
 
 def done(point: Point) -> bool:
-    """The marker tells: mpirun can return 0 although its ranks were killed."""
+    """Return whether the run has its marker: mpirun can return 0 although its ranks were killed."""
     return (point.run / "DONE").exists()
 
 
 def _launcher(ranks: int, launch: str | None) -> list[str]:
-    """As given; or the project's script, which knows the options of each MPI; or plain mpirun where it is installed."""
+    """Return the command that starts a job: `launch`, or the project's script in a source tree, or mpirun."""
     program = [sys.executable, "-m", "adam_mpi", "train"]
     if launch:
         return [*shlex.split(launch), *program]
     return [str(SCRIPT), "-n", str(ranks)] if SCRIPT.exists() else ["mpirun", "-n", str(ranks), *program]
 
 
-def _end(output: Path) -> str:
-    """Where to read more, and the last lines of it."""
+def _last_lines(output: Path) -> str:
+    """Return the path of a job's output, and the last lines of it."""
     last = output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
     return "\n    ".join([str(output), *last])

@@ -1,4 +1,4 @@
-"""What came out of a sweep: accuracy and time to a target for each value, and which value to take."""
+"""The results of a sweep: accuracy and time to a target for each value, and the value to take."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,40 +12,48 @@ from adam_mpi.sweep.points import Point
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run: validation accuracy by seconds, and figures of its summary."""
+    """One finished run: its validation accuracy over time, and figures of its summary."""
 
     curve: list[tuple[float, float]]
+    """(seconds, accuracy) of each pass over the validation part."""
     images_per_second: float
     staleness: float
 
     @property
     def best(self) -> float:
+        """The best validation accuracy."""
         return max((accuracy for _, accuracy in self.curve), default=0.0)
 
     def seconds_to(self, target: float) -> float | None:
+        """Return the seconds until the accuracy `target` is reached; None if it never is."""
         return next((seconds for seconds, accuracy in self.curve if accuracy >= target), None)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The finished runs of one value: how many, and how many of them reached the target."""
+    """The finished runs of one value."""
 
     value: str
     outcomes: list[Outcome]
     times: list[float]
+    """Seconds to the target, of the runs that reached it."""
 
     @property
     def mean(self) -> float:
+        """The mean time to the target."""
         return fmean(self.times)
 
     @property
     def reliable(self) -> bool:
+        """Whether every run reached the target."""
         return len(self.times) == len(self.outcomes) > 0
 
 
 def read(run: Path) -> Outcome:
-    """A run that was cut and resumed counts its seconds anew each time: they are added up."""
-    curve, before, last = [], 0.0, 0.0
+    """Return the outcome of the run in a directory; the seconds of a resumed run, which restart, are added up."""
+    curve = []
+    before = 0.0
+    last = 0.0
     for entry in read_metrics(run):
         if entry["seconds"] < last:
             before += last
@@ -57,6 +65,7 @@ def read(run: Path) -> Outcome:
 
 
 def rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float) -> list[Row]:
+    """Return a row for each value, with its finished runs."""
     found: list[Row] = []
     for values in dict.fromkeys(point.values for point in points):
         own = [outcome for point, outcome in outcomes.items() if point.values == values]
@@ -66,11 +75,12 @@ def rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float)
 
 
 def usual_target(outcomes: Sequence[Outcome]) -> float:
-    """What half of the runs reach."""
+    """Return the accuracy that half of the runs reach."""
     return median(outcome.best for outcome in outcomes)
 
 
 def table(found: Sequence[Row], target: float) -> Iterator[str]:
+    """Yield the lines of the table, and the advice."""
     width = max(len(row.value) for row in found)
     yield f"{'':{width}}  runs  {'seconds to ' + format(target, '.2%'):>20}  {'best accuracy':>16}  images/s  staleness"
     for row in found:
@@ -79,7 +89,8 @@ def table(found: Sequence[Row], target: float) -> Iterator[str]:
 
 
 def _figures(row: Row) -> str:
-    reached = _spread(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} got there"
+    """Return the columns of a row that has finished runs."""
+    reached = _spread(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} reached it"
     accuracy = _spread([100 * outcome.best for outcome in row.outcomes], 2) + " %"
     speed = fmean(outcome.images_per_second for outcome in row.outcomes)
     staleness = fmean(outcome.staleness for outcome in row.outcomes)
@@ -87,23 +98,25 @@ def _figures(row: Row) -> str:
 
 
 def advice(found: Sequence[Row], target: float) -> str:
-    """The value that reaches the target first, and those that cannot be told apart from it."""
+    """Return a sentence about the value that reaches the target first, and those that are as good."""
     ranked = sorted((row for row in found if row.reliable), key=lambda row: row.mean)
     if not ranked:
         return f"No value reached {target:.2%} in all its runs; train longer, or give a lower --target."
     best, *others = ranked
     close = [row.value for row in others if row.mean - best.mean <= _deviation(best.times) + _deviation(row.times)]
-    told = f"Take {best.value}: {best.mean:.1f} s to {target:.2%} on average"
+    text = f"Take {best.value}: {best.mean:.1f} s to {target:.2%} on average"
     if close:
-        told += f"; within the spread of the seeds as good: {', '.join(close)}"
+        text += f"; within the spread of the seeds as good: {', '.join(close)}"
     if any(len(row.times) == 1 for row in ranked):
-        told += "; one seed is no evidence, give --seeds 3 or more"
-    return told + "."
+        text += "; one seed is no evidence, give --seeds 3 or more"
+    return text + "."
 
 
 def _spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return mean and standard deviation as text."""
     return f"{fmean(values):.{digits}f} ± {_deviation(values):.{digits}f}"
 
 
 def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of `values`; 0 if there is one only."""
     return stdev(values) if len(values) > 1 else 0.0

@@ -79,8 +79,8 @@ def feed(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
             server.step()
         pulled.append(timed(lambda: server.wait(server.pull(into=weights))))
         comm.Ibarrier().Wait()
-    lane = next(iter(server.lanes.values()))
-    return {"pull": median_rate(pulled, 4 * SIZE), "past": lane.copier.way}
+    sender = next(iter(server._client.transfers.ring_senders.values()))
+    return {"pull": median_rate(pulled, 4 * SIZE), "past": sender.copier.way}
 
 
 def main() -> None:

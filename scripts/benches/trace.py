@@ -52,7 +52,7 @@ def _rate(traced: str) -> tuple[float, float]:
     """Images per second of CPU time until training is over, and the CPU time after it."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
-        train(set=[*SETTINGS, f"observe.trace={traced}"], run=Path(folder, "run"))
+        train(overrides=[*SETTINGS, f"observe.trace={traced}"], run=Path(folder, "run"))
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
         over = summary["cpu_seconds"]["0"]
         return summary["images"] / (over - began), time.process_time() - over

@@ -1,4 +1,4 @@
-"""A trained network for other programs, one file per format: `write(model, path)`."""
+"""Export a trained network for other programs; each format is a module with `write(model, path)`."""
 
 import importlib
 from pathlib import Path
@@ -12,7 +12,10 @@ FORMATS = ("onnx", "safetensors", "npz")
 
 
 def export(model: Trained, path: Path, kind: str | None) -> str:
-    """Write the network; its format is given, or the ending of the file's name says it."""
+    """Write `model` to `path` in the format `kind`, or in that of the file's ending; return a line about the file.
+
+    Raises UserError for a format that is unknown or whose library is not installed.
+    """
     kind = kind or path.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise UserError(f"{path}: give --format {', '.join(FORMATS)}, or a file name that ends in one of them")
@@ -26,6 +29,6 @@ def export(model: Trained, path: Path, kind: str | None) -> str:
     return f"{path}: {kind}, {len(model.weights):,} parameters, {path.stat().st_size / 1e6:.1f} MB"
 
 
-def named(model: Trained) -> dict[str, np.ndarray]:
-    """The weights under the names they would have as attributes of layers: `conv1.weight`."""
+def named_tensors(model: Trained) -> dict[str, np.ndarray]:
+    """Return the weights of `model` by the names that PyTorch would give them, such as `conv1.weight`."""
     return {name.replace("/", "."): values for name, values in model.tensors.items()}

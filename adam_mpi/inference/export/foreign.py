@@ -1,4 +1,4 @@
-"""Weights of other programs to begin with: safetensors, npz, or a state dict that PyTorch saved."""
+"""Import the weights of other programs: safetensors, npz, or a state dict that PyTorch saved."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from adam_mpi.data.batch_loader import BatchLoader
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import open_set
 from adam_mpi.inference.export.matching import match, natural
-from adam_mpi.inference.trained import shapes_of
+from adam_mpi.inference.trained import infer_shapes
 from adam_mpi.model import parameters
 
 
 def import_weights(path: Path, config: Config, output: Path) -> str:
-    """Write a file of weights for the configured model; returns which tensor has become which."""
+    """Write a file of weights for the configured model; return the lines that say which tensor has become which."""
     inputs = Inputs.of(BatchLoader(open_set(config.data), config.run.seed))
-    tensors = parameters.tensors(shapes_of(config, inputs))
+    tensors = parameters.tensors(infer_shapes(config, inputs))
     given = read(path)
     chosen = match(tensors, {name: values.shape for name, values in given.items()}, path)
     flat = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
@@ -26,13 +26,13 @@ def import_weights(path: Path, config: Config, output: Path) -> str:
         view[...] = given[chosen[name]]
     model_file.write(output, flat, tensors, to_toml(config), inputs.to_json())
     rows = [f"  {name:16} <- {other}" for name, other in chosen.items()]
-    return "\n".join([*rows, f"{output}: begin with it: --set model.weights={output}"])
+    return "\n".join([*rows, f"{output}: start training from it with --set model.weights={output}"])
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file, in the order of layers as far as the file has one."""
+    """Return the tensors of a file, in the order of layers as far as the file has one; raise UserError if it cannot."""
     if not path.is_file():
-        raise UserError(f"{path}: not there; give a .safetensors, .npz, .pt or .pth file")
+        raise UserError(f"{path}: no such file; give a .safetensors, .npz, .pt or .pth file")
     kinds = {".safetensors": _read_safetensors, ".npz": _read_npz, ".pt": _read_torch, ".pth": _read_torch}
     if path.suffix not in kinds:
         raise UserError(f"{path}: give a file that ends in {', '.join(kinds)}")
@@ -43,14 +43,14 @@ def read(path: Path) -> dict[str, np.ndarray]:
     except UserError:
         raise
     except Exception as error:  # each library has errors of its own for damaged files
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: cannot be read as {path.suffix}: {told}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: cannot be read as {path.suffix}: {reason}") from None
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
-    # The file has its tensors by alphabet, in which 10 comes before 2.
+    # The file has its tensors in the order of characters, in which 10 comes before 2.
     return dict(sorted(load_file(path).items(), key=lambda item: natural(item[0])))
 
 

@@ -1,4 +1,4 @@
-"""Which tensor of another program becomes which of ours: by name, or by shape where that leaves no choice. Pure."""
+"""Match the tensors of another program to ours: by name, or by shape where that leaves no choice. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,9 @@ Shapes = frozenset[tuple[str, Shape]]
 def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> dict[str, str]:
     """Return the given tensor that each of ours takes; raise a UserError unless every one, of both, has one place.
 
-    They are those of our names. Else layers, `NAME.weight` and `NAME.bias` together, are matched by their shapes; where
-    several have the same ones, numbers in their names say the order. Tensors with other names are matched one by one.
+    Tensors with our names are matched by them. Else layers, `NAME.weight` and `NAME.bias` together, are matched by
+    their shapes; where several have the same ones, numbers in their names give the order. Tensors with other names are
+    matched one by one.
     """
     names = {tensor.name: tensor.name.replace("/", ".") for tensor in tensors}
     ours = {names[tensor.name]: tensor.shape for tensor in tensors}
@@ -27,20 +28,22 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
         _check_shapes(ours, given, path)
         return names
     named = any(name.rpartition(".")[2] in KINDS for name in given)
-    own, others = _layers(ours, named), _layers(given, named)
+    own = _layers(ours, named)
+    others = _layers(given, named)
     chosen: dict[str, str] = {}
     for shapes in dict.fromkeys(map(_shapes, own.values())):
         for layer, other in _pairs(_alike(own, shapes), _alike(others, shapes), named, path):
             chosen |= {name: other[kind][0] for kind, (name, _) in layer.items()}
     if left := [name for name in given if name not in chosen.values()]:
         raise UserError(
-            f"{path}: {', '.join(left)} fit nowhere; model.layers has no layers for them: change it, or begin with a "
+            f"{path}: {', '.join(left)} fit nowhere; model.layers has no layers for them: change it, or import a "
             "network that has none (batch normalization can be folded into the layer before it)"
         )
     return {tensor.name: chosen[names[tensor.name]] for tensor in tensors}
 
 
 def _check_shapes(ours: Mapping[str, Shape], given: Mapping[str, Shape], path: Path) -> None:
+    """Raise UserError for the first tensor of `given` that has another shape than ours."""
     for name, shape in ours.items():
         if given[name] != shape:
             raise UserError(f"{path}: {name} is {_sizes(given[name])}, but {_sizes(shape)} in model.layers")
@@ -56,24 +59,26 @@ def _layers(tensors: Mapping[str, Shape], named: bool) -> dict[str, Layer]:
 
 
 def _shapes(layer: Layer) -> Shapes:
+    """Return the shapes of a layer by kind, without names."""
     return frozenset((kind, shape) for kind, (_, shape) in layer.items())
 
 
 def _alike(layers: Mapping[str, Layer], shapes: Shapes) -> dict[str, Layer]:
+    """Return those of `layers` that have `shapes`."""
     return {name: layer for name, layer in layers.items() if _shapes(layer) == shapes}
 
 
 def _pairs(own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path) -> list[tuple[Layer, Layer]]:
     """Pair layers of equal shapes; raise where there are not as many on both sides, or their order is unknown."""
-    told = " and ".join(f"{kind} {_sizes(shape)}" for kind, (_, shape) in next(iter(own.values())).items())
+    wanted_shapes = " and ".join(f"{kind} {_sizes(shape)}" for kind, (_, shape) in next(iter(own.values())).items())
     if len(own) != len(others):
         held = ", ".join(others) or "nothing"
-        raise UserError(f"{path}: {held} with {told}, but {', '.join(own)} of model.layers want to have it")
+        raise UserError(f"{path}: {held} with {wanted_shapes}, but {', '.join(own)} of model.layers need it")
     numbered = named and len({re.sub(r"\d+", "0", name) for name in others}) == 1
     if len(others) > 1 and not numbered:
         wanted = ", ".join(name for layer in own.values() for name, _ in layer.values())
         raise UserError(
-            f"{path}: {', '.join(others)} all have {told}: which of them is which is unknown; call them {wanted}"
+            f"{path}: {', '.join(others)} all have {wanted_shapes}: their order is unknown; rename them to {wanted}"
         )
     return list(zip(own.values(), (others[name] for name in sorted(others, key=natural)), strict=True))
 
@@ -84,4 +89,5 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _sizes(shape: Shape) -> str:
+    """Return a shape as text, such as "4x16"."""
     return "x".join(map(str, shape)) or "one number"

@@ -1,4 +1,4 @@
-"""ONNX: the whole network from pixels to probabilities; nothing has to be known about it to use it."""
+"""Write ONNX: the whole network from pixels to probabilities, so that a user needs nothing but the file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,15 +22,17 @@ from adam_mpi.model.layers import (
     missing_rule,
 )
 
-# The first operator set with float32 versions of all of these that every runtime since 2020 has.
-OPERATORS, FORMAT = 13, 7
+# Every runtime since 2020 has this operator set, and it has float32 versions of all operators here.
+OPERATORS = 13
+FORMAT = 7
 POINTWISE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
 
 def write(model: Trained, path: Path) -> None:
+    """Write `model` to `path`; raise UserError for a layer that ONNX computes in another way."""
     last = model.shapes[-1].name
     constants = {**model.tensors, **_scaling(model)}
-    nodes = [*_first(model), *_layers(model.shapes), helper.make_node("Softmax", [last], [PROBABILITIES], axis=1)]
+    nodes = [*_scale_nodes(model), *_layers(model.shapes), helper.make_node("Softmax", [last], [PROBABILITIES], axis=1)]
     inner = model.inputs.network_shape(model.config.data.transform)
     pixels = TensorProto.UINT8 if model.inputs.dtype == "uint8" else TensorProto.FLOAT
     graph = helper.make_graph(
@@ -47,26 +49,32 @@ def write(model: Trained, path: Path) -> None:
 
 
 def _scaling(model: Trained) -> dict[str, np.ndarray]:
-    """What pixels are reduced by, and multiplied with: to levels from 0 to 1, or to mean 0 and deviation 1."""
+    """Return mean and factor that bring pixels to 0 to 1, or normalized inputs to mean 0 and deviation 1."""
     if model.inputs.mean:
-        mean, factor = (np.array(values, np.float32) for values in (model.inputs.mean, model.inputs.factor))
+        mean = np.array(model.inputs.mean, np.float32)
+        factor = np.array(model.inputs.factor, np.float32)
     else:
-        mean, factor = np.zeros(1, np.float32), np.full(1, 1 / 255 if model.inputs.dtype == "uint8" else 1, np.float32)
+        mean = np.zeros(1, np.float32)
+        factor = np.full(1, 1 / 255 if model.inputs.dtype == "uint8" else 1, np.float32)
     return {"mean": mean[:, None, None], "factor": factor[:, None, None]}
 
 
-def _first(model: Trained) -> Iterator[onnx.NodeProto]:
+def _scale_nodes(model: Trained) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that bring the input to what the first layer takes."""
     yield helper.make_node("Cast", [INPUT], ["numbers"], to=TensorProto.FLOAT)
-    yield helper.make_node("Sub", ["numbers", "mean"], ["centerd"])
-    yield helper.make_node("Mul", ["centerd", "factor"], ["scaled"])
+    yield helper.make_node("Sub", ["numbers", "mean"], ["centered"])
+    yield helper.make_node("Mul", ["centered", "factor"], ["scaled"])
 
 
 def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
-    before, flat = "scaled", False
+    """Yield the nodes of all layers; the first dense layer has its input flattened."""
+    before = "scaled"
+    flat = False
     for shape in shapes:
         if isinstance(shape.layer, Dense) and not flat:
             yield helper.make_node("Flatten", [before], ["flat"], axis=1)
-            before, flat = "flat", True
+            before = "flat"
+            flat = True
         yield _node(shape, before)
         before = shape.name
 

@@ -47,7 +47,7 @@ def measure(count: int, scale: Scale) -> dict[str, Any]:
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = count, 1, CORES
     cluster.costs.image = 6 * sum(shape.connections for shape in shapes) / CORE
     # Two pushes of every thread.
-    told = predict(cluster, settings, batches=2 * CORES * IMAGES // settings.train.batch, tell=Progress())
+    told = predict(cluster, settings, batches=2 * CORES * IMAGES // settings.train.batch, report=Progress())
     return {
         "machines": count,
         "replicas": told.replicas,

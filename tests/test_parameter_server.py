@@ -1,4 +1,4 @@
-"""The parameter server as a library, under any number of ranks: the last one or two serve."""
+"""`adam_mpi.ParameterServer` under any number of ranks: the last one or two serve."""
 
 import threading
 
@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from adam_mpi import ParameterServer
+from adam_mpi import Handle, ParameterServer, significant
 from adam_mpi.base.errors import Stall, UserError
 from adam_mpi.parameter_server import shutdown
-from adam_mpi.parameter_server.handles import Handle
-from adam_mpi.parameter_server.server import significant
 
 pytestmark = pytest.mark.mpi
 COMM = MPI.COMM_WORLD
@@ -19,7 +17,7 @@ CLIENTS_COMM = COMM.Split(int(COMM.rank < CLIENTS), COMM.rank)
 
 
 def served(work, **settings):
-    """Run `work(server)` on every client while the others serve; then what all parameters are, on every client."""
+    """Run `work(server)` on every client while the others serve; return all parameters, on clients."""
     server = ParameterServer(COMM, size=1000, shard=128, **settings)
     result = None
     if not server.serve():
@@ -37,7 +35,7 @@ def test_every_push_is_added_once(transport):
     def work(server):
         for _ in range(20):
             server.push(np.ones(1000, np.float32))
-            server.push(np.full(7, 2, np.float32), first=125)
+            server.push(np.full(7, 2, np.float32), offset=125)
 
     values = served(work, transport=transport)
     if values is not None:
@@ -46,7 +44,7 @@ def test_every_push_is_added_once(transport):
         assert np.array_equal(values, wanted)
 
 
-def test_pairs_and_ranges_meet_in_the_same_parameters():
+def test_pairs_and_ranges_of_the_same_parameters_are_added():
     chosen = np.array([999, 3, 500, 127, 128])
 
     def work(server):
@@ -61,7 +59,7 @@ def test_pairs_and_ranges_meet_in_the_same_parameters():
         assert np.array_equal(values, wanted)
 
 
-def test_many_pairs_are_cut_to_fit_a_slot():
+def test_many_pairs_are_split_to_fit_a_slot():
     values = served(lambda server: server.push(np.ones(1000, np.float32), indices=np.arange(1000)[::-1]))
     if values is not None:
         assert np.array_equal(values, np.full(1000, float(CLIENTS)))
@@ -70,9 +68,10 @@ def test_many_pairs_are_cut_to_fit_a_slot():
 def test_sequential_consistency_reads_its_own_writes():
     def work(server):
         last = []
+        offset = 10 * server._client.transfers.ring
         for step in range(1, 30):
-            last = [server.push(np.ones(10, np.float32), first=10 * server.ring, after=last)]
-            read = server.wait(server.pull(first=10 * server.ring, count=10, after=last))
+            last = [server.push(np.ones(10, np.float32), offset=offset, after=last)]
+            read = server.wait(server.pull(offset=offset, count=10, after=last))
             assert np.array_equal(read, np.full(10, step))
 
     served(work)
@@ -83,9 +82,10 @@ def test_bounded_delay_sees_all_but_the_last_few():
 
     def work(server):
         pushes = []
+        offset = 10 * server._client.transfers.ring
         for step in range(20):
-            pushes.append(server.push(np.ones(10, np.float32), first=10 * server.ring, after=pushes[-delay:][:1]))
-            read = server.wait(server.pull(first=10 * server.ring, count=10, after=pushes[-delay - 1 : -delay]))
+            pushes.append(server.push(np.ones(10, np.float32), offset=offset, after=pushes[-delay:][:1]))
+            read = server.wait(server.pull(offset=offset, count=10, after=pushes[-delay - 1 : -delay]))
             assert step + 1 - delay <= read.min() <= read.max() <= step + 1
 
     served(work)
@@ -101,39 +101,39 @@ def test_eventual_consistency_never_waits_and_loses_nothing():
         assert np.array_equal(values, np.full(1000, 200.0 * CLIENTS))
 
 
-def test_a_filter_carries_forward_what_it_keeps_back():
+def test_a_filter_carries_forward_what_it_does_not_send():
     def work(server):
         for _ in range(10):
             server.push(np.full(1000, 0.25, np.float32))
-        assert np.allclose(server.carried, 0.5)
+        assert np.allclose(server._client.carried, 0.5)
 
-    values = served(work, keep=significant(0.9))
+    values = served(work, filter=significant(0.9))
     if values is not None:
         assert np.allclose(values, 2.0 * CLIENTS)
 
 
-def test_gradients_are_stepped_on_by_the_rate():
-    values = served(lambda server: server.push(np.full(1000, 2, np.float32)), optimizer="descent", rate=0.5)
+def test_gradients_are_scaled_by_the_learning_rate():
+    values = served(lambda server: server.push(np.full(1000, 2, np.float32)), optimizer="descent", learning_rate=0.5)
     if values is not None:
         assert np.allclose(values, -1.0 * CLIENTS)
 
 
-def test_first_values_are_given():
+def test_initial_values():
     values = served(lambda server: None, initial=np.arange(1000, dtype=np.float32))
     if values is not None:
         assert np.array_equal(values, np.arange(1000))
 
 
-def test_a_pull_into_memory_of_the_caller():
+def test_a_pull_into_an_array_of_the_caller():
     def work(server):
         mine = np.zeros(300, np.float32)
-        assert server.wait(server.pull(first=100, count=300, into=mine)) is mine
+        assert server.wait(server.pull(offset=100, count=300, into=mine)) is mine
         assert np.array_equal(mine, np.arange(100, 400))
 
     served(work, initial=np.arange(1000, dtype=np.float32))
 
 
-def test_mistakes_are_named():
+def test_wrong_arguments_are_named():
     with pytest.raises(UserError, match="servers = 9"):
         ParameterServer(COMM, size=10, servers=9)
     with pytest.raises(UserError, match="additive, adagrad, descent"):
@@ -141,17 +141,17 @@ def test_mistakes_are_named():
 
     def work(server):
         with pytest.raises(UserError, match="parameters 995 to 1004: there are 1000"):
-            server.push(np.ones(10, np.float32), first=995)
+            server.push(np.ones(10, np.float32), offset=995)
         with pytest.raises(UserError, match="there are 1000"):
-            server.pull(first=-1, count=3)
+            server.pull(offset=-1, count=3)
         with pytest.raises(UserError, match="into: float64 of shape .*must be 3 float32"):
             server.pull(count=3, into=np.zeros(3))
 
     served(work)
 
 
-def test_numbers_that_cannot_be_are_named():
-    for given, said in (
+def test_impossible_numbers_are_named():
+    for given, message in (
         ({"size": 0}, "size = 0: must be at least 1"),
         ({"copies": 0}, "copies = 0"),
         ({"threads": -1}, "threads = -1"),
@@ -160,11 +160,11 @@ def test_numbers_that_cannot_be_are_named():
         ({"initial": np.zeros(9, np.float32)}, "initial has 9 values: must have size = 10"),
         ({"initial": np.zeros(10)}, "initial values of type float64: would be rounded to float32"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             ParameterServer(COMM, **{"size": 10} | given)
 
 
-MISTAKES = {
+WRONG_CALLS = {
     "two dimensions": (lambda server: server.push(np.ones((10, 10), np.float32)), r"values of shape \(10, 10\)"),
     "float64": (lambda server: server.push(np.ones(5)), "float64: would be rounded to float32; .*astype"),
     "int64": (lambda server: server.push(np.ones(5, np.int64)), "int64: would be rounded"),
@@ -178,23 +178,23 @@ MISTAKES = {
 }
 
 
-def test_a_mistake_changes_nothing():
-    """Nothing is sent, nothing is carried, and the next push finds its way."""
+def test_a_wrong_argument_changes_nothing():
+    """Nothing is sent, nothing is carried, and the next push is applied."""
 
     def work(server):
-        for name, (mistake, said) in MISTAKES.items():
-            with pytest.raises(UserError, match=said):
-                mistake(server)
+        for name, (call, message) in WRONG_CALLS.items():
+            with pytest.raises(UserError, match=message):
+                call(server)
             server.wait(server.push(np.ones(1000, np.float32)))
             assert server.wait(server.pull(count=1)) is not None, name
 
     values = served(work)
     if values is not None:
-        assert np.array_equal(values, np.full(1000, float(len(MISTAKES) * CLIENTS)))
+        assert np.array_equal(values, np.full(1000, float(len(WRONG_CALLS) * CLIENTS)))
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_an_index_that_is_named_twice_gets_the_sum(copies):
+def test_values_of_an_index_that_occurs_twice_are_summed(copies):
     chosen, given = np.array([5, 700, 5, 5, 999]), np.array([1, 2, 4, 8, 16], np.float32)
     values = pushed_alone(lambda server: server.push(given, indices=chosen), copies=copies)
     if values is not None:
@@ -202,7 +202,7 @@ def test_an_index_that_is_named_twice_gets_the_sum(copies):
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_a_refused_push_says_so(pairs):
+def test_a_refused_push_is_reported(pairs):
     values = np.ones(1000, np.float32)
     values[200] = np.nan
 
@@ -221,13 +221,13 @@ def test_a_refused_push_says_so(pairs):
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
 def test_a_pull_of_indices_takes_few_reads(transport):
-    """In any order, with repetitions; scattered ones are read with what lies between them."""
-    chance = np.random.default_rng(0)
-    chosen = np.concatenate([chance.integers(0, 1000, 300), [999, 0, 0]])
+    """Indices come in any order, with repetitions; scattered ones are read with what lies between them."""
+    random = np.random.default_rng(0)
+    chosen = np.concatenate([random.integers(0, 1000, 300), [999, 0, 0]])
 
     def work(server):
         handle = server.pull(indices=chosen)
-        assert len(handle.requests) <= sum(map(len, server.runs.values()))
+        assert len(handle.requests) <= sum(map(len, server._client.transfers.runs.values()))
         assert np.array_equal(server.wait(handle), chosen)
         assert server.wait(server.pull(indices=[])).size == server.wait(server.pull(count=0)).size == 0
 
@@ -235,13 +235,13 @@ def test_a_pull_of_indices_takes_few_reads(transport):
 
 
 def test_another_thread_is_refused():
-    said = []
+    errors = []
 
     def elsewhere(work):
         try:
             work()
         except UserError as error:
-            said.append(str(error))
+            errors.append(str(error))
 
     def work(server):
         calls = [
@@ -257,19 +257,22 @@ def test_another_thread_is_refused():
             thread = threading.Thread(target=elsewhere, args=(call,), name="other")
             thread.start()
             thread.join()
-        assert len(said) == len(calls) and all("in thread other: it belongs to the main thread" in one for one in said)
+        assert len(errors) == len(calls) and all(
+            "in thread other: it belongs to the main thread" in one for one in errors
+        )
 
     served(work)
 
 
-def test_a_wait_ends_after_the_seconds_that_were_given():
-    """Of a push that waits for one that never starts: whom that would be is not known."""
+def test_a_wait_ends_after_seconds():
+    """A push waits for one that never starts: no server owes an answer, so none is named."""
 
     def work(server):
-        never, server.seconds = Handle([], lambda handle: None, "nothing"), 0.2
+        never = Handle([], lambda handle: None, "nothing")
+        server.seconds = 0.2
         with pytest.raises(Stall, match=r"rank \d.* has waited seconds = 0.2 for push of 10 parameters from 0"):
             server.wait(server.push(np.ones(10, np.float32), after=[never]))
-        server.waiting.clear()
+        server._client.waiting.clear()
         server.seconds = 60
 
     served(work)
@@ -289,24 +292,25 @@ def test_alone_an_exception_in_a_with_block_is_only_raised():
 
 
 @pytest.mark.parametrize("optimizer", ["additive", "descent", "adagrad"])
-def test_several_copies_come_to_what_one_comes_to(optimizer):
-    """Whatever is folded: pushes of one client, some of which meet in the same parameters."""
+def test_several_copies_give_the_result_of_one(optimizer):
+    """The pushes of one client, some to the same parameters, may be folded in any way."""
 
     def work(server):
         last = []
         for number in range(1, 9):
-            server.push(np.full(50, number, np.float32), first=40 * number)
+            server.push(np.full(50, number, np.float32), offset=40 * number)
             pairs = np.array([20, 3, 450 + number], np.int32)
             last = [server.push(np.full(3, number, np.float32), indices=pairs, after=last)]
 
-    one, two = (pushed_alone(work, copies=copies, optimizer=optimizer, rate=0.1) for copies in (1, 2))
+    one, two = (pushed_alone(work, copies=copies, optimizer=optimizer, learning_rate=0.1) for copies in (1, 2))
     if one is not None:
         assert np.abs(one).max() > 0.1 and np.allclose(one, two, atol=1e-5)
 
 
 def pushed_alone(work, **settings):
-    """Run `work(server)` on rank 0 while all others serve; then what all parameters are there, None elsewhere."""
-    server, result = ParameterServer(COMM, 1000, max(1, COMM.size - 1), shard=128, **settings), None
+    """Run `work(server)` on rank 0 while all others serve; return all parameters there, None elsewhere."""
+    server = ParameterServer(COMM, 1000, max(1, COMM.size - 1), shard=128, **settings)
+    result = None
     if not server.serve():
         work(server)
         server.world.wait(lambda: server.step() and server.idle, "own pushes", 60)

@@ -1,6 +1,6 @@
-"""A trained network in use: predicted with, run layer by layer, exported to others and imported from them.
+"""A trained network: predict, run layer by layer, export to other programs and import from them.
 
-All but the last train nothing: weights are drawn at random, and written as a run leaves them.
+Only the last test trains; the others write random weights in the form that a run leaves.
 """
 
 import json
@@ -25,7 +25,7 @@ from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import open_set
 from adam_mpi.inference import predict as predicting
 from adam_mpi.inference.export.matching import match
-from adam_mpi.inference.trained import shapes_of
+from adam_mpi.inference.trained import infer_shapes
 from adam_mpi.model import parameters
 from adam_mpi.model.parameters import Tensor
 
@@ -40,10 +40,10 @@ IMAGES = glyphs.draw(1, "test", np.arange(100))[0]
 
 
 def run_directory(path, *overrides):
-    """What a finished run leaves, as far as it is used here, with random weights."""
+    """Write the file of weights that a finished run leaves, with random weights; return its folder."""
     config = load(None, [REFERENCE, *overrides])
     inputs = Inputs.of(BatchLoader(open_set(config.data), config.run.seed))
-    shapes = shapes_of(config, inputs)
+    shapes = infer_shapes(config, inputs)
     weights = parameters.initial(shapes, 7)
     weights += np.random.default_rng(7).normal(0, 0.05, weights.size).astype(np.float32)
     path.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,8 @@ def run(tmp_path):
     return run_directory(tmp_path / "run", SMALL)
 
 
-def said(capsys, *arguments, code=0):
+def run_command(capsys, *arguments, code=0):
+    """Run a command in this process, check its exit code, and return stderr if it fails, else stdout."""
     assert main([str(argument) for argument in arguments]) == code
     streams = capsys.readouterr()
     return streams.err if code else streams.out
@@ -73,7 +74,7 @@ def test_load_and_predict(run):
     np.testing.assert_array_equal(adam_mpi.load(run / "weights.h5").predict(IMAGES), probabilities)
 
 
-def test_what_is_no_image_of_the_model_is_refused(run, tmp_path):
+def test_images_of_another_shape_or_type_are_refused(run, tmp_path):
     model = adam_mpi.load(run)
     with pytest.raises(UserError, match=r"images are float32 of 1x28x28; this model takes uint8 of 1x28x28"):
         model.predict(IMAGES / 255)
@@ -87,11 +88,11 @@ def test_run_feeds_and_fetches_any_layer(run):
     model = adam_mpi.load(run)
     pixels, conv, relu, probabilities = model.run({"input": IMAGES}, ["input", "conv1", "relu1", "probabilities"])
     np.testing.assert_allclose(pixels, IMAGES / 255, atol=1e-7)
-    # The activation works in place, and yet both sides of it are told.
+    # The activation works in place, and yet its input can be fetched too.
     assert conv.shape == (100, 4, 24, 24) and conv.min() < 0
     np.testing.assert_array_equal(relu, np.maximum(conv, 0))
     np.testing.assert_allclose(probabilities, model.predict(IMAGES), atol=1e-6)
-    # What a layer gave can be fed again, and the rest follows from it.
+    # The output of a layer can be fed, and gives the same results.
     (again,) = model.run(feed={"relu1": relu}, fetch=["probabilities"])
     np.testing.assert_array_equal(again, probabilities)
     hidden, changed = model.run({"input": IMAGES, "dense1": np.zeros((100, 16))}, ["dense1", "probabilities"])
@@ -107,12 +108,12 @@ def test_run_feeds_and_fetches_any_layer(run):
         ({}, ["conv1"], "feed: give at least one array"),
     ],
 )
-def test_mistakes_in_feed_and_fetch_are_named(run, feed, fetch, complaint):
+def test_wrong_names_and_shapes_in_feed_and_fetch_are_refused(run, feed, fetch, complaint):
     with pytest.raises(UserError, match=complaint):
         adam_mpi.load(run).run(feed, fetch)
 
 
-def test_normalized_and_cropped_images_need_no_data_set_later(tmp_path, monkeypatch):
+def test_a_model_of_normalized_and_cropped_images_needs_no_data_set(tmp_path, monkeypatch):
     data = np.random.default_rng(0).integers(0, 256, (60, 12, 12, 3)).astype(np.uint8)
     np.savez(tmp_path / "set.npz", images=data, labels=np.arange(60) % 3)
     layers = 'model.layers=[{kind="conv", channels=2, kernel=3}, "relu", {kind="dense", units=3}]'
@@ -143,31 +144,31 @@ def test_predict_images_folders_and_arrays(run, tmp_path, capsys):
     files = [folder / "a.png", folder / "b.png", folder / "more" / "c.png"]
     for file, image in zip(files, IMAGES, strict=False):
         Image.fromarray(image[0]).save(file)
-    lines = said(capsys, "predict", run, files[1], folder).splitlines()
+    lines = run_command(capsys, "predict", run, files[1], folder).splitlines()
     assert [line.split(":")[0] for line in lines] == [str(file) for file in [files[1], *files]]
     for line, row in zip(lines[1:], probabilities, strict=True):
         assert re.fullmatch(rf".*: {row.argmax()} {row.max():.1%} \(\d .*%, \d .*%\)", line)
     np.savez(tmp_path / "some.npz", test_images=IMAGES[:3], test_labels=[probabilities[0].argmax(), 11, 11])
-    lines = said(capsys, "predict", run, tmp_path / "some.npz", "-o", tmp_path / "out.npz").splitlines()
+    lines = run_command(capsys, "predict", run, tmp_path / "some.npz", "-o", tmp_path / "out.npz").splitlines()
     assert lines[3] == f"{tmp_path / 'some.npz'}: 1 of 3 right, 33.33%"
     np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["probabilities"], probabilities)
 
 
-def test_predict_brings_pictures_to_size(run, tmp_path, capsys):
+def test_predict_scales_images_to_the_size_of_the_model(run, tmp_path, capsys):
     Image.fromarray(np.kron(IMAGES[0, 0], np.ones((3, 3), np.uint8))).convert("RGB").save(tmp_path / "large.png")
     best = adam_mpi.load(run).predict(IMAGES[:1]).argmax()
-    assert f"large.png: {best} " in said(capsys, "predict", run, tmp_path / "large.png")
+    assert f"large.png: {best} " in run_command(capsys, "predict", run, tmp_path / "large.png")
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("missing.png", "not there"), ("empty", "no images in it"), ("broken.png", "cannot be read")],
+    [("missing.png", "no such file"), ("empty", "no images in it"), ("broken.png", "cannot be read")],
 )
 def test_predict_names_what_it_cannot_read(run, tmp_path, capsys, name, complaint):
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
-    told = said(capsys, "predict", run, tmp_path / name, code=2)
-    assert told.startswith(f"adam_mpi: {tmp_path / name}: {complaint}") and told.count("\n") == 1
+    output = run_command(capsys, "predict", run, tmp_path / name, code=2)
+    assert output.startswith(f"adam_mpi: {tmp_path / name}: {complaint}") and output.count("\n") == 1
 
 
 def in_onnxruntime(path, images):
@@ -179,7 +180,7 @@ def in_onnxruntime(path, images):
 @pytest.mark.parametrize("layers", [SMALL, PLAIN])
 def test_onnx_gives_the_same_probabilities(layers, tmp_path, capsys):
     run = run_directory(tmp_path / "run", layers)
-    assert "onnx" in said(capsys, "export", run, "-o", tmp_path / "model.onnx")
+    assert "onnx" in run_command(capsys, "export", run, "-o", tmp_path / "model.onnx")
     found = in_onnxruntime(tmp_path / "model.onnx", IMAGES)
     np.testing.assert_allclose(found, adam_mpi.load(run).predict(IMAGES), atol=1e-5)
 
@@ -190,31 +191,31 @@ def test_onnx_of_normalized_features(tmp_path, capsys):
     np.savez(tmp_path / "set.npz", features=features, labels=np.arange(60) % 3)
     layers = 'model.layers=[{kind="dense", units=9}, "tanh", {kind="dense", units=3}]'
     run = run_directory(tmp_path / "run", f"data.set={tmp_path / 'set.npz'}", layers, "data.transform.normalize=true")
-    said(capsys, "export", run, "--format", "onnx", "-o", tmp_path / "model")
+    run_command(capsys, "export", run, "--format", "onnx", "-o", tmp_path / "model")
     found = in_onnxruntime(tmp_path / "model", features[:, :, None, None])
     np.testing.assert_allclose(found, adam_mpi.load(run).predict(features), atol=1e-5)
 
 
-def test_onnx_refuses_what_it_would_compute_otherwise(tmp_path, capsys):
+def test_onnx_refuses_layers_that_it_computes_differently(tmp_path, capsys):
     run = run_directory(tmp_path / "run", SMALL.replace("size=3}", "size=4}"))
-    assert "take an odd size" in said(capsys, "export", run, "-o", tmp_path / "model.onnx", code=2)
+    assert "take an odd size" in run_command(capsys, "export", run, "-o", tmp_path / "model.onnx", code=2)
     assert not (tmp_path / "model.onnx").exists()
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
-def test_weights_go_out_and_come_back(kind, run, tmp_path, capsys):
+def test_exported_weights_can_be_imported(kind, run, tmp_path, capsys):
     file = tmp_path / f"model.{kind}"
-    said(capsys, "export", run, "-o", file)
+    run_command(capsys, "export", run, "-o", file)
     back = tmp_path / "back.h5"
-    told = said(capsys, "import", file, *given(SMALL, REFERENCE), "-o", back)
-    assert "conv1/weight     <- conv1.weight" in told and f"model.weights={back}" in told
+    output = run_command(capsys, "import", file, *given(SMALL, REFERENCE), "-o", back)
+    assert "conv1/weight     <- conv1.weight" in output and f"model.weights={back}" in output
     np.testing.assert_array_equal(adam_mpi.load(back).predict(IMAGES), adam_mpi.load(run).predict(IMAGES))
 
 
-def test_metadata_tells_configuration_and_inputs(run, tmp_path, capsys):
+def test_metadata_has_configuration_and_inputs(run, tmp_path, capsys):
     from safetensors import safe_open
 
-    said(capsys, "export", run, "-o", tmp_path / "model.safetensors")
+    run_command(capsys, "export", run, "-o", tmp_path / "model.safetensors")
     with safe_open(tmp_path / "model.safetensors", "numpy") as file:
         metadata = file.metadata()
     assert "[model]" in metadata["config"] and json.loads(metadata["inputs"])["shape"] == [1, 28, 28]
@@ -230,8 +231,8 @@ def test_foreign_tensors_are_matched_by_shape_in_the_order_of_their_numbers(tmp_
     held = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     held |= {name.replace("weight", "bias"): np.zeros(size[0], np.float32) for name, size in sizes.items()}
     save_file(held, tmp_path / "other.safetensors")
-    told = said(capsys, "import", tmp_path / "other.safetensors", *given(layers), "-o", tmp_path / "own.h5")
-    assert "dense2/weight    <- 2.weight" in told and "dense3/weight    <- 10.weight" in told
+    output = run_command(capsys, "import", tmp_path / "other.safetensors", *given(layers), "-o", tmp_path / "own.h5")
+    assert "dense2/weight    <- 2.weight" in output and "dense3/weight    <- 10.weight" in output
     np.testing.assert_array_equal(adam_mpi.load(tmp_path / "own.h5").tensors["dense3/weight"], held["10.weight"])
 
 
@@ -243,23 +244,23 @@ def test_foreign_tensors_are_matched_by_shape_in_the_order_of_their_numbers(tmp_
     ],
 )
 def test_shapes_that_do_not_match_are_named(change, complaint, run, tmp_path, capsys):
-    from adam_mpi.inference.export import named
+    from adam_mpi.inference.export import named_tensors
 
-    tensors = named(adam_mpi.load(run))
+    tensors = named_tensors(adam_mpi.load(run))
     tensors = {f"x.{name}": values for name, values in tensors.items()}
     change(tensors)
     np.savez(tmp_path / "other.npz", **tensors)
-    told = said(capsys, "import", tmp_path / "other.npz", *given(SMALL), "-o", tmp_path / "own.h5", code=2)
-    assert complaint in told and told.count("\n") == 1
+    output = run_command(capsys, "import", tmp_path / "other.npz", *given(SMALL), "-o", tmp_path / "own.h5", code=2)
+    assert complaint in output and output.count("\n") == 1
 
 
-def test_an_npz_that_unpacks_to_more_than_is_taken_is_refused_unread(run, tmp_path, capsys, monkeypatch):
+def test_an_npz_that_unpacks_to_too_much_is_refused_unread(run, tmp_path, capsys, monkeypatch):
     """Zeros pack well, so the size of a file says little."""
     monkeypatch.setattr(predicting, "MOST_BYTES", 1 << 19)
     monkeypatch.setattr(arrays.Held, "all", lambda held: pytest.fail("it was read"))
     np.savez_compressed(tmp_path / "bomb.npz", images=np.zeros((1000, 28, 28), np.uint8))
-    told = said(capsys, "predict", run, tmp_path / "bomb.npz", code=2)
-    assert "images has 0.0 GiB; at most 0.000488281 GiB are taken at once: write several files" in told
+    output = run_command(capsys, "predict", run, tmp_path / "bomb.npz", code=2)
+    assert "images has 0.0 GiB; at most 0.000488281 GiB are read at once: write several files" in output
 
 
 def parameters_of(file):
@@ -268,7 +269,7 @@ def parameters_of(file):
     return [name for name in names if isinstance(file[name], h5py.Dataset) and name != model_file.INPUTS]
 
 
-def test_weights_that_are_announced_and_not_there_are_refused_unread(run, capsys, monkeypatch):
+def test_weights_that_are_announced_but_missing_are_refused_unread(run, capsys, monkeypatch):
     """A file of a few kilobytes can announce any number of them."""
     with h5py.File(run / "weights.h5", "r+") as file:
         for name in parameters_of(file):
@@ -276,14 +277,14 @@ def test_weights_that_are_announced_and_not_there_are_refused_unread(run, capsys
             del file[name]
             file.create_dataset(name, shape, np.float32)
     monkeypatch.setattr(model_file, "pieces", lambda *arguments: pytest.fail("it was read"))
-    told = said(capsys, "predict", run, "x.png", code=2)
-    assert re.search(r"weights.h5:\S+/weight: incomplete: \d+ bytes announced, 0 are in the file", told)
+    output = run_command(capsys, "predict", run, "x.png", code=2)
+    assert re.search(r"weights.h5:\S+/weight: incomplete: \d+ bytes announced, 0 are in the file", output)
 
 
-def test_an_npz_that_is_none_is_named(run, tmp_path, capsys):
+def test_a_file_that_is_no_npz_is_refused(run, tmp_path, capsys):
     (tmp_path / "other.npz").write_bytes(b"nothing of use")
-    told = said(capsys, "predict", run, tmp_path / "other.npz", code=2)
-    assert "other.npz: cannot be read: File is not a zip file" in told
+    output = run_command(capsys, "predict", run, tmp_path / "other.npz", code=2)
+    assert "other.npz: cannot be read: File is not a zip file" in output
 
 
 STACK = (("conv1", (4, 1, 5, 5)), ("dense1", (16, 100)), ("dense2", (4, 16)))
@@ -312,7 +313,7 @@ NORMS = {"1.weight": (4,), "1.bias": (4,), "1.running_mean": (4,), "1.running_va
         ({"other.weight": (4, 16), "other.bias": (4,)}, "4, other with weight 4x16 and bias 4, but dense2 of"),
     ],
 )
-def test_what_has_no_place_or_several_is_refused(given, complaint, tmp_path):
+def test_tensors_that_fit_nowhere_or_twice_are_refused(given, complaint, tmp_path):
     held = {"0.weight": (4, 1, 5, 5), "0.bias": (4,), "3.weight": (16, 100), "3.bias": (16,), "4.weight": (4, 16)}
     held |= {"4.bias": (4,)} | given
     held = {name: shape for name, shape in held.items() if shape}
@@ -320,7 +321,7 @@ def test_what_has_no_place_or_several_is_refused(given, complaint, tmp_path):
         match(tensors_of(STACK), held, tmp_path)
 
 
-def test_names_of_ours_count_before_shapes_and_leave_out_nothing(tmp_path):
+def test_tensors_with_our_names_are_matched_by_name(tmp_path):
     ours = {tensor.name.replace("/", "."): tensor.shape for tensor in tensors_of(STACK)}
     assert match(tensors_of(STACK), ours, tmp_path)["dense2/bias"] == "dense2.bias"
     with pytest.raises(UserError, match="bn1.weight, bn1.bias fit nowhere"):
@@ -337,14 +338,14 @@ def test_equal_shapes_need_numbers_in_their_names(tmp_path):
         for names in (("net.10", "net.2"), ("out", "hidden"))
     )
     assert match(tensors_of(stack), numbered, tmp_path)["dense1/weight"] == "net.2.weight"
-    with pytest.raises(UserError, match="out, hidden all have weight 8x8 and bias 8: which of them is which"):
+    with pytest.raises(UserError, match="out, hidden all have weight 8x8 and bias 8: their order is unknown"):
         match(tensors_of(stack), words, tmp_path)
 
 
 def test_tensors_without_names_are_matched_where_each_has_one_place(tmp_path):
     arrays = {"arr_0": (16, 100), "arr_1": (16,), "arr_2": (4, 16), "arr_3": (4,)}
     assert match(tensors_of(STACK[1:]), arrays, tmp_path)["dense2/bias"] == "arr_3"
-    with pytest.raises(UserError, match="arr_1, arr_3 all have tensor 16: which of them"):
+    with pytest.raises(UserError, match="arr_1, arr_3 all have tensor 16: their order is unknown"):
         twice = dict(zip(arrays, ((16, 9), (16,), (16, 7), (16,)), strict=True))
         match(tensors_of((("dense1", (16, 9)), ("dense2", (16, 7)))), twice, tmp_path)
     with pytest.raises(UserError, match="arr_1 with tensor 8, but dense1.bias, dense2.bias of"):
@@ -355,8 +356,8 @@ def test_tensors_without_names_are_matched_where_each_has_one_place(tmp_path):
 def test_files_that_are_something_else_are_refused(name, tmp_path, capsys):
     if not name.startswith("missing"):
         (tmp_path / name).write_bytes(b"nothing of use")
-    told = said(capsys, "import", tmp_path / name, "-o", tmp_path / "own.h5", code=2)
-    assert str(tmp_path / name) in told and told.count("\n") == 1
+    output = run_command(capsys, "import", tmp_path / name, "-o", tmp_path / "own.h5", code=2)
+    assert str(tmp_path / name) in output and output.count("\n") == 1
 
 
 def torch_stack():
@@ -387,7 +388,7 @@ def test_safetensors_in_pytorch(run, tmp_path, capsys):
     torch, stack = torch_stack()
     from safetensors.torch import load_file
 
-    said(capsys, "export", run, "-o", tmp_path / "model.safetensors")
+    run_command(capsys, "export", run, "-o", tmp_path / "model.safetensors")
     tensors = load_file(tmp_path / "model.safetensors")
     for layer, name in {0: "conv1", 6: "dense1", 8: "dense2", 10: "dense3"}.items():
         stack[layer].load_state_dict({part: tensors[f"{name}.{part}"] for part in ("weight", "bias")})
@@ -395,11 +396,11 @@ def test_safetensors_in_pytorch(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_state_dict_of_pytorch_comes_in(wrapped, tmp_path, capsys):
+def test_a_state_dict_of_pytorch_can_be_imported(wrapped, tmp_path, capsys):
     torch, stack = torch_stack()
     state = stack.state_dict()
     torch.save({"state_dict": state, "epoch": 3} if wrapped else state, tmp_path / "state.pt")
-    said(capsys, "import", tmp_path / "state.pt", *given(SMALL, REFERENCE), "-o", tmp_path / "own.h5")
+    run_command(capsys, "import", tmp_path / "state.pt", *given(SMALL, REFERENCE), "-o", tmp_path / "own.h5")
     np.testing.assert_allclose(adam_mpi.load(tmp_path / "own.h5").predict(IMAGES), in_torch(torch, stack), atol=1e-5)
 
 
@@ -416,12 +417,12 @@ class Harmful:
 def test_a_pickle_with_code_in_it_is_not_run(tmp_path, capsys):
     torch, _ = torch_stack()
     torch.save({"weight": Harmful(str(tmp_path / "harm"))}, tmp_path / "bad.pt")
-    told = said(capsys, "import", tmp_path / "bad.pt", "-o", tmp_path / "own.h5", code=2)
-    assert str(tmp_path / "bad.pt") in told and not (tmp_path / "harm").exists() and told.count("\n") == 1
+    output = run_command(capsys, "import", tmp_path / "bad.pt", "-o", tmp_path / "own.h5", code=2)
+    assert str(tmp_path / "bad.pt") in output and not (tmp_path / "harm").exists() and output.count("\n") == 1
 
 
 def test_a_trained_run_on_the_whole_test_set(launch, tmp_path, capsys):
-    """Generated kernels, weights that were trained: the same in onnxruntime and, where it is, in PyTorch."""
+    """Generated kernels with trained weights agree with onnxruntime and, where it is installed, with PyTorch."""
     job = launch(2, "train", *given("data.images=3200", "train.epochs=1"))
     assert job.returncode == 0, job.said()
     model = adam_mpi.load(job.run)
@@ -429,7 +430,7 @@ def test_a_trained_run_on_the_whole_test_set(launch, tmp_path, capsys):
     probabilities = model.predict(images)
     accuracy = np.mean(probabilities.argmax(axis=1) == labels)
     assert accuracy == pytest.approx(job.summary["test_accuracy"], abs=1e-3)
-    said(capsys, "export", job.run, "-o", tmp_path / "model.onnx")
+    run_command(capsys, "export", job.run, "-o", tmp_path / "model.onnx")
     np.testing.assert_allclose(in_onnxruntime(tmp_path / "model.onnx", images), probabilities, atol=1e-5)
     torch = pytest.importorskip("torch")
     nn, weights = torch.nn, model.tensors

@@ -1,4 +1,4 @@
-"""Programs that use the library and lose a rank, or have a mistake: real jobs, real kills."""
+"""Programs that use `ParameterServer` and lose a rank, or raise: real jobs, real kills."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import LAUNCH, ROOT, UNTESTED, available, clean_environment
 
-PROGRAM = Path(__file__).parent / "library_program.py"
+PROGRAM = Path(__file__).parent / "parameter_server_program.py"
 SECONDS = 90
 only_ulfm = pytest.mark.skipif(
     all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"
@@ -18,7 +18,7 @@ only_ulfm = pytest.mark.skipif(
 
 @pytest.fixture
 def run(mpi, tmp_path):
-    """Runs a scenario on so many ranks; its exit code, and what it said. One that does not end is a failure."""
+    """Return a function that runs a scenario on `ranks` ranks and returns its exit code, stdout and stderr."""
     temporary = tempfile.mkdtemp(prefix="adam-")
 
     def call(ranks, scenario):
@@ -49,33 +49,33 @@ def run(mpi, tmp_path):
         pytest.param("client", 1, {0, 2, 3, 4}, marks=pytest.mark.full),
     ],
 )
-def test_the_others_go_on_and_nothing_is_lost_or_applied_twice(scenario, generation, closed, run):
-    _, said, errors = run(5, scenario)
-    clients = {client: word for client, word in re.findall(r"client (\d) (.*)", said)}
-    assert clients == {str(rank): f"right generation {generation}" for rank in closed if rank < 2}, said + errors
-    assert {int(rank) for rank in re.findall(r"closed (\d)", said)} == closed, said + errors
+def test_the_others_continue_and_no_push_is_lost_or_applied_twice(scenario, generation, closed, run):
+    _, out, errors = run(5, scenario)
+    clients = {client: result for client, result in re.findall(r"client (\d) (.*)", out)}
+    assert clients == {str(rank): f"right generation {generation}" for rank in closed if rank < 2}, out + errors
+    assert {int(rank) for rank in re.findall(r"closed (\d)", out)} == closed, out + errors
     assert "Traceback" not in errors
 
 
 @only_ulfm
 @pytest.mark.full
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
-def test_the_loss_of_the_only_copy_ends_the_job_by_name(run):
-    code, said, errors = run(4, "alone")
-    assert code != 0 and "closed" not in said
+def test_the_loss_of_the_only_copy_ends_the_job(run):
+    code, out, errors = run(4, "alone")
+    assert code != 0 and "closed" not in out
     assert re.search(r"rank 2, server on \S+ died; no copy is left of \d+ of 16 shards.*; the job ends", errors)
 
 
 @pytest.mark.parametrize("scenario", ["raise", pytest.param("with", marks=pytest.mark.full)])
-def test_a_client_that_raises_takes_the_others_along(scenario, run):
-    code, said, errors = run(4, scenario)
-    assert code != 0 and "closed" not in said
+def test_a_client_that_raises_ends_the_job(scenario, run):
+    code, out, errors = run(4, scenario)
+    assert code != 0 and "closed" not in out
     assert re.search(r"adam_mpi: rank 0, worker \(replica 0, strip 0\) on \S+ raised; the job ends", errors), errors
     assert errors.count("ValueError: the client's own mistake") == 1, errors
 
 
 @pytest.mark.full
-def test_a_client_that_leaves_without_closing_takes_the_others_along(run):
-    code, said, errors = run(4, "exit")
-    assert code != 0 and "closed" not in said
+def test_a_client_that_exits_without_closing_ends_the_job(run):
+    code, out, errors = run(4, "exit")
+    assert code != 0 and "closed" not in out
     assert re.search(r"adam_mpi: rank 0, worker .* left without close\(\); the job ends", errors), errors

@@ -1,7 +1,7 @@
-"""A program that uses the library, for tests/test_library_jobs.py: `python library_program.py SCENARIO`.
+"""A program that uses `ParameterServer`, for tests/test_parameter_server_jobs.py: the argument is a scenario.
 
-Two clients, the other ranks serve. Every client pushes ROUNDS times in three ways, sees that all of it is there exactly
-once, and says so; a scenario says who fails meanwhile, and how.
+Two ranks are clients, the others serve. Every client pushes ROUNDS times in three ways, checks that all of it was
+applied exactly once, and prints the result; a scenario determines which rank fails meanwhile, and how.
 """
 
 import os
@@ -15,35 +15,35 @@ from adam_mpi import ParameterServer
 
 SIZE, CLIENTS, ROUNDS = 4000, 2, 60
 COUNTER = SIZE - 1
-"""The parameter by which clients tell each other that they are done."""
+"""The parameter that counts the clients that are done."""
 CHOSEN = np.array([7, 130, 131, 3000])
 
 
 def push(server: ParameterServer, rounds: int) -> None:
     for number in range(rounds):
         server.push(np.ones(COUNTER, np.float32))
-        server.push(np.full(50, 2, np.float32), first=100)
+        server.push(np.full(50, 2, np.float32), offset=100)
         last = server.push(np.full(4, 4, np.float32), indices=CHOSEN)
         if number % 10 == 9:
             server.wait(last)
             server.wait(server.pull(indices=CHOSEN[::-1]))
-            server.wait(server.pull(first=50, count=500))
+            server.wait(server.pull(offset=50, count=500))
 
 
 def check(server: ParameterServer, clients: int, optimizer: str) -> None:
-    """Meet the other clients, by way of the servers; then all must be there."""
-    server.wait(server.push(np.ones(1, np.float32), first=COUNTER))
-    while abs(server.wait(server.pull(first=COUNTER))[0]) < clients:
+    """Wait for the other clients, through a parameter that counts them; then all pushes must be applied."""
+    server.wait(server.push(np.ones(1, np.float32), offset=COUNTER))
+    while abs(server.wait(server.pull(offset=COUNTER))[0]) < clients:
         pass
     wanted = np.full(COUNTER, ROUNDS * CLIENTS, np.float32)
     wanted[100:150] += 2 * ROUNDS * CLIENTS
     wanted[CHOSEN] += 4 * ROUNDS * CLIENTS
     found = server.wait(server.pull(count=COUNTER))
     right = np.array_equal(found, wanted if optimizer == "additive" else -wanted)
-    say(f"client {server.world.place.member} {'right' if right else 'WRONG'} generation {server.world.generation}")
+    report(f"client {server.world.place.member} {'right' if right else 'WRONG'} generation {server.world.generation}")
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(text, flush=True)
 
 
@@ -51,9 +51,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def doomed(server: ParameterServer, folded: int) -> None:
-    """Have this server killed when it has applied so many messages, none of which it has acknowledged then."""
-    role, apply = server.server, server.server._apply
+def kill_after(server: ParameterServer, folded: int) -> None:
+    """Kill this server when it has applied `folded` messages, before it acknowledges the last of them."""
+    role = server.server
+    apply = role._apply
 
     def applying(ready) -> None:
         apply(ready)
@@ -64,13 +65,14 @@ def doomed(server: ParameterServer, folded: int) -> None:
 
 
 def main() -> None:
-    scenario, rank = sys.argv[1], MPI.COMM_WORLD.rank
+    scenario = sys.argv[1]
+    rank = MPI.COMM_WORLD.rank
     copies, servers = (1, 2) if scenario in ("alone", "raise", "exit", "with") else (2, 3)
     optimizer = "descent" if scenario == "two servers" else "additive"
     server = ParameterServer(MPI.COMM_WORLD, SIZE, servers, shard=256, copies=copies, optimizer=optimizer, seconds=30.0)
-    doom = {"server": {3: 40}, "two servers": {4: 30, 2: 200}, "alone": {2: 40}}.get(scenario, {})
-    if rank in doom:
-        doomed(server, doom[rank])
+    doomed = {"server": {3: 40}, "two servers": {4: 30, 2: 200}, "alone": {2: 40}}.get(scenario, {})
+    if rank in doomed:
+        kill_after(server, doomed[rank])
     if scenario == "with":
         with server:
             if not server.serve():
@@ -85,7 +87,7 @@ def main() -> None:
         if scenario == "exit" and rank == 0:
             sys.exit(0)
         if scenario == "client" and rank == 1:
-            server.wait(server.push(np.ones(1, np.float32), first=COUNTER))
+            server.wait(server.push(np.ones(1, np.float32), offset=COUNTER))
             while not server.idle:
                 server.step()
             die()
@@ -93,7 +95,7 @@ def main() -> None:
             server.step()
         check(server, CLIENTS, optimizer)
     server.close()
-    say(f"closed {rank}")
+    report(f"closed {rank}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""The pushes and pulls of one client; they outlive a generation, and continue in the next one when a rank is lost."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from adam_mpi.parameter_server.handles import Handle, RangeMessage
+from adam_mpi.parameter_server.transfers import Transfers
+from adam_mpi.sharding.shards import Shard
+
+Filter = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(indices, values) -> which of them to send now; the rest is carried forward into the next push."""
+
+
+def significant(threshold: float) -> Filter:
+    """Return a filter that sends only values of at least `threshold` in size.
+
+    Parameters
+    ----------
+    threshold : float
+        Smallest absolute value that is sent. What is smaller is added to the next push of the same parameter.
+
+    Returns
+    -------
+    callable
+        A filter for `ParameterServer(filter=...)`: it takes indices and values, and returns a mask.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from adam_mpi import significant
+    >>> keep = significant(0.5)
+    >>> keep(np.array([3, 4]), np.array([-0.75, 0.25])).tolist()
+    [True, False]
+    """
+    return lambda indices, values: np.abs(values) >= threshold
+
+
+class Client:
+    """The handles and messages of one rank that are not complete."""
+
+    transfers: Transfers
+    """Those of the current generation."""
+
+    def __init__(self, size: int, keep: Filter | None) -> None:
+        self.keep = keep
+        self.carried = np.zeros(size if keep else 0, np.float32)
+        """What the filter has kept back, by parameter."""
+        self.waiting: list[Handle[Any]] = []
+        """Handles that others must be done before."""
+        self.reading: list[Handle[Any]] = []
+        """Pulls that are under way."""
+        self.unacknowledged: list[RangeMessage] = []
+        """Messages to send again in the next generation."""
+        self.sequence = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self.transfers.idle and not self.waiting and not self.reading
+
+    def start_ready(self, handle: Handle[Any]) -> bool:
+        """Start `handle` if it is ready and has not started; return whether it is ready."""
+        if handle.ready and handle.pending < 0:
+            handle.pending = 0
+            handle.start(handle)
+        return handle.ready
+
+    def push_range(self, values: np.ndarray, offset: int, after: Sequence[Handle[Any]]) -> Handle[None]:
+        """Return a handle that pushes `values` for the parameters from `offset`."""
+        stop = offset + values.size
+
+        def start(handle: Handle[Any]) -> None:
+            for shard in self.transfers.shards_of(offset, stop):
+                low = max(offset, shard.start)
+                part = values[low - offset : min(stop, shard.stop) - offset]
+                self._send(handle, shard, part, first=low - shard.start)
+
+        return Handle(after, start, f"push of {values.size} parameters from {offset}")
+
+    def push_pairs(self, indices: np.ndarray, values: np.ndarray, after: Sequence[Handle[Any]]) -> Handle[None]:
+        """Return a handle that pushes those of the pairs that the filter keeps; `indices` increase."""
+        if self.keep is not None:
+            indices, values = self._filtered(indices, values, self.keep)
+
+        def start(handle: Handle[Any]) -> None:
+            room = self.transfers.pairs_per_message
+            shards = self.transfers.shards_of(int(indices[0]), int(indices[-1]) + 1) if indices.size else ()
+            for shard in shards:
+                low, high = np.searchsorted(indices, [shard.start, shard.stop])
+                for first in range(low, high, room):
+                    part = slice(first, min(first + room, high))
+                    local = (indices[part] - shard.start).astype(np.uint32)
+                    self._send(handle, shard, values[part], indices=local)
+
+        return Handle(after, start, f"push of {indices.size} indices")
+
+    def _filtered(self, indices: np.ndarray, values: np.ndarray, keep: Filter) -> tuple[np.ndarray, np.ndarray]:
+        """Add `values` to what is carried; return the pairs that the filter sends now, and carry the others."""
+        self.carried[indices] += values
+        kept = np.asarray(keep(indices, self.carried[indices]), bool)
+        sent = indices[kept]
+        amounts = self.carried[sent]
+        self.carried[sent] = 0
+        return sent, amounts
+
+    def _send(
+        self, handle: Handle[Any], shard: Shard, values: np.ndarray, first: int = 0, indices: np.ndarray | None = None
+    ) -> None:
+        self.sequence += 1
+        message = RangeMessage(
+            client=self,
+            handle=handle,
+            shard=shard,
+            sequence=self.sequence,
+            values=values,
+            first=first,
+            indices=indices,
+        )
+        self.transfers.send(message)
+
+    def pull_range(
+        self, offset: int, count: int, into: np.ndarray | None, after: Sequence[Handle[Any]]
+    ) -> Handle[np.ndarray]:
+        """Return a handle that reads `count` parameters from `offset` into `into`, or into a new array."""
+
+        def start(handle: Handle[Any]) -> None:
+            self.transfers.read_range(handle, self._start_read(handle, count, into), offset)
+
+        return Handle(after, start, f"pull of {count} parameters from {offset}")
+
+    def pull_indices(
+        self, indices: np.ndarray, into: np.ndarray | None, after: Sequence[Handle[Any]]
+    ) -> Handle[np.ndarray]:
+        """Return a handle that reads the parameters at `indices` into `into`, or into a new array."""
+
+        def start(handle: Handle[Any]) -> None:
+            self.transfers.read_indices(handle, self._start_read(handle, indices.size, into), indices)
+
+        return Handle(after, start, f"pull of {indices.size} indices")
+
+    def _start_read(self, handle: Handle[Any], count: int, into: np.ndarray | None) -> np.ndarray:
+        """Note that `handle` is under way; return the array that it reads into."""
+        values = np.empty(count, np.float32) if into is None else into
+        handle.values = values
+        handle.pending = 1
+        handle.requests = []
+        handle.gathers = []
+        if handle not in self.reading:
+            self.reading.append(handle)
+        # Between the acknowledgements that were seen and the weights that have those pushes.
+        self.transfers.generation.weights_window.sync()
+        return values
+
+    def step(self) -> None:
+        """Start what has become ready, send what has a slot, and complete the pulls that have arrived."""
+        self.waiting = [handle for handle in self.waiting if not self.start_ready(handle)]
+        for sender in self.transfers.ring_senders.values():
+            sender.step()
+        for handle in [handle for handle in self.reading if MPI.Request.Testall(handle.requests)]:
+            self.reading.remove(handle)
+            for gather in handle.gathers:
+                gather.copy()
+            handle.pending = 0
+            handle.gathers = []
+
+    def abandon(self) -> list[object]:
+        """Keep the messages that are not acknowledged, in the order of pushes; return the transfers under way."""
+        senders = list(self.transfers.ring_senders.values())
+        self.transfers.ring_senders = {}
+        sent = [message for sender in senders for message in (*sender.sent, *sender.waiting)]
+        self.unacknowledged = sorted([*self.unacknowledged, *sent], key=lambda message: message.sequence)
+        return [*senders, *(request for handle in self.reading for request in handle.requests)]
+
+    def resume(self) -> None:
+        """Send again what was not acknowledged, under the numbers it had, and start the pulls again."""
+        for message in self.unacknowledged:
+            self.transfers.ring_sender(message.shard).waiting.append(message)
+        self.unacknowledged = []
+        for handle in self.reading:
+            handle.start(handle)
