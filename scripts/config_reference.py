@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes docs/CONFIG.md from the dataclasses in adam_mpi/config/sections.py; a test compares them."""
+"""Writes docs/reference/configuration.md from the dataclasses in adam_mpi/config/sections.py; a test compares them."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ import tomli_w  # noqa: E402
 
 from adam_mpi.config import Config, documentation  # noqa: E402
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "CONFIG.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "configuration.md"
 HEAD = """# Configuration reference
 
 Made by `scripts/config_reference.py` from `adam_mpi/config/sections.py`; `adam_mpi train --help` prints it too.

@@ -15,7 +15,7 @@ from adam_mpi.checkpoint.disk_task import advance
 
 PIECE, BLOCK = 8 << 20, 4096
 FORMAT = 3
-"""Of snapshots, stores and files of weights: docs/FORMAT.md says what is in them."""
+"""Of snapshots, stores and files of weights: docs/reference/files.md says what is in them."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@
         snapshot.json                     the manifest
 
 The folder gets its name when all of that is on disk. Shards lie at their place in the flat parameter vector, never at
-a rank, so any layout can read them. docs/FORMAT.md is the whole story.
+a rank, so any layout can read them. docs/reference/files.md is the whole story.
 """
 
 import json

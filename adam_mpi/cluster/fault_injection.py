@@ -1,6 +1,6 @@
 """Faults on purpose, at named points of the program: for studies of stragglers and failures, and for tests.
 
-A fault is a line `KIND key=value ...`; `rank=N` or `role=NAME` says whose. See docs/FAILURES.md.
+A fault is a line `KIND key=value ...`; `rank=N` or `role=NAME` says whose. See docs/explanation/failures.md.
 """
 
 import logging

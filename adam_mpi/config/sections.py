@@ -290,7 +290,7 @@ class Observe:
 @dataclass
 class Inject:
     faults: list[str] = field(default_factory=list)
-    """Faults on purpose, e.g. "kill rank=2 at=push step=20"; docs/FAILURES.md lists them."""
+    """Faults on purpose, e.g. "kill rank=2 at=push step=20"; docs/explanation/failures.md lists them."""
     conserve: bool = False
     """Every push adds exactly 1 to every parameter (with optimizer.learning_rate = 1, constant), to see what a failure costs."""
     noise: float = limited(0.0, low=0.0)

@@ -65,7 +65,7 @@ def _git(*words: str) -> str:
 
 
 def heading(title: str, *commands: str) -> Iterator[str]:
-    """Of a part of docs/RESULTS.md: what it is, and how it is repeated."""
+    """Of a part of docs/measurements/results.md: what it is, and how it is repeated."""
     yield f"## {title}"
     yield ""
     yield from (f"    scripts/reproduce {command}" for command in commands)

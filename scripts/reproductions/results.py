@@ -1,4 +1,4 @@
-"""Writes docs/RESULTS.md from the files in docs/results."""
+"""Writes docs/measurements/results.md from the files in docs/results."""
 
 import argparse
 import importlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from _results import FOLDER, ROOT
 
-PAGE = ROOT / "docs" / "RESULTS.md"
+PAGE = ROOT / "docs" / "measurements" / "results.md"
 PARTS = ("table1", "figures", "ddp", "speech", "clicks")
 HEAD = """# Results
 

@@ -122,7 +122,7 @@ def verdict(found: Found) -> str:
         "Here the largest model tried that trains within 10 % of the best connections/s of its kind has, on this "
         f"machine's cores, {told or 'not measured yet'} connections (widest tried: {widest}). By arithmetic, when each "
         f"strip has as much memory as this machine, billions of connections by strips: {', '.join(predicted)}. "
-        f"{growth} [36-billion.toml](36-billion.toml) is a plan of the paper's size for 16 machines."
+        f"{growth} [36-billion.toml](../36-billion.toml) is a plan of the paper's size for 16 machines."
     )
 
 
