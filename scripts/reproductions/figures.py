@@ -104,7 +104,7 @@ def page(folder: Path) -> Iterator[str]:
         if not told:
             yield f"Not run yet. {module.PAPER}"
         else:
-            yield f"![{module.TITLE}](results/figures/{name}.svg)"
+            yield f"![{module.TITLE}](../results/figures/{name}.svg)"
             yield ""
             yield f"{_kind(module.KIND, told)} {module.PAPER} {module.verdict(told['points'])}"
         yield ""
