@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Collects the pages of the documentation site in build/docs, and checks that public names have docstrings.
 
-Pages are kept where a reader of the repository looks for them; the site has them in one folder, so links between them are
-rewritten. A link to a file that is no page (a program, a data file) becomes plain text.
+Pages are kept where a reader of the repository looks for them; the site has them in one folder, so links between them
+are rewritten. A link to a file that is no page (a program, a data file) becomes plain text.
 """
 
 import inspect

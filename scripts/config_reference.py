@@ -76,7 +76,7 @@ def page() -> str:
 
 def layers() -> str:
     """Return the section about the kinds of layers: their fields, defaults and meaning, from their dataclasses."""
-    rows = [f"| `\"{name}\"` | | Activation, element by element. |" for name in FUNCTIONS]
+    rows = [f'| `"{name}"` | | Activation, element by element. |' for name in FUNCTIONS]
     for name, kind in KINDS.items():
         fields = ", ".join(_field(known) for known in dataclasses.fields(kind))
         rows.append(f"| `{name}` | {fields} | {(kind.__doc__ or '').splitlines()[0]} |")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Makes docs/images/terminal.svg: a real job in a real terminal (tmux), a rank of it killed, training that continues.
 
-    .venv/bin/python scripts/terminal_picture.py
+.venv/bin/python scripts/terminal_picture.py
 """
 
 import re
@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS, SECONDS = 110, 24, 180.0
 KILLED = "inject.faults=['kill rank=2 at=apply step=400']"
-SETTINGS = f"--set layout.servers=2 --set server.copies=2 --set observe.interval=1 --set train.epochs=6 --set \"{KILLED}\""
+SETTINGS = (
+    f'--set layout.servers=2 --set server.copies=2 --set observe.interval=1 --set train.epochs=6 --set "{KILLED}"'
+)
 
 
 def tmux(socket: str, *words: str) -> str:
@@ -42,7 +44,7 @@ def main() -> None:
     """Run the job, take the screen in the middle of training after the loss, and write the picture."""
     socket = f"adam-mpi-picture-{time.time_ns()}"
     command = f"scripts/train -n 6 --run {tempfile.mkdtemp()}/run {SETTINGS}"
-    shown = 'scripts/train -n 6 --set layout.servers=2 --set server.copies=2   # and rank 2, a server, is killed'
+    shown = "scripts/train -n 6 --set layout.servers=2 --set server.copies=2   # and rank 2, a server, is killed"
     size = ["-x", str(COLUMNS), "-y", str(ROWS)]
     tmux(socket, "new-session", "-d", *size, "-c", str(ROOT), "bash", "-c", f"{command}; sleep 60")
     try:
