@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes docs/CONFIG.md from the dataclasses in adam_mpi/config/sections.py; a test compares them."""
+"""Writes docs/reference/configuration.md from the dataclasses in adam_mpi/config/sections.py; a test compares them."""
 
 import dataclasses
 import itertools
@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tomli_w  # noqa: E402
 
 from adam_mpi.config import Config, documentation  # noqa: E402
+from adam_mpi.model.layers import FUNCTIONS, KINDS  # noqa: E402
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "CONFIG.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "configuration.md"
 HEAD = """# Configuration reference
 
 Made by `scripts/config_reference.py` from `adam_mpi/config/sections.py`; `adam_mpi train --help` prints it too.
@@ -23,6 +24,15 @@ Made by `scripts/config_reference.py` from `adam_mpi/config/sections.py`; `adam_
 A configuration is a TOML file with these sections; `--set section.key=value` goes over it. Unknown keys and values that
 are not allowed are named before anything starts. Ready ones: `python -m adam_mpi models`. A run keeps its resolved
 configuration as `config.toml`.
+"""
+LAYERS = """
+## Layers of `model.layers`
+
+Each entry is the name of an activation, or a table with a `kind` and the fields below (defaults in parentheses; fields
+without one are required). Layers are named by kind and number: `conv1`, `relu1`, `max_pool1`.
+
+| kind | fields | |
+| --- | --- | --- |
 """
 
 
@@ -61,7 +71,22 @@ def page() -> str:
         parts.append(f"\n## {section}\n\n| key | default | allowed | |\n| --- | --- | --- | --- |\n")
         for key, default, sentence in rows:
             parts.append(f"| `{key}` | {_shown(key, default)} | {allowed[key]} | {sentence} |\n")
-    return "".join(parts)
+    return "".join(parts) + layers()
+
+
+def layers() -> str:
+    """Return the section about the kinds of layers: their fields, defaults and meaning, from their dataclasses."""
+    rows = [f'| `"{name}"` | | Activation, element by element. |' for name in FUNCTIONS]
+    for name, kind in KINDS.items():
+        fields = ", ".join(_field(known) for known in dataclasses.fields(kind))
+        rows.append(f"| `{name}` | {fields} | {(kind.__doc__ or '').splitlines()[0]} |")
+    return LAYERS + "\n".join(rows) + "\n"
+
+
+def _field(known: dataclasses.Field) -> str:
+    if known.default is dataclasses.MISSING:
+        return f"`{known.name}`"
+    return f"`{known.name}` ({'`size`' if known.default is None else f'{known.default:g}'})"
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 venv_mpich=$root/.venv-mpich
-# Before a command line: its messages without the zero bytes of Open MPI.
-clean=("$venv/bin/python" -I -S "$root/scripts/without_zeros")
+# Put before a command line to remove the zero bytes and the warning that Open MPI writes at every start.
+clean=("$venv/bin/python" -I -S "$root/scripts/clean_output")
 
 say() { echo "set-up: $*"; }
 

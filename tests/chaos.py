@@ -382,7 +382,7 @@ def main() -> int:
     parser.add_argument("--marathon", action="store_true", help="only one long run, through many kills")
     parser.add_argument("--kills", type=int, default=marathon.KILLS, help="of the marathon")
     parser.add_argument("--results", type=Path, help="file of results: runs that passed are not repeated")
-    parser.add_argument("--page", action="store_true", help="play nothing; write the tables in docs/FAILURES.md")
+    parser.add_argument("--page", action="store_true", help="play nothing; write the tables in docs/explanation/failures.md")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     options = parser.parse_args()
     until, lines = time.monotonic() + 60 * options.minutes, results.read(options.results)

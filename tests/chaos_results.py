@@ -8,7 +8,7 @@ from statistics import median
 
 from launch import ROOT
 
-PAGE = ROOT / "docs" / "FAILURES.md"
+PAGE = ROOT / "docs" / "explanation" / "failures.md"
 HOSTS = 3 if "ADAM_MPI_HOSTS" in os.environ else 1
 TIMES = {"to_next_push": "to the next push", "to_all": "to all replicas"}
 

@@ -43,6 +43,7 @@ hypothesis.settings.load_profile("same everywhere")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
+    parser.addoption("--fast", action="store_true", help="leave out tests that start jobs or are marked `slow`")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,9 +65,16 @@ def its_turn(item: pytest.Item) -> bool:
     return parameters["mpi"] not in names or names[zlib.crc32(others.encode()) % len(names)] == parameters["mpi"]
 
 
+def is_fast(item: pytest.Item) -> bool:
+    """Whether a test starts no job and is not marked `slow`."""
+    return "slow" not in item.keywords and not {"mpi", "hosts"} & set(getattr(item, "fixturenames", ()))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def wanted(item: pytest.Item) -> bool:
         in_its_place = ("mpi" in item.keywords) == config.getoption("with_mpi")
+        if config.getoption("fast") and not is_fast(item):
+            return False
         return in_its_place and (config.getoption("full") or ("full" not in item.keywords and its_turn(item)))
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])

@@ -1,6 +1,6 @@
 """The failure matrix: each role struck by each kind of failure on each MPI, in real jobs; what happens, and its cost.
 
-scripts/failure_matrix [--mpi NAME] [--kind KIND ...]      # writes the rows into docs/FAILURES.md
+scripts/failure_matrix [--mpi NAME] [--kind KIND ...]      # writes the rows into docs/explanation/failures.md
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from launch import ROOT, Disk, Freezer, Hosts, Job, Mpi, available, given, start
 
-PAGE = ROOT / "docs" / "FAILURES.md"
+PAGE = ROOT / "docs" / "explanation" / "failures.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
 HEADER = "| MPI | role | failure | what happens | seconds | lost |\n| --- | --- | --- | --- | --- | --- |\n"
 # Ranks 0 and 1 serve data, 2 to 4 parameters, 5 to 7 train.

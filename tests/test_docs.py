@@ -17,7 +17,7 @@ from adam_mpi.cli import COMMANDS
 from adam_mpi.data import glyphs
 from adam_mpi.options import parser
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slurm/README.md", ROOT / "data/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "slurm/README.md", ROOT / "data/README.md"]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 # What is not run here, and where it is instead.
 ELSEWHERE = {
@@ -110,7 +110,7 @@ def test_mpirun_as_it_is_written_starts_here_with_two_cores_as_whoever_we_are(wo
     (mpi,) = [mpi for mpi in available() if mpi.name == "openmpi"] or [None]
     if mpi is None:
         pytest.skip("no Open MPI")
-    allowed = dict(re.findall(r"(OMPI_ALLOW\w+)=(1)", (ROOT / "docs/CLUSTERS.md").read_text()))
+    allowed = dict(re.findall(r"(OMPI_ALLOW\w+)=(1)", (ROOT / "docs/howto/clusters.md").read_text()))
     environment = {key: value for key, value in clean_environment().items() if "OMPI_ALLOW" not in key}
     environment |= {"TMPDIR": str(tmp_path)} | (allowed if os.geteuid() == 0 else {})
     # Not more cores than a small laptop has, whatever this machine is.
@@ -180,7 +180,7 @@ def _fresh(words, sandbox):
 
 @pytest.mark.full
 def test_the_python_of_the_pages_runs(sandbox):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/USE.md").read_text(), re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/inference.md").read_text(), re.S)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=sandbox, env=clean_environment(), capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -211,8 +211,16 @@ def test_the_configuration_reference_is_up_to_date():
 def test_sweeps_of_the_first_pages_do_not_share_a_folder():
     """One after the other in one checkout: a second sweep of other jobs in a folder is refused."""
     held = {}
-    for page in ("README.md", "docs/TUTORIAL.md"):
+    for page in ("README.md", "docs/tutorial.md"):
         for words in commands(ROOT / page):
             if words[:4] == ["python", "-m", "adam_mpi", "sweep"]:
                 options = parser(dict.fromkeys(COMMANDS, "")).parse_args(words[3:])
                 assert held.setdefault(options.output or options.over[0].partition("=")[0], words) == words
+
+
+def test_every_environment_variable_is_in_the_reference():
+    listed = set(re.findall(r"^\| `(ADAM_MPI_\w+)`", (ROOT / "docs/reference/environment.md").read_text(), re.M))
+    folders = [ROOT / name for name in ("adam_mpi", "scripts", "slurm", ".ci")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    used = {name for path in files for name in re.findall(r"ADAM_MPI_[A-Z_]+[A-Z]", path.read_text())}
+    assert used == listed

@@ -1,6 +1,6 @@
 """Every kind of layer has every rule: shape, buffers, reference kernel, initial weights, engine, partition, ONNX.
 
-A kind that lacks one raises an error that names the layer and the rule: see "A layer" in docs/EXTENDING.md.
+A kind that lacks one raises an error that names the layer and the rule: see "A layer" in docs/howto/extending.md.
 """
 
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_an_unknown_kind_raises_an_error_that_names_layer_and_rule(rule, monkeypatch):
     monkeypatch.setitem(KINDS, "unknown", Unknown)
-    with pytest.raises(NotImplementedError, match=f"Unknown has no {rule}.*docs/EXTENDING.md"):
+    with pytest.raises(NotImplementedError, match=f"Unknown has no {rule}.*docs/howto/extending.md"):
         RULES[rule]()
 
 

@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import psutil
@@ -172,18 +174,47 @@ def test_the_header_for_slurm_has_no_number_of_tasks() -> None:
     assert not [line for line in lines if line.startswith("#SBATCH") and "--ntasks" in line]
 
 
-def without_zeros(*command: str) -> subprocess.Popen:
-    words = [sys.executable, ROOT / "scripts" / "without_zeros", *command]
+def clean_output(*command: str) -> subprocess.Popen:
+    words = [sys.executable, ROOT / "scripts" / "clean_output", *command]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_zero_bytes_are_left_out_and_all_else_comes_at_once() -> None:
     """What has no line's end is not held back: the command waits until somebody has read it."""
     script = r"trap 'exit 7' TERM; printf 'out\0\n'; printf 'a\0b' >&2; while :; do sleep 0.01; done"
-    job = without_zeros("sh", "-c", script)
+    job = clean_output("sh", "-c", script)
     assert job.stderr.read(2) == b"ab"
     job.terminate()
     assert (job.communicate(timeout=60), job.returncode) == ((b"out\0\n", b""), 7)
+
+
+RULE = b"-" * 74 + b"\n"
+WARNING = (
+    RULE + b"WARNING: The selected 'osc' module 'rdma' is not tested for post-failure\n"
+    b"operation, yet you have requested support for fault tolerance.\n\nfailure scenarios: {}\n" + RULE
+)
+REPEATED = b"[h:1] 3 more processes have sent help message help-mpi-ft.txt / module:untested:failundef\n"
+OTHER_HELP = RULE + b"mpirun noticed that process rank 2 exited on signal 9.\n" + RULE
+
+
+@pytest.mark.parametrize(
+    ("stream", "kept"),
+    [
+        (b"before\n" + WARNING + b"after\n", b"before\nafter\n"),
+        (WARNING + b"a\n" + WARNING + REPEATED + b"b", b"a\nb"),
+        (b"x\n" + OTHER_HELP + b"y\n", b"x\n" + OTHER_HELP + b"y\n"),
+        (b"[h:1] another line\n--\n---", b"[h:1] another line\n--\n---"),
+        (RULE, RULE),
+    ],
+)
+def test_the_warning_of_open_mpi_is_removed_however_the_stream_is_cut(stream: bytes, kept: bytes) -> None:
+    loader = SourceFileLoader("clean_output", str(ROOT / "scripts" / "clean_output"))
+    module = module_from_spec(spec_from_loader("clean_output", loader))
+    loader.exec_module(module)
+    for size in (1, 2, 7, 80, 1000):
+        cleaner = module.Filter()
+        written = b"".join(cleaner.feed(stream[start : start + size]) for start in range(0, len(stream), size))
+        assert written + cleaner.end() == kept, size
 
 
 @pytest.mark.parametrize("options", [(), ("--restarts", "0", "--run", "here")])
@@ -210,7 +241,7 @@ def test_a_job_of_scripts_train_says_no_zero_bytes(tmp_path: Path, options: tupl
     ],
 )
 def test_what_a_command_ends_with_is_passed_on(command: list[str], code: int, said: bytes) -> None:
-    job = without_zeros(*command)
+    job = clean_output(*command)
     assert (job.stderr.read(), job.wait(60)) == (said, code)
     if left := job.stdout.readline():
         os.kill(int(left), signal.SIGKILL)
@@ -218,7 +249,7 @@ def test_what_a_command_ends_with_is_passed_on(command: list[str], code: int, sa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_what_is_killed_takes_its_command_along() -> None:
-    job = without_zeros("sh", "-c", "echo $$; exec sleep 1000")
+    job = clean_output("sh", "-c", "echo $$; exec sleep 1000")
     command = psutil.Process(int(job.stdout.readline()))
     job.kill()
     psutil.wait_procs([command], timeout=60)
@@ -227,7 +258,7 @@ def test_what_is_killed_takes_its_command_along() -> None:
 
 def test_one_interrupt_of_a_terminals_group_reaches_the_command_once(tmp_path: Path) -> None:
     count = "trap 'echo INT' INT; trap exit TERM; echo ready; while :; do sleep 0.01; done"
-    words = [sys.executable, ROOT / "scripts" / "without_zeros", "sh", "-c", count]
+    words = [sys.executable, ROOT / "scripts" / "clean_output", "sh", "-c", count]
     job = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
     assert job.stdout.readline() == b"ready\n"
     os.killpg(job.pid, signal.SIGINT)

@@ -18,7 +18,7 @@ WRITE_BYTES = 8 << 20
 BLOCK = 4096
 """Alignment, in the file and in memory, of what is written past the page cache."""
 FORMAT = 4
-"""Version of snapshots, stores and files of weights; docs/FORMAT.md describes them and lists what changed."""
+"""Version of snapshots, stores and files of weights; docs/reference/files.md describes them and lists what changed."""
 LAST_READERS = {3: "450b6f2"}
 """Format -> the last commit that reads it."""
 

@@ -7,7 +7,7 @@
         snapshot.json                     the manifest
 
 The folder gets its name when all of that is on disk. A shard is stored with its offset in the flat parameter vector,
-never with a rank, so that any layout can read it. docs/FORMAT.md describes all files.
+never with a rank, so that any layout can read it. docs/reference/files.md describes all files.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Faults injected at named points of the program, for studies of stragglers and failures, and for tests.
 
-A fault is a line `KIND key=value ...` with `rank=N` or `role=NAME` for the ranks that have it. See docs/FAILURES.md.
+A fault is a line `KIND key=value ...` with `rank=N` or `role=NAME` for the ranks that have it. See docs/explanation/failures.md.
 """
 
 import logging

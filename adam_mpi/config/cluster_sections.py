@@ -127,7 +127,7 @@ class Observe:
 @dataclass
 class Inject:
     faults: list[str] = field(default_factory=list)
-    """Faults to inject, for example "kill rank=2 at=push step=20"; docs/FAILURES.md lists them."""
+    """Faults to inject, for example "kill rank=2 at=push step=20"; docs/explanation/failures.md lists them."""
     conserve: bool = False
     """Replace every gradient so that each push adds exactly 1 to every parameter, which shows lost and repeated pushes;
     needs a constant `optimizer.learning_rate = 1`."""

@@ -1,5 +1,5 @@
 """`scripts/reproduce NAME`: each reproduction is a module here with `reproduce(options)`, which yields lines to print,
-`arguments(parser)`, and `page(folder)`, its part of docs/RESULTS.md."""
+`arguments(parser)`, and `page(folder)`, its part of docs/measurements/results.md."""
 
 import argparse
 import importlib

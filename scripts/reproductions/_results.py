@@ -5,7 +5,7 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,19 @@ def _git(*words: str) -> str:
 
 
 def heading(title: str, *commands: str) -> Iterator[str]:
-    """Of a part of docs/RESULTS.md: what it is, and how it is repeated."""
+    """Of a part of docs/measurements/results.md: what it is, and how it is repeated."""
     yield f"## {title}"
     yield ""
     yield from (f"    scripts/reproduce {command}" for command in commands)
+    yield ""
+
+
+def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield `rows`, of which the first is the header, as a table of Markdown."""
+    for number, row in enumerate(rows):
+        yield f"| {' | '.join(row)} |"
+        if not number:
+            yield f"| {' | '.join('---' for _ in row)} |"
     yield ""
 
 

@@ -81,11 +81,11 @@ def _write(file: Path, recipe: Mapping[str, Any], mode: str, score: float, name:
 def told(data: str, log: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """For people, as Markdown."""
     yield (
-        f"Recipes were chosen among the same candidates for both modes, {next(iter(log.values()))['epochs']} epochs "
-        f"each, by the accuracy on {HELD_OUT:.0%} of the training set, held out, over the last {LAST} epochs; "
-        "the test set was not evaluated then. Some candidates were added, and others dropped, as results came in, for "
-        "both modes alike; the delay of asynchronous ones depends on what else ran on the machine. "
-        f"The log is [search.json](results/{data}/search.json)."
+        f"Recipes were chosen among the same candidates for both modes by the accuracy on {HELD_OUT:.0%} of the "
+        "training "
+        f"set, held out, over the last {LAST} of {next(iter(log.values()))['epochs']} epochs; the test set was "
+        "not looked at. "
+        f"The log is [search.json](../results/{data}/search.json)."
     )
     yield ""
     yield "| candidate | rate, momentum, batch | bound | " + ", % | ".join(NAMES.values()) + ", % | delay |"
@@ -93,7 +93,7 @@ def told(data: str, log: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     candidates = _recipes.candidates(data)
     for name in dict.fromkeys(entry["candidate"] for entry in log.values()):
         recipe, cells = candidates[name], [log.get(f"{mode} {name}") for mode in MODES]
-        step = f"{recipe['optimizer']['rate']}, {recipe['optimizer']['momentum']}, {recipe['train']['batch']}"
+        step = f"{recipe['optimizer']['learning_rate']}, {recipe['optimizer']['momentum']}, {recipe['train']['batch']}"
         scores = " | ".join(f"{100 * cell['score']:.3f}" if cell else "" for cell in cells)
         delay = f"{cells[0]['delay']:.1f}" if cells[0] else ""
         yield f"| {name} | {step} | {recipe.get('consistency', {}).get('staleness', 'none')} | {scores} | {delay} |"

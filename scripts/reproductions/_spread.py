@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 from scipy import stats
 
@@ -32,6 +33,33 @@ def chance(first: float, second: float, images: int) -> float:
     """Half the 95 % interval of the difference of two accuracies in %, each of so many images drawn anew."""
     variance = sum(accuracy * (100 - accuracy) / images for accuracy in (first, second))
     return float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(variance)
+
+
+class Difference(NamedTuple):
+    """A difference of accuracies in %, with its 95 % interval and how that was found."""
+
+    name: str
+    value: str
+    interval: str
+    how: str
+
+
+def difference_row(
+    one: str, other: str, first: Sequence[float], second: Sequence[float], images: int = 0
+) -> Difference:
+    """Return the difference of two accuracies in %; with `images`, one seed of each gives an interval too."""
+    name = f"{one} - {other}"
+    found = difference(first, second)
+    if found is not None:
+        value, low, high = found
+        return Difference(
+            name, f"{value:+.3f}", f"{low:+.3f} to {high:+.3f}", f"Welch, {len(first)} and {len(second)} seeds"
+        )
+    if not (images and first and second):
+        return Difference(name, "", "", "needs two seeds of each")
+    value = first[0] - second[0]
+    off = chance(first[0], second[0], images)
+    return Difference(name, f"{value:+.3f}", f"{value - off:+.3f} to {value + off:+.3f}", f"of {images:,} images")
 
 
 def compared(one: str, other: str, first: Sequence[float], second: Sequence[float], images: int = 0) -> str:

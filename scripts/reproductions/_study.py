@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import tomli_w
-from _spread import compared, spread
+from _spread import Difference, difference_row, spread
 from _training import Hosts, Training
 
 from adam_mpi.base.errors import UserError
@@ -17,6 +17,8 @@ from adam_mpi.base.errors import UserError
 Points = dict[str, Callable[[], dict[str, Any] | None]]
 """Name -> what measures it; None when time was up first."""
 Found = Mapping[str, dict[str, Any]]
+Table = list[list[str]]
+"""Rows of cells; the first is the header."""
 HELD_OUT = 5000
 """Images of MNIST and Fashion-MNIST that judge: a twelfth of the training part."""
 
@@ -118,11 +120,11 @@ def bars(axes: Any, found: Found, key: str = "accuracy", factor: float = 100.0, 
     axes.set_ylabel(label)
 
 
-def contrast(found: Found, one: str, other: str) -> str:
-    """How two variants differ, as far as both are there."""
+def contrast(found: Found, one: str, other: str) -> Difference:
+    """Return how two variants differ, as far as both are there."""
     groups = by_variant(found)
     values = [[100 * value for value in column(groups.get(name, []), "accuracy")] for name in (one, other)]
-    return compared(one, other, *values, images=HELD_OUT)
+    return difference_row(one, other, *values, images=HELD_OUT)
 
 
 def mean(found: Found, variant: str, key: str = "accuracy") -> float | None:
@@ -130,14 +132,17 @@ def mean(found: Found, variant: str, key: str = "accuracy") -> float | None:
     return fmean(column(own, key)) if (own := by_variant(found).get(variant)) else None
 
 
-def accuracies(found: Found) -> str:
-    """A sentence with the accuracy of each variant."""
-    groups = by_variant(found)
-    told = "; ".join(f"{name} {spread(column(points, 'accuracy'), 2, 100)}" for name, points in groups.items())
-    epochs = {point["epochs"] for point in found.values()}
-    seeds = sorted({len(points) for points in groups.values()})
-    many = "seed" if seeds == [1] else "seeds"
-    return (
-        f"Held-out accuracy in %, {'/'.join(map(str, sorted(epochs)))} epochs, "
-        f"{'-'.join(map(str, seeds))} {many}: {told}."
-    )
+def accuracy_table(found: Found, more: Mapping[str, Callable[[str], str]] | None = None) -> Table:
+    """Return the held-out accuracy of each variant, and a further column for each entry of `more`."""
+    columns = more or {}
+    rows = [
+        [
+            name,
+            spread(column(points, "accuracy"), 2, 100),
+            str(len(points)),
+            "/".join(map(str, sorted({point["epochs"] for point in points}))),
+            *(cell(name) for cell in columns.values()),
+        ]
+        for name, points in by_variant(found).items()
+    ]
+    return [["variant", "held-out accuracy, %", "seeds", "epochs", *columns], *rows]

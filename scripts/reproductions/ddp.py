@@ -18,7 +18,7 @@ import _others
 import _recipes
 import _results
 from _others import others
-from _results import Clock, Results, heading, not_run
+from _results import Clock, Results, heading, not_run, table
 from _training import Training
 
 from adam_mpi import config
@@ -178,7 +178,7 @@ def page(folder: Path) -> Iterator[str]:
     for side, rounds in found.items():
         yield f"| {side} | {_row(rounds)} |"
     yield ""
-    yield _verdict(found, fmean(map(estimate, _tries(kept, "ddp", found["ddp"][0]["settings"]))))
+    yield from _verdict(found, fmean(map(estimate, _tries(kept, "ddp", found["ddp"][0]["settings"]))))
     yield ""
     yield from _search(kept)
     yield from _in_step(kept)
@@ -186,42 +186,39 @@ def page(folder: Path) -> Iterator[str]:
 
 def _in_step(kept: Results) -> Iterator[str]:
     """With bound 0 adam_mpi trains as DDP does: the same settings on both sides, from either side's first weights."""
-    told = []
+    rows = []
     for settings in CANDIDATES["adam_mpi"]:
         other = {name: settings[name] for name in CANDIDATES["ddp"][0]}
         pair = [_tries(kept, side, same) for side, same in (("adam_mpi", settings), ("ddp", other))]
         if settings.get("bound") == 0 and all(pair):
             curves = [", ".join(f"{accuracy:.2%}" for _, accuracy, *_ in tried[0]["curve"]) for tried in pair]
-            which = f"drawn by {settings['first']}, rate {settings['rate']}, batch {settings['batch']}"
-            told.append(f"{which}: adam_mpi {curves[0]}, DDP {curves[1]}")
-    if told:
+            rows.append([f"{settings['first']}, {settings['rate']}, {settings['batch']}", *curves])
+    if rows:
         yield (
-            "With bound 0 adam_mpi takes the steps that DDP takes, in an order of images of its own; held-out accuracy "
-            f"epoch by epoch with the same settings, first weights {'; '.join(told)}. Hidden weights that adam_mpi "
-            "draws, by He's rule, are 2.4 times as large as those of PyTorch."
+            "With bound 0 adam_mpi takes the steps that DDP takes, in an order of images of its own. Held-out "
+            "accuracy, epoch "
+            "by epoch:"
         )
         yield ""
+        yield from table([["first weights of, rate, batch", "adam_mpi", "DDP"], *rows])
 
 
 def _about() -> Iterator[str]:
     yield (
-        "The paper's MNIST network with the distortions of Table 1, SGD at a constant rate, until a running average of "
-        f"the weights has {TARGET:.1%} of the held-out images right, looked at after every epoch. Each side was "
-        f"searched over {len(CANDIDATES['ddp'])} settings with one seed, the {FINALISTS} quickest of each with "
-        f"{len(TRIES)} seeds, and the quickest on average were taken: a first choice by one seed alone had fallen on a "
-        "bound of 1, with which adam_mpi did not get there in two of five rounds. The last six settings of each side "
-        "were added when the others were known; before that adam_mpi's were chosen anew once, and DDP's were not, so "
-        "its search had more tries. Both sides may begin "
-        f"with the weights that either of them draws. DDP: gloo, {PROCESSES} processes of one thread, "
-        "channels-last, plain and by `torch.compile`; its processes distort the images of an epoch before it, by "
-        "adam_mpi's code, and keep them as float32. adam_mpi's data rank distorts them beside the training, on the "
-        "same cores. Rounds are in turns; the medians:"
+        "The paper's MNIST network with the distortions of Table 1, SGD at a constant rate, until a running "
+        "average of the "
+        f"weights has {TARGET:.1%} of the held-out images right. Each side was searched over "
+        f"{len(CANDIDATES['ddp'])} settings, "
+        f"the {FINALISTS} quickest of each with {len(TRIES)} seeds; DDP is gloo with {PROCESSES} processes of one "
+        "thread, "
+        "channels-last. Rounds are in turns; medians:"
     )
     yield ""
 
 
-def _verdict(found: Mapping[str, list[dict[str, Any]]], searched: float) -> str:
-    """`searched`: seconds by the search of what DDP was measured with."""
+def _verdict(found: Mapping[str, list[dict[str, Any]]], searched: float) -> Iterator[str]:
+    """Yield how many times as fast adam_mpi is, by several ways to count; `searched`: seconds that DDP's "
+    "settings took."""
     ours, *theirs = (median(_seconds(rounds)) for rounds in found.values())
     means = [fmean(_seconds(rounds)) for rounds in found.values()]
     for_nothing = [
@@ -231,15 +228,19 @@ def _verdict(found: Mapping[str, list[dict[str, Any]]], searched: float) -> str:
     ]
     rates = {side: median(told["images_per_second"] for told in rounds) for side, rounds in found.items()}
     faster = rates["adam_mpi"] / max(rate for side, rate in rates.items() if side != "adam_mpi")
-    epochs = ", ".join(f"{side} {_epochs(rounds)}" for side, rounds in found.items())
-    return (
-        f"adam_mpi gets there {min(theirs) / ours:.1f} times as fast as the better of the two (wanted: {WANTED}), by "
-        f"means instead of medians {min(means[1:]) / means[0]:.1f}; if DDP had its images distorted for nothing, it "
-        f"would be {min(for_nothing) / ours:.1f}. Against the {searched:.1f} s that DDP's settings needed on average "
-        f"in the search, its quickest epoch taken for all, it is {searched / means[0]:.1f}. adam_mpi trains "
-        f"{faster:.1f} times as many images per second. Epochs to the target, round by round: {epochs}; "
-        f"{_others.told([told['others'] for rounds in found.values() for told in rounds])}."
+    yield from table(
+        [
+            ["adam_mpi against the better of the two", "times as fast"],
+            [f"seconds to the target, medians (wanted: {WANTED})", f"{min(theirs) / ours:.1f}"],
+            ["by means instead of medians", f"{min(means[1:]) / means[0]:.1f}"],
+            ["if DDP's images were distorted for nothing", f"{min(for_nothing) / ours:.1f}"],
+            [f"against the {searched:.1f} s of the search, its quickest epoch for all", f"{searched / means[0]:.1f}"],
+            ["images per second", f"{faster:.1f}"],
+        ]
     )
+    epochs = ", ".join(f"{side} {_epochs(rounds)}" for side, rounds in found.items())
+    others = _others.told([told["others"] for rounds in found.values() for told in rounds])
+    yield f"Epochs to the target, round by round: {epochs}; {others}."
 
 
 def _search(kept: Results) -> Iterator[str]:

@@ -10,8 +10,7 @@ from typing import Any
 import _others
 import _results
 from _others import others
-from _results import Clock, Results, heading
-from _spread import sentence
+from _results import Clock, Results, heading, table
 from _study import Scale
 from _training import Training
 
@@ -99,18 +98,34 @@ def shown(result: dict[str, Any]) -> str:
 def page(folder: Path) -> Iterator[str]:
     kept = Results(folder / "figures")
     for name in STUDIES:
-        module, told = study(name), kept.read(name)
+        module = study(name)
+        told = kept.read(name)
         yield from heading(module.TITLE, f"figures {name}")
         if not told:
             yield f"Not run yet. {module.PAPER}"
-        else:
-            yield f"![{module.TITLE}](results/figures/{name}.svg)"
             yield ""
-            yield f"{_kind(module.KIND, told)} {module.PAPER} {module.verdict(told['points'])}"
+            continue
+        points = told["points"]
+        yield f"![{module.TITLE}](../results/figures/{name}.svg)"
+        yield ""
+        yield from table(module.table(points))
+        if hasattr(module, "differences"):
+            yield from table([["difference of accuracies", "%", "95 % interval, %", "by"], *module.differences(points)])
+        yield f"{module.PAPER} {module.verdict(points)}"
         yield ""
 
 
-def _kind(kind: str, told: dict[str, Any]) -> str:
-    machine, shares = told["machine"], [point.get("others") for point in told["points"].values()]
-    where = f"{machine['cores']} cores of {machine['cpu']}, commit {machine['commit']}"
-    return "; ".join(filter(None, [sentence(kind), where, _others.told(shares)])) + "."
+def provenance(folder: Path) -> Iterator[list[str]]:
+    """Yield a row about where each figure comes from."""
+    kept = Results(folder / "figures")
+    for name in STUDIES:
+        if told := kept.read(name):
+            where = told["machine"]
+            shares = [point.get("others") for point in told["points"].values()]
+            yield [
+                study(name).TITLE,
+                told["kind"],
+                where["commit"],
+                f"{where['cores']} x {where['cpu']}",
+                _others.told(shares),
+            ]

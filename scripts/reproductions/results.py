@@ -1,13 +1,14 @@
-"""Writes docs/RESULTS.md from the files in docs/results."""
+"""Writes docs/measurements/results.md from the files in docs/results."""
 
 import argparse
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from _results import FOLDER, ROOT
+import figures
+from _results import FOLDER, ROOT, table
 
-PAGE = ROOT / "docs" / "RESULTS.md"
+PAGE = ROOT / "docs" / "measurements" / "results.md"
 PARTS = ("table1", "figures", "ddp", "speech", "clicks")
 HEAD = """# Results
 
@@ -30,4 +31,13 @@ def reproduce(options: argparse.Namespace) -> Iterator[str]:
 
 def page(folder: Path) -> str:
     lines = [line for part in PARTS for line in importlib.import_module(part).page(folder)]
-    return "\n".join([HEAD, *lines]).rstrip() + "\n"
+    return "\n".join([HEAD, *lines, *_provenance(folder)]).rstrip() + "\n"
+
+
+def _provenance(folder: Path) -> Iterator[str]:
+    """Where the figures come from: how they were made, at which commit, on which machine, beside what."""
+    rows = list(figures.provenance(folder))
+    if rows:
+        yield "## Where the figures come from"
+        yield ""
+        yield from table([["figure", "made by", "commit", "machine", "other programs"], *rows])

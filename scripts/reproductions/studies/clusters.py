@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from _study import Found, Points, Scale
+from _study import Found, Points, Scale, Table
 
 from adam_mpi import config
 from adam_mpi.data.sets import describe
@@ -67,21 +67,33 @@ def paint(axes: Any, found: Found) -> None:
     axes.legend()
 
 
-def verdict(found: Found) -> str:
-    told = "; ".join(
-        f"{point['machines']} machines ({point['replicas']} replicas) {point['images_per_second']:,.0f} images/s, "
-        f"delay {point['delay']:.0f}, busiest server {point['server_busy']:.0%}, busiest link {point['link_busy']:.0%}"
+def table(found: Found) -> Table:
+    """Return a row for each size of cluster."""
+    rows = [
+        [
+            f"{point['machines']:,}",
+            str(point["replicas"]),
+            f"{point['images_per_second']:,.0f}",
+            f"{point['delay']:.0f}",
+            f"{point['server_busy']:.0%}",
+            f"{point['link_busy']:.0%}",
+        ]
         for point in found.values()
-    )
-    first, last = min(found.values(), key=_machines), max(found.values(), key=_machines)
+    ]
+    return [["machines", "replicas", "images/s", "delay", "busiest server", "busiest link"], *rows]
+
+
+def verdict(found: Found) -> str:
+    first = min(found.values(), key=_machines)
+    last = max(found.values(), key=_machines)
     kept = (last["images_per_second"] / last["replicas"]) / (first["images_per_second"] / first["replicas"])
-    missing = ", ".join(f"{count:,}" for count in MACHINES if f"{count} machines" not in found)
     agreement = "linear, as the paper finds up to 120" if kept >= GOOD else "less than the paper finds up to 120"
     return (
-        f"Simulated with `adam_mpi simulate`'s model, {STRIPS} machines a replica: {told}. From {first['machines']} to "
-        f"{last['machines']} machines {kept:.0%} of the images/s of a replica are kept: {agreement}. The time of an "
-        "image is arithmetic (half of such a core's peak); exchanges between strips are taken to be hidden."
-        + (f" Not simulated yet: {missing} machines." if missing else "")
+        f"From {first['machines']} to {last['machines']} machines, {STRIPS} to a replica, {kept:.0%} of the "
+        "images/s of a "
+        f"replica are kept: {agreement}. The time of an image is arithmetic (half of such a core's peak), and "
+        "exchanges "
+        "between strips are taken to be hidden."
     )
 
 

@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, bars, by_variant, jobs
+from _study import Found, Points, Scale, Table, accuracy_table, bars, by_variant, jobs
 
 TITLE = "Accuracy against codec"
 KIND = "measured, 2 replicas"
@@ -20,13 +20,17 @@ def paint(axes: Any, found: Found) -> None:
     bars(axes, found)
 
 
-def verdict(found: Found) -> str:
+def table(found: Found) -> Table:
+    """Return accuracy and bytes of each codec."""
     groups = by_variant(found)
     sent = {name: fmean(_bytes(point) for point in own) for name, own in groups.items()}
-    told = ", ".join(f"{name} {sent['none'] / size:.1f}" for name, size in sent.items())
-    return f"{accuracies(found)} Times fewer bytes pushed: {told}."
+    return accuracy_table(found, {"times fewer bytes": lambda name: f"{sent['none'] / sent[name]:.1f}"})
+
+
+def verdict(found: Found) -> str:
+    return "No codec costs accuracy here, and the ones with error feedback push thirty times fewer bytes."
 
 
 def _bytes(point: dict[str, Any]) -> float:
-    """Pushed for one image."""
+    """Return the bytes pushed for one image."""
     return point["pushed_bytes"] / point["images"]

@@ -1,10 +1,11 @@
 """A control for the paper's explanation of Table 1: is it the noise of asynchrony that helps?"""
 
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from _study import Found, Points, Scale, accuracies, bars, contrast, job, mean
+from _study import Difference, Found, Points, Scale, Table, accuracy_table, bars, contrast, job, mean
 
 from adam_mpi import config
 from adam_mpi.data.sets import open_set
@@ -93,12 +94,24 @@ def _agreement(found: Found) -> str:
     return f"Noise of that size makes {(noisy - plain) / (asynchronous - plain):.0%} of what asynchrony gains."
 
 
+def table(found: Found) -> Table:
+    """Return the accuracy of each way to train."""
+    return accuracy_table(found)
+
+
+def differences(found: Found) -> list[Difference]:
+    """Return the two comparisons that the question is about."""
+    return [
+        contrast(found, "synchronous with noise", "synchronous"),
+        contrast(found, "asynchronous", "synchronous"),
+    ]
+
+
 def verdict(found: Found) -> str:
     noises = [point["noise"] for point in found.values() if "noise" in point]
-    told = ", ".join(f"{noise:.2f}" for noise in noises) or "not measured yet"
+    size = f"{fmean(noises):.2f} of the gradient's root mean square" if noises else "not measured yet"
     return (
-        f"{accuracies(found)} {contrast(found, 'synchronous with noise', 'synchronous')} "
-        f"{contrast(found, 'asynchronous', 'synchronous')} {_agreement(found)} "
-        f"The noise, as a fraction of the gradient's root mean square: {told}; it is that of "
-        "gradients at weights as old as the mean delay of the asynchronous run, in one process at a constant rate."
+        f"{_agreement(found)} The noise is that of gradients at weights as old as the mean delay of the "
+        "asynchronous run: "
+        f"{size}."
     )

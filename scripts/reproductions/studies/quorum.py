@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, by_variant, column, contrast, jobs
+from _study import Difference, Found, Points, Scale, Table, accuracy_table, by_variant, column, contrast, jobs
 
 TITLE = "75 % quorum with a slow replica"
 KIND = "measured"
@@ -40,14 +40,24 @@ def _epoch(point: dict[str, Any]) -> float:
     return point["images"] / point["images_per_second"] / point["epochs"]
 
 
+def table(found: Found) -> Table:
+    """Return accuracy and seconds of an epoch of each way to hand out batches."""
+    seconds = {name: fmean(_epoch(point) for point in own) for name, own in by_variant(found).items()}
+    return accuracy_table(found, {"seconds per epoch": lambda name: f"{seconds[name]:.2f}"})
+
+
+def differences(found: Found) -> list[Difference]:
+    """Return what the quorum costs in accuracy."""
+    return [contrast(found, "75 % of them", "all replicas")]
+
+
 def verdict(found: Found) -> str:
     seconds = {name: fmean(_epoch(point) for point in own) for name, own in by_variant(found).items()}
-    told = [f"{name} {value:.2f} s" for name, value in seconds.items()]
     waiting, quorum, dynamic = (seconds.get(name) for name in VARIANTS)
-    gain = f" An epoch is {waiting / quorum:.1f} times as short with the quorum." if waiting and quorum else ""
-    gain += f" Handing batches out as asked for makes it {waiting / dynamic:.1f} times." if gain and dynamic else ""
+    if not (waiting and quorum and dynamic):
+        return "Not all ways have been measured yet."
     return (
-        f"One of four replicas takes four times as long. Seconds per epoch: {', '.join(told)}.{gain} "
-        f"{accuracies(found)} {contrast(found, '75 % of them', 'all replicas')} What the quorum leaves out is not "
-        "trained on in that epoch; batches handed out as asked for leave nothing out."
+        f"One of four replicas takes four times as long; an epoch is {waiting / quorum:.1f} times as short with "
+        "the quorum, "
+        f"and {waiting / dynamic:.1f} times with batches handed out as asked for, which leaves nothing out."
     )

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from _study import Found, Points, Scale, job
+from _study import Found, Points, Scale, Table, job
 
 from adam_mpi import config
 from adam_mpi.simulate.cluster import Cluster
@@ -62,17 +62,23 @@ def paint(axes: Any, found: Found) -> None:
     axes.legend()
 
 
+def table(found: Found) -> Table:
+    """Return images per second and efficiency by the number of replicas, measured and simulated."""
+    measured = _rates(found, "measured")
+    simulated = _rates(found, "simulated")
+
+    def cell(rates: dict[int, float], count: int) -> str:
+        if count not in rates or 1 not in rates:
+            return ""
+        return f"{rates[count]:,.0f} ({rates[count] / count / rates[1]:.0%})"
+
+    counts = sorted({*measured, *simulated})
+    rows = [[str(count), cell(measured, count), cell(simulated, count)] for count in counts]
+    return [["replicas", "measured images/s (efficiency)", "simulated images/s (efficiency)"], *rows]
+
+
 def verdict(found: Found) -> str:
-    told = []
-    for kind in ("measured", "simulated"):
-        rates = _rates(found, kind)
-        one = rates.get(1)
-        shares = [f"{count}: {rate:,.0f} ({rate / count / one:.0%})" for count, rate in rates.items() if one]
-        told.append(f"{kind} images/s by replicas, and efficiency: {', '.join(shares) or 'not yet'}")
-    return (
-        f"Here, {'; '.join(told)}. Measured replicas share this machine's cores with the server and the data rank; "
-        f"what they are like with cores of their own is simulated. {_agreement(found)}"
-    )
+    return f"Measured replicas share this machine's two cores with server and data rank. {_agreement(found)}"
 
 
 def _agreement(found: Found) -> str:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from _study import Found, Points, Scale, by_threads
+from _study import Found, Points, Scale, Table, by_threads
 from server import mailbox
 
 from adam_mpi.server import apply_kernels
@@ -66,16 +66,21 @@ def paint(axes: Any, found: Found) -> None:
     axes.legend()
 
 
+def table(found: Found) -> Table:
+    """Return the rate of each path, the range of its jobs, and what a second thread gains."""
+    rows = []
+    for name, point in found.items():
+        jobs = point.get("jobs")
+        spread = f"{min(jobs):.1f} to {max(jobs):.1f}" if jobs else ""
+        gain = _gain(found, point["path"]) if point["threads"] > 1 else None
+        rows.append([name, f"{point['gigabytes_per_second']:.1f}", spread, f"{gain:.2f} x" if gain else ""])
+    return [["path", "GB of gradients/s", "jobs from, to", "gained over one thread"], *rows]
+
+
 def verdict(found: Found) -> str:
-    told = [f"{name} {point['gigabytes_per_second']:.1f}" for name, point in found.items()]
-    spread = [f"{min(jobs):.1f} to {max(jobs):.1f} ({name})" for name, p in found.items() if (jobs := p.get("jobs"))]
-    gains = ", ".join(f"{path} {gain:.2f} x" for path in PATHS if (gain := _gain(found, path)))
     return (
-        f"Here, in GB of pushed gradients per second: {'; '.join(told)}. Gained by all threads over one: "
-        f"{gains or 'not measured yet'}. Addition is numpy's a += b on arrays of that size: what this machine's memory "
-        "gives. There is no network interface: what the network path costs here is copies and messages, and the pusher "
-        "has to run on the same cores. With a pusher, the median of the jobs; they went from "
-        f"{'; '.join(spread) or 'none'}."
+        "Addition is numpy's `a += b` on arrays of that size: what this machine's memory gives. There is no network "
+        "interface here: the network path costs copies and messages, and the pusher runs on the same cores."
     )
 
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from _search import MODES
-from _study import POOL, Found, Points, Scale, conv, dense, job, toml
+from _study import POOL, Found, Points, Scale, Table, conv, dense, job, toml
 from _training import Hosts
 
 from adam_mpi import config
@@ -96,29 +96,30 @@ def paint(axes: Any, found: Found) -> None:
     axes.legend(fontsize="x-small")
 
 
+def table(found: Found) -> Table:
+    """Return simulated over measured figures of each job."""
+    rows = []
+    for point in found.values():
+        low, high = (pick(tried["ratio"] for tried in point["tries"]) for pick in (min, max))
+        where = "TCP" if point["hosts"] else f"{point['ranks']} ranks"
+        delays = f"{point['delay_simulated']:.1f}, {point['delay_measured']:.1f}" if point["mode"] == "async" else ""
+        rows.append(
+            [f"{point['model']}, {point['mode']}, {where}", f"{point['ratio']:.2f}", f"{low:.2f} to {high:.2f}", delays]
+        )
+    return [["job", "simulated / measured images/s", "single tries", "mean delay, simulated, measured"], *rows]
+
+
 def verdict(found: Found) -> str:
     by_model = {name: [point for point in found.values() if point["model"] == name] for name in MODELS}
-    told = " ".join(_judged(name, own) for name, own in by_model.items() if own)
-    delays = "; ".join(
-        f"{name} {point['delay_simulated']:.1f} and {point['delay_measured']:.1f}"
-        for name, point in found.items()
-        if point["mode"] == "async"
-    )
+    told = ", ".join(_within(name, own) for name, own in by_model.items() if own)
     return (
-        f"Simulated over measured images/s, medians of {TRIES} jobs and predictions in turns (and what single ones "
-        f"were between). {told} A batch of the large model is 13 ms of one core. One of the small model is 1 ms, and "
-        "Python takes as long: how its threads get in each other's way in one rank is simulated roughly. TCP: "
-        f"{HOSTS[0]} hosts, network namespaces with links of {HOSTS[1]} and {HOSTS[2]} of this machine's cores each. "
-        "The simulation was worked out on jobs like these, on this machine; no other has been compared. "
-        f"Mean delay of a push when asynchronous, simulated and measured: {delays}."
+        f"Within {WITHIN:.0%} (wanted: all): {told}; medians of {TRIES} jobs and predictions in turns. The "
+        "simulation was worked "
+        "out on jobs like these, on this machine; a batch of the small model is 1 ms of computing and as much of "
+        "Python."
     )
 
 
-def _judged(name: str, own: list[dict[str, Any]]) -> str:
-    def one(point: dict[str, Any]) -> str:
-        low, high = (pick(told["ratio"] for told in point["tries"]) for pick in (min, max))
-        where = "TCP" if point["hosts"] else f"{point['ranks']} ranks"
-        return f"{point['mode']}, {where} {point['ratio']:.2f} ({low:.2f}-{high:.2f})"
-
+def _within(name: str, own: list[dict[str, Any]]) -> str:
     good = sum(abs(point["ratio"] - 1) <= WITHIN for point in own)
-    return f"The {name} model: {'; '.join(map(one, own))}: {good} of {len(own)} within {WITHIN:.0%} (wanted: all)."
+    return f"{good} of {len(own)} of the {name} model"

@@ -2,7 +2,22 @@
 
 from typing import Any
 
-from _study import POOL, Found, Points, Scale, accuracies, bars, contrast, conv, dense, jobs, mean, toml
+from _study import (
+    POOL,
+    Difference,
+    Found,
+    Points,
+    Scale,
+    Table,
+    accuracy_table,
+    bars,
+    contrast,
+    conv,
+    dense,
+    jobs,
+    mean,
+    toml,
+)
 
 TITLE = "Figure 12: accuracy by model size"
 KIND = "measured, on Fashion-MNIST"
@@ -25,12 +40,23 @@ def paint(axes: Any, found: Found) -> None:
     bars(axes, found)
 
 
-def verdict(found: Found) -> str:
+def table(found: Found) -> Table:
+    """Return the accuracy of each size."""
+    return accuracy_table(found)
+
+
+def differences(found: Found) -> list[Difference]:
+    """Return how neighboring sizes differ."""
     small, middle, large = WIDTHS
+    return [contrast(found, large, middle), contrast(found, middle, small)]
+
+
+def verdict(found: Found) -> str:
     values = [mean(found, name) for name in WIDTHS]
-    rising = None not in values and values == sorted(values)
-    agreement = "Larger is better here too, on average" if rising else "The sizes are not in that order here"
+    if None in values:
+        return "Not all sizes are there yet."
     return (
-        f"{accuracies(found)} {contrast(found, large, middle)} {contrast(found, middle, small)} "
-        f"{agreement if None not in values else 'Not all sizes are there yet'}."
+        "Larger is better here too, on average."
+        if values == sorted(values)
+        else "The sizes are not in that order here."
     )

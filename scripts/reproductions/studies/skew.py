@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, bars, contrast, jobs, mean
+from _study import Difference, Found, Points, Scale, Table, accuracy_table, bars, contrast, jobs, mean
 
 TITLE = "Accuracy against skew of the data"
 KIND = "measured, 4 replicas, asynchronous"
@@ -21,8 +21,18 @@ def paint(axes: Any, found: Found) -> None:
     axes.set_xlabel("how classes are dealt out to replicas")
 
 
+def table(found: Found) -> Table:
+    """Return the accuracy of each way to share the data out."""
+    return accuracy_table(found)
+
+
+def differences(found: Found) -> list[Difference]:
+    """Return how the most uneven shares differ from even ones."""
+    return [contrast(found, SKEWS[-1], SKEWS[0])]
+
+
 def verdict(found: Found) -> str:
-    return f"{accuracies(found)} {contrast(found, SKEWS[-1], SKEWS[0])} {_agreement(found)}"
+    return _agreement(found)
 
 
 def _agreement(found: Found) -> str:

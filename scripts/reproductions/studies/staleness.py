@@ -3,7 +3,20 @@
 from statistics import fmean
 from typing import Any
 
-from _study import Found, Points, Scale, accuracies, bars, by_variant, column, contrast, jobs, mean
+from _study import (
+    Difference,
+    Found,
+    Points,
+    Scale,
+    Table,
+    accuracy_table,
+    bars,
+    by_variant,
+    column,
+    contrast,
+    jobs,
+    mean,
+)
 
 TITLE = "Accuracy against staleness"
 KIND = "measured, 4 replicas"
@@ -22,19 +35,31 @@ def paint(axes: Any, found: Found) -> None:
     axes.set_xlabel("bound on staleness, clocks")
 
 
-def verdict(found: Found) -> str:
+def table(found: Found) -> Table:
+    """Return accuracy, speed and delay of each bound."""
     groups = by_variant(found)
-    rates = ", ".join(f"{name} {fmean(column(own, 'images_per_second')):,.0f}" for name, own in groups.items())
-    delays = ", ".join(f"{name} {fmean(column(own, 'delay')):.1f}" for name, own in groups.items())
-    ends = [mean(found, name) for name in ("inf", "0")]
-    agreement = "Not both ends are there yet."
-    if ends[0] is not None and ends[1] is not None:
-        agreement = (
-            "As in the paper, training without a bound is more accurate."
-            if ends[0] > ends[1]
-            else "Unlike in the paper, training without a bound is not more accurate after so few epochs."
-        )
-    return (
-        f"{accuracies(found)} {contrast(found, 'inf', '0')} {agreement} Images/s by bound: {rates}. Delay of a push in "
-        f"steps: {delays}. The learning rate is the same for all: this is what delay does, not what is best for each."
+    return accuracy_table(
+        found,
+        {
+            "images/s": lambda name: f"{fmean(column(groups[name], 'images_per_second')):,.0f}",
+            "delay of a push, steps": lambda name: f"{fmean(column(groups[name], 'delay')):.1f}",
+        },
     )
+
+
+def differences(found: Found) -> list[Difference]:
+    """Return how the two ends differ."""
+    return [contrast(found, "inf", "0")]
+
+
+def verdict(found: Found) -> str:
+    asynchronous = mean(found, "inf")
+    synchronous = mean(found, "0")
+    if asynchronous is None or synchronous is None:
+        return "Not both ends are there yet."
+    agreement = (
+        "As in the paper, training without a bound is more accurate."
+        if asynchronous > synchronous
+        else "Unlike in the paper, training without a bound is not more accurate after so few epochs."
+    )
+    return f"{agreement} The learning rate is the same for all: this shows what delay does, not what is best for each."

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from _study import POOL, Found, Points, Scale, conv, dense, job, toml
+from _study import POOL, Found, Points, Scale, Table, conv, dense, job, toml
 
 from adam_mpi.model import layers
 from adam_mpi.model.layers import LayerShape
@@ -113,16 +113,26 @@ def paint(axes: Any, found: Found) -> None:
     axes.legend()
 
 
+def table(found: Found) -> Table:
+    """Return the largest efficient model by strips, measured and by arithmetic."""
+    measured = efficient(found)
+    predicted = {point["strips"]: point["connections"] for point in found.values() if point["kind"] == "predicted"}
+    rows = [
+        [
+            str(count),
+            f"{measured[count] / 1e6:,.0f} million" if count in measured else "",
+            f"{predicted[count] / 1e9:,.1f} billion" if count in predicted else "",
+        ]
+        for count in sorted({*measured, *predicted})
+    ]
+    return [["strips", "connections, measured", "connections, by arithmetic"], *rows]
+
+
 def verdict(found: Found) -> str:
-    told = ", ".join(f"{count} strips {size / 1e6:,.0f} million" for count, size in efficient(found).items())
-    predicted = [f"{p['strips']}: {p['connections'] / 1e9:,.1f}" for p in found.values() if p["kind"] == "predicted"]
-    widest = f"{connections(max(WIDTHS)) / 1e6:,.0f} million"
-    growth = _growth(found)
     return (
-        "Here the largest model tried that trains within 10 % of the best connections/s of its kind has, on this "
-        f"machine's cores, {told or 'not measured yet'} connections (widest tried: {widest}). By arithmetic, when each "
-        f"strip has as much memory as this machine, billions of connections by strips: {', '.join(predicted)}. "
-        f"{growth} [36-billion.toml](36-billion.toml) is a plan of the paper's size for 16 machines."
+        "Measured is the largest model tried that trains within 10 % of the best connections/s of its kind; by "
+        "arithmetic, "
+        f"what fits when each strip has this machine's memory. {_growth(found)}"
     )
 
 

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from _models import MODELS
-from _study import Found, Points, Scale, by_threads
+from _study import Found, Points, Scale, Table, by_threads
 from node import crew
 
 TITLE = "Figure 8: training node by threads"
@@ -41,16 +41,21 @@ def paint(axes: Any, found: Found) -> None:
     axes.legend()
 
 
+def table(found: Found) -> Table:
+    """Return the rate of each model by threads."""
+    rows = []
+    for name, own in _models(found).items():
+        for threads, rate in own.items():
+            gain = f"{rate / own[1]:.2f} x" if 1 in own and threads > 1 else ""
+            rows.append([name, str(threads), f"{rate / 1e9:.1f}", gain])
+    return [["model", "threads", "billion connections/s", "gained over one thread"], *rows]
+
+
 def verdict(found: Found) -> str:
-    gains = {name: (own, own[max(own)] / own[1] / max(own)) for name, own in _models(found).items() if 1 in own}
-    told = [
-        f"{name} {own[1] / 1e9:.1f} to {own[max(own)] / 1e9:.1f} billion connections/s, "
-        f"{gain * max(own):.2f} x with {max(own)} threads"
-        for name, (own, gain) in gains.items()
-    ]
-    least = min((gain for _, gain in gains.values()), default=1.0)
-    agreement = "more than linear, as in the paper" if least > 1 else f"at least {least:.0%} of linear, not more"
-    return f"Here: {'; '.join(told)}; {agreement}. This machine has too few cores to say anything about more."
+    gains = [own[max(own)] / own[1] / max(own) for own in _models(found).values() if 1 in own]
+    least = min(gains, default=1.0)
+    agreement = "More than linear, as in the paper" if least > 1 else f"At least {least:.0%} of linear, not more"
+    return f"{agreement}. This machine has too few cores to say anything about more."
 
 
 def _models(found: Found) -> dict[str, dict[int, float]]:

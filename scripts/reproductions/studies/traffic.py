@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from _study import Found, Points, Scale, dense, job, toml
+from _study import Found, Points, Scale, Table, dense, job, toml
 
 TITLE = "Traffic of dense layers, delta against factor"
 KIND = "measured, beside arithmetic"
@@ -71,17 +71,22 @@ def paint(axes: Any, found: Found) -> None:
     axes.legend()
 
 
-def verdict(found: Found) -> str:
-    off = max(abs(point["bytes_per_image"] / point["arithmetic"] - 1) for point in found.values())
-    saved = [
-        f"{units} x {units} with {images} images {delta['bytes_per_image'] / factor['bytes_per_image']:.1f}"
+def table(found: Found) -> Table:
+    """Return bytes of gradients over bytes of factors by layer and images of a push."""
+    rows = [
+        [f"{units} x {units}", str(images), f"{delta['bytes_per_image'] / factor['bytes_per_image']:.1f}"]
         for units in UNITS
         for images in IMAGES
         if (delta := found.get(f"delta, {units} units, {images} images"))
         and (factor := found.get(f"factor, {units} units, {images} images"))
     ]
+    return [["layer", "images in a push", "bytes of gradient / bytes of factors"], *rows]
+
+
+def verdict(found: Found) -> str:
+    off = max(abs(point["bytes_per_image"] / point["arithmetic"] - 1) for point in found.values())
     return (
-        f"What was sent differs from the arithmetic by {off:.1%} at the most (headers), for the images that a push had "
-        f"on average: gradients grow while the server is behind. Delta over factor: {'; '.join(saved)}. Factors win "
-        "while a push has fewer images than half the units, so which is sent is decided layer by layer."
+        f"What was sent differs from the arithmetic by {off:.1%} at the most (headers). Factors win while a push "
+        "has fewer "
+        "images than half the units, so which is sent is decided layer by layer."
     )
