@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.cluster.launcher import rank, tell, tell_together
+from adam_mpi.cluster.launcher import print_line, print_once, rank
 from adam_mpi.options import parser
 
 NO_CACHE = "no locator available"
@@ -27,19 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        tell_together(f"adam_mpi: {error}")
+        print_once(f"adam_mpi: {error}")
         return 2
     except RuntimeError as error:
         if NO_CACHE not in str(error):
             raise
         advice = "set ADAM_MPI_CACHE to a folder that can be written"
-        tell_together(
-            f"adam_mpi: compiled kernels can be kept neither in {Path(__file__).parent} nor at home; {advice}"
-        )
+        print_once(f"adam_mpi: compiled kernels can be kept neither in {Path(__file__).parent} nor at home; {advice}")
         return 2
     except KeyboardInterrupt as interruption:
         if not rank():
-            tell(f"adam_mpi: {interruption or 'interrupted'}")
+            print_line(f"adam_mpi: {interruption or 'interrupted'}")
         return 130
     except BrokenPipeError:
         # The reader of the output, such as `head`, has closed it; the last flush of Python must find an open file.

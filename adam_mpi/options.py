@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import adam_mpi
 from adam_mpi import config
-from adam_mpi.cluster.launcher import rank, tell_together
+from adam_mpi.cluster.launcher import print_once, rank
 from adam_mpi.config.models import names
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print `message` from one rank, and exit with 2."""
-        tell_together(f"adam_mpi: {message}; what is allowed: python -m {self.prog} --help")
+        print_once(f"adam_mpi: {message}; what is allowed: python -m {self.prog} --help")
         sys.exit(2)
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:

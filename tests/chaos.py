@@ -164,7 +164,7 @@ class Run:
             return self._lagging(chance)
         visits = {"rename": (1, 1), "recover": (1, 1), "rebuild": (1, 3)}
         step = chance.randint(*visits.get(self.point, (5, 60)))
-        victim, other, *_ = self.layout.having(POINTS[self.point])
+        victim, other, *_ = self.layout.ranks_with(POINTS[self.point])
         strikes = [Strike(victim, self.point, step)]
         if self.point in ("rebuild", "recover"):
             strikes.append(Strike(other, "apply" if self.point == "rebuild" else "compute", 40))
@@ -298,7 +298,7 @@ def play(run: Run, mpi: Mpi, folder: Path, environment: dict[str, str] | None = 
     try:
         for role, place, images in run.kills:
             job.until(lambda images=images: _images(job) >= images, f"{images} images", SECONDS)
-            rank = run.layout.having(role)[place]
+            rank = run.layout.ranks_with(role)[place]
             killed[rank] = time.time()
             job.rank(rank).kill()
         return job.wait(SECONDS), killed | job.struck()
@@ -382,7 +382,9 @@ def main() -> int:
     parser.add_argument("--marathon", action="store_true", help="only one long run, through many kills")
     parser.add_argument("--kills", type=int, default=marathon.KILLS, help="of the marathon")
     parser.add_argument("--results", type=Path, help="file of results: runs that passed are not repeated")
-    parser.add_argument("--page", action="store_true", help="play nothing; write the tables in docs/explanation/failures.md")
+    parser.add_argument(
+        "--page", action="store_true", help="play nothing; write the tables in docs/explanation/failures.md"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     options = parser.parse_args()
     until, lines = time.monotonic() + 60 * options.minutes, results.read(options.results)

@@ -32,7 +32,7 @@ IN_TURN = (
     "test_metrics",
     "test_report",
     "test_diagnostics",
-    "test_use",
+    "test_inference",
 )
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 

@@ -48,12 +48,12 @@ def serve(path, pipe):
     store = WriteBehind(path, Store(interval=0.02), SHARDS, PARTS, Position.packed_bytes(100), copy)
     while True:
         store.step()
-        if store.whole:
+        if store.complete:
             position.images += 1
             for place in range(len(SHARDS) + 1):
-                store.touch(place)
+                store.mark_dirty(place)
             applied = time.monotonic()
-            os.write(pipe, REPORT.pack(position.images, applied, applied - store.behind))
+            os.write(pipe, REPORT.pack(position.images, applied, applied - store.lag))
             store.acknowledge(position.images, position.images)
         time.sleep(1e-4)  # as a server does between two steps; the writing thread shares the interpreter with it
 

@@ -41,7 +41,7 @@ class LocalServer:
         self.server.start({"weights": np.zeros(size, np.float32)})
         self.pushes = PushClient(self.generation)
         self.pulls = PullClient(self.generation)
-        self.lane = self.pushes.lanes[0]
+        self.ring_sender = self.pushes.rings.senders[0]
         self.size = size
 
     @property
@@ -54,17 +54,17 @@ class LocalServer:
     def counts(self):
         return self.server.counts + self.server.session.push_queue.counts
 
-    def contribution(self, values, images=1):
+    def gradient_buffer(self, values, images=1):
         """Return a gradient of `images` images, `values` everywhere or of each parameter."""
         done = [BatchResult(0, 0, images, 0.0, 0)]
         return GradientBuffer(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
 
     def push(self, values, images=1):
         """Push a gradient and wait until it is acknowledged."""
-        self.pushes.push(self.contribution(values, images))
-        self.settle()
+        self.pushes.push(self.gradient_buffer(values, images))
+        self.apply_pushes()
 
-    def settle(self):
+    def apply_pushes(self):
         """Wait until all pushes are acknowledged."""
         self.world.wait(self._all_acknowledged, "pushes to be applied", 20)
 
@@ -82,7 +82,7 @@ class LocalServer:
     def _all_acknowledged(self):
         self.server.step()
         self.pushes.step()
-        return not (self.lane.waiting or self.lane.held or self.lane.sent)
+        return not (self.ring_sender.waiting or self.ring_sender.held or self.ring_sender.sent)
 
 
 def _alone(host):

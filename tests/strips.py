@@ -22,7 +22,7 @@ def run(contexts, started):
                 work()
         assert len({segment.port for segment in segments}) == 1
         if (port := segments[0].port) is not None:
-            exchange([context.passages[port.passage] for context in contexts], port.direction)
+            exchange([context.exchange_buffers[port.exchange] for context in contexts], port.direction)
     return [context.result for context in contexts]
 
 

@@ -15,8 +15,8 @@ from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, MaxPool, inf
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
 from adam_mpi.planning import plan
+from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.sharding.factors import Matrix
-from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker import gradient_buffer, trainer
 from adam_mpi.worker.thread_weights import ThreadWeights
 
@@ -38,7 +38,7 @@ def network(stack):
 
 def plain(shapes, captured, lanes, images=IMAGES):
     built = program.build(shapes, images, lanes, 16, captured=captured)
-    return EngineContext(shapes, images, 11, built, jit.plain(built.text, built.lanes))
+    return EngineContext(shapes, images, 11, built, jit.uncompiled(built.text, built.lanes))
 
 
 def block(shapes, count):

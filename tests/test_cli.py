@@ -61,7 +61,7 @@ def test_a_rank_that_printed_an_error_waits_for_others_for_a_limited_time(monkey
     for number, printed in (("0", "adam_mpi: a mistake\n"), ("1", "")):
         monkeypatch.setenv("PMI_RANK", number)
         with pytest.raises(SystemExit, match="ended with 2"):
-            launcher.tell_together("adam_mpi: a mistake")
+            launcher.print_once("adam_mpi: a mistake")
         assert capsys.readouterr().err == printed
 
 

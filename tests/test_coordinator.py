@@ -68,22 +68,22 @@ def recovery(**changes):
 
 def test_a_recovery_that_the_next_loss_interrupted_lasts_until_pushes_are_applied_again():
     losses = [recovery(seconds=0.2), recovery(generation=2, detected=12.0)]
-    report = {"generation": 2, "rebuilt": 1, "dropped": 4, "went_on": [12.5, None]}
-    recoveries = RecoveryLog(2, types.SimpleNamespace(of=lambda role: [report]), losses)
+    report = {"generation": 2, "rebuilt": 1, "dropped": 4, "resumed_at": [12.5, None]}
+    recoveries = RecoveryLog(2, types.SimpleNamespace(of_role=lambda role: [report]), losses)
     first, last = recoveries.current()
     assert first == losses[0]
     assert last == recovery(generation=2, detected=12.0, seconds=0.5, rebuilt=1, duplicates=4)
-    report["went_on"] = [12.5, 13.0]
+    report["resumed_at"] = [12.5, 13.0]
     assert [loss["seconds_all"] for loss in recoveries.to_json()] == [3.0, 1.0]
 
 
 def test_a_recovery_is_in_progress_until_a_push_is_applied():
     reports = []
-    recoveries = RecoveryLog(2, types.SimpleNamespace(of=lambda role: reports))
+    recoveries = RecoveryLog(2, types.SimpleNamespace(of_role=lambda role: reports))
     assert not recoveries.in_progress
     recoveries.recoveries.append(recovery(generation=2))
     assert recoveries.in_progress
-    reports.append({"generation": 2, "rebuilt": 0, "dropped": 0, "went_on": [10.5, None]})
+    reports.append({"generation": 2, "rebuilt": 0, "dropped": 0, "resumed_at": [10.5, None]})
     assert not recoveries.in_progress
 
 
@@ -104,7 +104,7 @@ def report(tmp_path):
         recoveries=None,
         spares=None,
         snapshots=None,
-        statistics=types.SimpleNamespace(finals=lambda role, members: 1),
+        statistics=types.SimpleNamespace(count_finals=lambda role, members: 1),
         progress=types.SimpleNamespace(name=lambda phase: "epoch 1/1 train"),
         status_writer=StatusWriter(tmp_path),
         metrics=None,

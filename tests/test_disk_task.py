@@ -81,7 +81,7 @@ def test_reasons_are_one_line():
 def take(barrier, folder):
     shard = Shard(0, "dense1", 0, 8)
     values = np.zeros(8, np.float32)
-    barrier.at([0], folder)
+    barrier.set_limits([0], folder)
     barrier.take("server-00001.h5", [shard], {"weights": {0: values}}, np.zeros(1, np.int64), Position(4))
 
 

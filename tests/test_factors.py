@@ -97,7 +97,7 @@ def factor_server(*settings):
 def push(built, images):
     """Push factors of `images` images; return their gradient."""
     activations, errors, gradient = drawn(30, built.memory_layout.tensors[1].size, images)
-    contribution = built.contribution(gradient, images)
+    contribution = built.gradient_buffer(gradient, images)
     contribution.factors["dense1"] = factors = Factors(max(images, 1), 30, errors.shape[1])
     factors.add(activations, errors)
     built.pushes.push(contribution)
@@ -134,7 +134,7 @@ def test_a_server_steps_on_factors_as_on_their_gradient(settings, monkeypatch):
     # No image, and more than fit a message; if asynchronous, more than fit a ring: the server takes several steps.
     for images in (3, 0, 20 if SYNCHRONOUS in settings else 40, 2):
         gradient = push(built, images)
-        built.settle()
+        built.apply_pushes()
         plain.push(gradient, images)
     for region in built.memory_layout.regions:
         got, wanted = (
@@ -156,7 +156,7 @@ def test_a_push_that_is_sent_again_skips_the_shards_that_have_it(settings):
     assert len(layer) >= 3
     built.server.session.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
     gradient = push(built, 3)
-    built.settle()
+    built.apply_pushes()
     plain.push(gradient, 3)
     before = factor_server(*settings)
     for index in built.server.session.place:
@@ -187,7 +187,7 @@ def test_several_pushes_folded_are_one_step_on_their_sum():
         plain = factor_server(*settings, "push.protocol=delta")
         total = push(built, 3) + push(built, 2)
         built.pushes.step()
-        built.settle()
+        built.apply_pushes()
         plain.push(total, 5)
         assert built.server.counts["folded"] == 2 * built.server.counts["steps"]
         assert np.allclose(built.weights, plain.weights, atol=1e-4)
@@ -209,18 +209,18 @@ def test_factors_that_do_not_fit_are_refused(wrong, caplog, monkeypatch):
 
     monkeypatch.setattr(FactorMessage, "write", forged)
     push(built, 3)
-    built.settle()
+    built.apply_pushes()
     assert built.counts["refused"] == 1 and not built.weights.any() and "rank 0" in caplog.text
     built.free()
 
 
 def test_a_nan_among_factors_is_refused_also_in_halves(caplog):
     built = factor_server("push.factor_codec=float16")
-    contribution = built.contribution(0.0, 2)
+    contribution = built.gradient_buffer(0.0, 2)
     contribution.factors["dense1"] = Factors(2, 30, 200)
     contribution.factors["dense1"].add(np.full((2, 30), np.inf, np.float32), np.ones((2, 200), np.float32))
     built.pushes.push(contribution)
-    built.settle()
+    built.apply_pushes()
     assert built.counts["refused"] == 1 and not built.weights.any() and "NaN or infinity" in caplog.text
     built.free()
 

@@ -78,5 +78,5 @@ def test_a_loss_is_survived_though_the_run_directory_fails(tmp_path, failing, mo
     monkeypatch.setattr(run, "_run_roles", run_roles)
     runtime = SimpleNamespace(compute_on=lambda: None)
     monkeypatch.setattr(run, "begin_generation", lambda world, job, previous: runtime)
-    connection = SimpleNamespace(say=lambda text: None, bye=lambda: None)
+    connection = SimpleNamespace(send=lambda text: None, close=lambda: None)
     assert run._run_generations(world, job, connection)[0] == "the next generation" and len(served) == 2

@@ -15,7 +15,7 @@ from adam_mpi.model.layers import infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.transport.batch_message import Batch
+from adam_mpi.sharding.batch_parts import Batch
 
 pytestmark = pytest.mark.mpi(min_size=2)
 CONTEXTS = 3

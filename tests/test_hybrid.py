@@ -27,7 +27,7 @@ from adam_mpi.model.partition import partition
 from adam_mpi.model.strip_context import StripContext
 from adam_mpi.planning.report import plan
 from adam_mpi.sharding import batch_parts
-from adam_mpi.transport.batch_message import Batch, cut_rounds, shares
+from adam_mpi.sharding.batch_parts import Batch, cut_rounds, shares
 
 IMAGES = 9
 BATCH = 104
@@ -93,7 +93,7 @@ def check_generated(stack, ranks, lanes, make):
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=full)])
 @pytest.mark.parametrize("stack", [s if s in QUICK else pytest.param(s, marks=full) for s in WITH_CONV])
 def test_generated_programs_agree(stack, ranks):
-    for built in check_generated(stack, ranks, 2, jit.plain):
+    for built in check_generated(stack, ranks, 2, jit.uncompiled):
         assert built.own_blocks == {2: 3, 3: 2}[ranks] < built.blocks == 5
 
 

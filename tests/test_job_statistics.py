@@ -35,8 +35,8 @@ def test_a_final_report_stays_final_when_a_periodic_one_follows():
     statistics.update(2, Statistics(worker(2, sent=5), final=True))
     statistics.update(2, Statistics(worker(2, sent=6), at=1.0))
     statistics.update(3, Statistics(worker(3, sent=1)))
-    assert statistics.finals("worker", [2, 3]) == 1 and statistics.pushes([2, 3])["sent"] == 7
-    assert statistics.finals("worker", [3]) == 0
+    assert statistics.count_finals("worker", [2, 3]) == 1 and statistics.pushes([2, 3])["sent"] == 7
+    assert statistics.count_finals("worker", [3]) == 0
 
 
 def test_pushes_are_applied_when_every_server_with_shards_has_applied_them():
@@ -75,7 +75,7 @@ def test_what_a_pusher_counts_as_acknowledged_and_a_shard_lacks_is_short():
 
 def test_the_pushes_of_lost_ranks_are_counted_though_another_coordinator_received_them():
     statistics = JobStatistics()
-    statistics.go_on({"3": [5, 4], "4": [2, 2]}, {})
+    statistics.continue_from({"3": [5, 4], "4": [2, 2]}, {})
     # What a lost server had applied is not what the others have.
     reports = [(0, server(0, of_3=6, of_4=9)), (1, server(1, of_3=1, of_4=1)), (4, worker(4, sent=9))]
     for rank, values in reports:

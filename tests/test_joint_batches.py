@@ -12,7 +12,7 @@ from adam_mpi.config import load
 from adam_mpi.data.order import Order
 from adam_mpi.runtime.recovery import plan_recovery
 from adam_mpi.server.progress import ServerProgress
-from adam_mpi.sharding.joint_batches import Cuts, Left, Progress, begun, first_cuts, go_on
+from adam_mpi.sharding.joint_batches import BatchCuts, BatchRemainder, Progress, begun, first_cuts, resume_batches
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.sharding.position import Position, batch_id
 from adam_mpi.sharding.rank_state import RankState
@@ -29,7 +29,7 @@ class Job:
         self.random = random.Random(seed)
         self.epoch = epoch
         self.batches = np.zeros(BATCHES + 4, bool)
-        self.cuts = Cuts(epoch, clock, ((clock, {worker: worker for worker in range(workers)}),))
+        self.cuts = BatchCuts(epoch, clock, ((clock, {worker: worker for worker in range(workers)}),))
         self.next = dict.fromkeys(range(workers), clock)
         self.reached = [dict(self.next), dict(self.next)]
         """What each of two servers has applied of each worker."""
@@ -68,7 +68,7 @@ class Job:
             self.born += 1
         workers = [*self.next, *range(self.born - joins, self.born)]
         replicas = {worker: replica for replica, worker in enumerate(workers)}
-        self.cuts, self.left = go_on(known, replicas, self.batches, self.epoch, keep=True)
+        self.cuts, self.left = resume_batches(known, replicas, self.batches, self.epoch, keep=True)
         new = self.cuts.layouts[-1][0]
         self.next = {worker: self.next.get(worker, new) for worker in workers}
         # Servers know only the living, and what these have pushed is sent again.
@@ -113,7 +113,7 @@ def test_what_is_left_of_a_batch_is_what_is_not_done_of_it(seed):
     done = {key for key in job.pushes if all(reached[key[1]] > key[0] for reached in job.reached)}
     job.lose(1, 0)
     for number in range(begun(job.batches)):
-        rest = job.left.get(number, Left(0, (), ()))
+        rest = job.left.get(number, BatchRemainder(0, (), ()))
         known = sum(job._size(number, job.pushes[key]) for key in done if key[0] == job.cuts.base + number)
         left = rest.pushed + sum(job._size(number, piece) for piece in (*rest.due, *rest.lost))
         assert left + known == IMAGES, (number, rest, known)
@@ -133,9 +133,9 @@ def test_an_epoch_that_only_the_dead_had_begun_begins_where_the_others_are():
     batches = np.zeros(BATCHES, bool)
     batches[:2] = True
     known = {1: Progress(cuts, 12, (1, 0)), 2: Progress(cuts, reached={0: 14, 1: 12})}
-    made, left = go_on(known, {1: 0}, batches, 2, keep=True)
+    made, left = resume_batches(known, {1: 0}, batches, 2, keep=True)
     assert (made.epoch, made.base, made.layouts[-1]) == (2, 12, (14, {1: 0}))
-    assert left == {0: Left(0, ((1, 2),), ()), 1: Left(0, ((1, 2),), ())}
+    assert left == {0: BatchRemainder(0, ((1, 2),), ()), 1: BatchRemainder(0, ((1, 2),), ())}
 
 
 def test_strips_keep_nothing_that_servers_do_not_have():
@@ -144,15 +144,15 @@ def test_strips_keep_nothing_that_servers_do_not_have():
     batches[:3] = True
     strips = {worker: Progress(cuts, None, (1, 0)) for worker in (0, 1, 2)}
     known = strips | {9: Progress(cuts, reached={0: 3, 1: 3, 2: 2, 3: 2})}
-    made, left = go_on(known, {0: 0, 1: 0}, batches, 1, keep=False)
-    assert made.layouts[-1] == (3, {0: 0, 1: 0}) and left == {2: Left(0, (), ((1, 2),))}
+    made, left = resume_batches(known, {0: 0, 1: 0}, batches, 1, keep=False)
+    assert made.layouts[-1] == (3, {0: 0, 1: 0}) and left == {2: BatchRemainder(0, (), ((1, 2),))}
 
 
 def test_the_clock_of_synchronous_training_leaves_no_batch_partly_done():
     cuts, batches = first_cuts(np.zeros(BATCHES, bool), 1, {0: 0, 1: 1}), np.zeros(BATCHES, bool)
     batches[:4] = True
     known = {0: Progress(cuts, 5, (1, 0), {4: 5}), 2: Progress(cuts, reached={0: 4, 1: 4})}
-    made, left = go_on(known, {0: 0}, batches, 1, keep=True, clock=4)
+    made, left = resume_batches(known, {0: 0}, batches, 1, keep=True, clock=4)
     assert made.layouts[-1][0] == 4 and left == {} and begun(batches) == 4
 
 
@@ -179,7 +179,11 @@ def test_with_a_bound_replicas_continue_where_they_are_and_no_clock_is_pushed_tw
     assert plan.clock == 6 and plan.clocks == {1: 3, 2: 4} and plan.begun == {1: 6, 2: 4}
     assert plan.position.count == 6 and plan.out == frozenset()
     due, lost = (1, 3), (2, 3)
-    assert plan.left == {3: Left(4, (), ()), 4: Left(4, (due,), ()), 5: Left(4, (due,), (lost,))}
+    assert plan.left == {
+        3: BatchRemainder(4, (), ()),
+        4: BatchRemainder(4, (due,), ()),
+        5: BatchRemainder(4, (due,), (lost,)),
+    }
     # The server has counted a push that is sent again.
     assert plan.position.images == 60 - 4
 

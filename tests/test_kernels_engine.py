@@ -39,7 +39,7 @@ def some(cases, count):
     return [case if number < count else pytest.param(case, marks=pytest.mark.full) for number, case in enumerate(cases)]
 
 
-def engine_context(shapes, images, lanes, registers=16, make=jit.plain):
+def engine_context(shapes, images, lanes, registers=16, make=jit.uncompiled):
     built = program.build(shapes, images, lanes, registers)
     return EngineContext(shapes, images, 11, built, make(built.text, built.lanes))
 
@@ -173,7 +173,9 @@ def test_winograd_along_rows_agrees_with_the_reference(case):
     shape, stack = case
     shapes = infer([*stack, Dense(3)], shape, 3)
     context = engine_context(shapes, 6, 4)
-    assert all(context.program.choices[s.name]["algorithm"] == "lines" for s in shapes if s.name.startswith("conv"))
+    assert all(
+        context.program.choices[s.name]["algorithm"] == "winograd1d" for s in shapes if s.name.startswith("conv")
+    )
     check(shapes, 6, 6, context, 1)
 
 
@@ -206,9 +208,9 @@ COMPILED = {
             RELU,
         ],
     ),
-    "winograd": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, MaxPool(2)]),
+    "winograd2d": ((16, 4, 4), 9, [Conv(16, 1), Conv(17, 3, 1, 1), RELU, MaxPool(2)]),
     "few images": ((2, 7, 6), 1, [Conv(3, 3, 2, 2), RELU, Conv(4, 2), RELU, MaxPool(2), Dense(9), RELU, Dropout(0.2)]),
-    "lines": ((2, 10, 11), 21, [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2)]),
+    "winograd1d": ((2, 10, 11), 21, [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2)]),
     "winograd twice": (
         (3, 8, 8),
         67,
@@ -224,7 +226,7 @@ COMPILED = {
     "activations": ((1, 6, 6), 67, [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
     "one pixel": ((1, 1, 1), 67, [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
 }
-QUICK = [(stack, cpu.lanes()) for stack in ("all kinds", "winograd", "few images", "lines")]
+QUICK = [(stack, cpu.lanes()) for stack in ("all kinds", "winograd2d", "few images", "winograd1d")]
 
 
 def compiled_stack(name):
@@ -440,11 +442,11 @@ def square(channels, maps, size=8, kernel=3, pad=1):
 def test_choices_are_reported_and_can_be_given_again():
     shapes = compiled_stack("winograd twice")[0]
     first = program.build(shapes, 8, 8, 16)
-    assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd", "winograd"]
+    assert [choice["algorithm"] for choice in first.choices.values()] == ["direct", "winograd2d", "winograd2d"]
     given = {name: conv_choice.choices(square(3, 16), 1, 16)[0] for name in ("conv1",)}
     given |= json.loads(json.dumps({"conv2": conv_choice.choices(square(16, 17), 2, 16)[1]}))
     second = program.build(shapes, 8, 8, 16, given)
-    assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd"]
+    assert [choice["algorithm"] for choice in second.choices.values()] == ["direct", "direct", "winograd2d"]
     assert program.build(shapes, 8, 8, 16, json.loads(json.dumps(second.choices))).text == second.text
 
 
@@ -463,7 +465,7 @@ def test_the_tuner_measures_once(tmp_path, monkeypatch):
     assert Network(shapes, 4, 0, engine="generated", choices=tuner.tune(shapes)).choices == tuner.tune(shapes)
 
 
-@pytest.mark.parametrize("stack", ["all kinds", "winograd twice", "lines", "strides and overlap"])
+@pytest.mark.parametrize("stack", ["all kinds", "winograd twice", "winograd1d", "strides and overlap"])
 def test_fixed_choices_are_those_of_a_program_that_is_given_none(stack):
     shapes, images = compiled_stack(stack)
     assert tuner.fixed(shapes) == Network(shapes, images, 0, engine="generated").choices

@@ -25,7 +25,7 @@ def message(body, batches=(), position=1, seed=0, **fields):
     mailbox.body(slot)[:body] = np.random.default_rng(seed).integers(0, 2**32, body, np.uint32)
     length = mailbox.seal(slot, header, np.array(batches, np.int64))
     mailbox.write_position(slot[:length], position)
-    mailbox.sign(slot[:length])
+    mailbox.write_checksum(slot[:length])
     return slot, length
 
 

@@ -124,10 +124,10 @@ def test_folding_and_the_size_of_pushes_change_nothing(rule, codec):
         local = served(*rule, f"push.codec={codec}")
         local.push(4.0, BATCH)
         for number in range(pushes):
-            local.pushes.push(local.contribution(0.5 * BATCH * 8 / pushes, BATCH * 8 // pushes))
+            local.pushes.push(local.gradient_buffer(0.5 * BATCH * 8 / pushes, BATCH * 8 // pushes))
             if (number + 1) % (pushes // folds) == 0:
                 local.pushes.step()
-                local.settle()
+                local.apply_pushes()
         assert local.server.counts["steps"] == 1 + folds
         found.append(local.weights.copy())
         local.free()
@@ -153,10 +153,10 @@ def test_a_refused_push_does_not_count():
     local = served("optimizer.decay=0.3")
     local.push(1.0, BATCH)
     before = local.weights.copy()
-    local.pushes.push(local.contribution(np.nan, BATCH))
-    local.pushes.push(local.contribution(0.0, BATCH))
+    local.pushes.push(local.gradient_buffer(np.nan, BATCH))
+    local.pushes.push(local.gradient_buffer(0.0, BATCH))
     local.pushes.step()
-    local.settle()
+    local.apply_pushes()
     assert local.counts["refused"] == 1
     assert np.allclose(local.weights, before * (1 - 0.1 * 0.3), rtol=1e-6)
     local.free()

@@ -7,8 +7,8 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi.checkpoint import model_file
-from adam_mpi.checkpoint.owner import process
-from adam_mpi.checkpoint.stores import Seen
+from adam_mpi.checkpoint.process import this_process
+from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
 from adam_mpi.data.order import Order
@@ -56,8 +56,8 @@ def trained(settings, folder):
     config.model.layers = SMALL
     world = World(MPI.COMM_SELF, config)
     request = JobRequest(directory=str(folder / "run"))
-    claimed = agreement.claim_run(config, request, world, [process()])
-    job = agreement.prepare(config, claimed, request, world, Seen())
+    claimed = agreement.claim_run(config, request, world, [this_process()])
+    job = agreement.prepare(config, claimed, request, world, FoundStores())
     runtime = generation.begin_generation(world, job)
     run._run_roles(world, runtime)
     runtime.free()

@@ -13,9 +13,9 @@ from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import claim_file, owner
 from adam_mpi.checkpoint.claim_file import ATTEMPT, SUPERVISOR, Claim, Record
 from adam_mpi.checkpoint.process import Process, may_be_alive, start_time
-from adam_mpi.cluster import sentinel
+from adam_mpi.cluster import failure_report
 
-ALIVE = owner.process()
+ALIVE = owner.this_process()
 GONE = Process(ALIVE.machine, 1, "some other start")
 FAR = Process("another machine", 1, "5")
 
@@ -36,20 +36,20 @@ def silent(claim, seconds):
 
 
 def test_a_second_job_is_refused_with_the_owner_and_what_to_do(tmp_path):
-    first, _ = owner.take(tmp_path, [ALIVE])
+    first, _ = owner.claim_run(tmp_path, [ALIVE])
     refusal = rf"in use by another job: process {os.getpid()} on \S+, since .*, last heard of 0 s ago; .*--take-over"
     with pytest.raises(UserError, match=refusal):
-        owner.take(tmp_path, [ALIVE])
+        owner.claim_run(tmp_path, [ALIVE])
     first.check()
     assert owner.running(tmp_path) is not None
     assert [path.name for path in (tmp_path / "owner").iterdir()] == ["1.json"]
 
 
 def test_what_is_released_is_free(tmp_path):
-    first, _ = owner.take(tmp_path, [ALIVE])
+    first, _ = owner.claim_run(tmp_path, [ALIVE])
     first.release()
     assert owner.running(tmp_path) is None
-    second, note = owner.take(tmp_path, [ALIVE])
+    second, note = owner.claim_run(tmp_path, [ALIVE])
     assert note == "" and second.number > first.number
     second.check()
     with pytest.raises(LostRun, match="this job ends"):
@@ -60,13 +60,13 @@ def test_what_is_released_is_free(tmp_path):
 
 
 def test_a_silent_owner_is_taken_over_after_the_stated_time_by_the_clock_of_the_file_system(tmp_path, environment):
-    first, _ = owner.take(tmp_path, [ALIVE])
+    first, _ = owner.claim_run(tmp_path, [ALIVE])
     silent(first, owner.STALE_SECONDS - 10)
     environment.setattr(owner.time, "time", lambda: 1e12)  # our own clock is wrong
     with pytest.raises(UserError, match="last heard of 50 s ago"):
-        owner.take(tmp_path, [ALIVE])
+        owner.claim_run(tmp_path, [ALIVE])
     silent(first, 20)
-    second, note = owner.take(tmp_path, [ALIVE])
+    second, note = owner.claim_run(tmp_path, [ALIVE])
     assert "silent for 70 s" in note
     with pytest.raises(LostRun):
         first.check()
@@ -74,8 +74,8 @@ def test_a_silent_owner_is_taken_over_after_the_stated_time_by_the_clock_of_the_
 
 
 def test_it_can_be_taken_by_force(tmp_path):
-    first, _ = owner.take(tmp_path, [ALIVE, FAR])
-    second, note = owner.take(tmp_path, [ALIVE], by_force=True)
+    first, _ = owner.claim_run(tmp_path, [ALIVE, FAR])
+    second, note = owner.claim_run(tmp_path, [ALIVE], by_force=True)
     assert note.startswith(f"taken over from process {os.getpid()}")
     with pytest.raises(LostRun, match=f"has been taken by process {os.getpid()}"):
         first.check()
@@ -87,22 +87,22 @@ def test_it_can_be_taken_by_force(tmp_path):
     [((GONE, GONE), True), ((GONE, ALIVE), False), ((GONE, FAR), False), ((FAR,), False), ((), False)],
 )
 def test_a_job_whose_processes_are_all_gone_is_taken_over_at_once(tmp_path, processes, free):
-    first, _ = owner.take(tmp_path, processes)
-    first.beat()
+    first, _ = owner.claim_run(tmp_path, processes)
+    first.heartbeat()
     if free:
-        owner.take(tmp_path, [ALIVE])
+        owner.claim_run(tmp_path, [ALIVE])
     else:
         # Of processes on other machines only the heartbeat shows that they live.
         with pytest.raises(UserError, match="in use"):
-            owner.take(tmp_path, [ALIVE])
+            owner.claim_run(tmp_path, [ALIVE])
     first.release()
 
 
 def test_a_silent_owner_on_another_machine_is_waited_for_and_taken_over(tmp_path, environment, capsys):
     environment.setattr(owner, "STALE_SECONDS", 0.5)
     environment.setattr(owner, "NOTICE_SECONDS", 0.1)
-    first, _ = owner.take(tmp_path, [ALIVE, FAR])
-    second, note = owner.take(tmp_path, [ALIVE])
+    first, _ = owner.claim_run(tmp_path, [ALIVE, FAR])
+    second, note = owner.claim_run(tmp_path, [ALIVE])
     assert "which has been silent for" in note
     assert "has it and is silent; it is taken over after 0.5 s" in capsys.readouterr().err
     second.check()
@@ -147,7 +147,7 @@ def test_of_many_jobs_at_once_one_gets_the_run(tmp_path):
         def come(ready=ready, won=won, lost=lost):
             ready.wait(20)
             try:
-                won.append(owner.take(tmp_path, [ALIVE])[0])
+                won.append(owner.claim_run(tmp_path, [ALIVE])[0])
             except UserError:
                 lost.append(1)
 
@@ -163,7 +163,7 @@ def test_of_many_jobs_at_once_one_gets_the_run(tmp_path):
 
 def test_a_slow_job_does_not_use_an_old_number(tmp_path, environment):
     """It has seen claim 1; meanwhile that is taken over, released, and taken again."""
-    first, _ = owner.take(tmp_path, [GONE])
+    first, _ = owner.claim_run(tmp_path, [GONE])
     find = owner.find_claim
     others = []
 
@@ -171,13 +171,13 @@ def test_a_slow_job_does_not_use_an_old_number(tmp_path, environment):
         found = find(run, probe)
         if not others:
             others.append(first)
-            owner.take(tmp_path, [ALIVE])[0].release()
-            others.append(owner.take(tmp_path, [ALIVE])[0])
+            owner.claim_run(tmp_path, [ALIVE])[0].release()
+            others.append(owner.claim_run(tmp_path, [ALIVE])[0])
         return found
 
     environment.setattr(owner, "find_claim", slow)
     with pytest.raises(UserError, match="in use"):
-        owner.take(tmp_path, [ALIVE])
+        owner.claim_run(tmp_path, [ALIVE])
     others[1].check()
     assert [path.name for path in (tmp_path / "owner").iterdir()] == [others[1].path.name]
 
@@ -190,56 +190,56 @@ def test_without_links_and_with_a_lost_answer_it_works_as_well(tmp_path, environ
         raise FileExistsError
 
     environment.setattr(owner.os, "link", lost_answer)
-    owner.take(tmp_path / "nfs", [ALIVE])[0].check()
+    owner.claim_run(tmp_path / "nfs", [ALIVE])[0].check()
 
     def none(source, target):
         raise OSError(errno.EPERM, "no links here")
 
     environment.setattr(owner.os, "link", none)
-    owner.take(tmp_path / "fat", [ALIVE])[0].check()
+    owner.claim_run(tmp_path / "fat", [ALIVE])[0].check()
     with pytest.raises(UserError, match="in use"):
-        owner.take(tmp_path / "fat", [ALIVE])
+        owner.claim_run(tmp_path / "fat", [ALIVE])
 
 
 def test_a_claim_that_cannot_be_parsed_counts_until_it_is_stale(tmp_path, environment):
     (tmp_path / "owner").mkdir()
     (tmp_path / "owner" / "3.json").write_text('{"token": ')
     environment.setattr(owner, "STALE_SECONDS", 0.2)
-    second, note = owner.take(tmp_path, [ALIVE])
+    second, note = owner.claim_run(tmp_path, [ALIVE])
     assert second.number == 4 and "a host that is not known, since" in note and "silent for" in note
 
 
 def test_a_claim_has_the_current_processes_of_its_job(tmp_path):
     """After a loss: the first process is gone, the others continue."""
-    first, _ = owner.take(tmp_path, [GONE])
-    first.enter([GONE, ALIVE])
+    first, _ = owner.claim_run(tmp_path, [GONE])
+    first.update_processes([GONE, ALIVE])
     with pytest.raises(UserError, match="in use"):
-        owner.take(tmp_path, [ALIVE])
+        owner.claim_run(tmp_path, [ALIVE])
     first.check()
-    second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
+    second, _ = owner.claim_run(tmp_path, [ALIVE], by_force=True)
     with pytest.raises(LostRun):
-        first.enter([ALIVE])
+        first.update_processes([ALIVE])
     second.check()
 
 
 def test_the_heartbeat_touches_the_claim_and_notices_that_it_is_lost(tmp_path, environment):
-    first, _ = owner.take(tmp_path, [ALIVE, FAR])
+    first, _ = owner.claim_run(tmp_path, [ALIVE, FAR])
     silent(first, 30)
     before = first.path.stat().st_mtime
-    heart = first.beat()
-    assert first.beat() is heart
+    heart = first.heartbeat()
+    assert first.heartbeat() is heart
     until(lambda: first.path.stat().st_mtime > before + 20, "a touch")
-    heart.look()
-    second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
+    heart.raise_if_lost()
+    second, _ = owner.claim_run(tmp_path, [ALIVE], by_force=True)
     heart.thread.join(20)
     with pytest.raises(LostRun, match="has been taken by process"):
-        heart.look()
+        heart.raise_if_lost()
     second.release()
     first.release()
 
 
 def test_a_file_system_that_hangs_stops_the_heartbeat_only(tmp_path, environment):
-    first, _ = owner.take(tmp_path, [ALIVE])
+    first, _ = owner.claim_run(tmp_path, [ALIVE])
     inside, back = threading.Event(), threading.Event()
 
     def hang(path):
@@ -247,15 +247,15 @@ def test_a_file_system_that_hangs_stops_the_heartbeat_only(tmp_path, environment
         back.wait(60)
 
     environment.setattr(owner.os, "utime", hang)
-    heart = first.beat()
+    heart = first.heartbeat()
     assert inside.wait(20)
-    heart.look()
+    heart.raise_if_lost()
     back.set()
     first.release()
 
 
 def test_errors_of_the_file_system_take_the_run_from_no_job(tmp_path, environment):
-    first, _ = owner.take(tmp_path, [ALIVE])
+    first, _ = owner.claim_run(tmp_path, [ALIVE])
 
     def fail(folder):
         raise OSError(errno.EIO, "input/output error")
@@ -272,13 +272,13 @@ def test_errors_of_the_file_system_take_the_run_from_no_job(tmp_path, environmen
 
 
 def test_a_job_that_has_lost_the_run_leaves_no_failure_in_it(tmp_path, environment, capsys):
-    first, _ = owner.take(tmp_path, [ALIVE])
-    environment.setenv(sentinel.OWNER_FILE, str(first.path))
-    second, _ = owner.take(tmp_path, [ALIVE], by_force=True)
-    sentinel.report(tmp_path / "failure.txt", "rank 1 died")
+    first, _ = owner.claim_run(tmp_path, [ALIVE])
+    environment.setenv(failure_report.OWNER_FILE, str(first.path))
+    second, _ = owner.claim_run(tmp_path, [ALIVE], by_force=True)
+    failure_report.report(tmp_path / "failure.txt", "rank 1 died")
     assert "rank 1 died" in capsys.readouterr().err and not (tmp_path / "failure.txt").exists()
-    environment.setenv(sentinel.OWNER_FILE, str(second.path))
-    sentinel.report(tmp_path / "failure.txt", "rank 1 died")
+    environment.setenv(failure_report.OWNER_FILE, str(second.path))
+    failure_report.report(tmp_path / "failure.txt", "rank 1 died")
     assert (tmp_path / "failure.txt").read_text() == "rank 1 died\n"
 
 

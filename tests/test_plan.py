@@ -7,7 +7,7 @@ import pytest
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import amount
+from adam_mpi.base.text import format_bytes
 from adam_mpi.model.engine import cpu
 from adam_mpi.planning.report import plan
 
@@ -72,7 +72,7 @@ def test_no_ranks_is_named():
 
 
 def test_amounts():
-    said = [amount(size) for size in (0, 999, 1023, 1536 << 10, 3 << 30)]
+    said = [format_bytes(size) for size in (0, 999, 1023, 1536 << 10, 3 << 30)]
     assert said == ["0 B", "999 B", "0.999 KB", "1.5 MB", "3 GB"]
 
 

@@ -54,7 +54,7 @@ class Forged:
     def batches(self):
         return np.zeros(0, np.int64)
 
-    def settled(self):
+    def acknowledge(self):
         self.answered = True
 
 
@@ -95,8 +95,8 @@ def test_a_wrong_push_is_refused_and_named(name, build, caplog):
     for number in range(local.memory_layout.slots + 1):
         message.answered = False
         message.fields["sequence"] = 10 + number
-        local.lane.waiting.append(message)
-        local.settle()
+        local.ring_sender.waiting.append(message)
+        local.apply_pushes()
         assert message.answered
     assert np.array_equal(local.weights, np.full(SIZE, 2.0))
     assert local.counts["refused"] == local.memory_layout.slots + 1
@@ -107,7 +107,7 @@ def test_a_wrong_push_is_refused_and_named(name, build, caplog):
 
 def test_a_good_push_after_a_wrong_one_is_applied(build):
     local = build()
-    local.lane.waiting.append(Forged({"shard": 99}))
+    local.ring_sender.waiting.append(Forged({"shard": 99}))
     local.push(1.0)
     local.push(1.0)
     assert np.array_equal(local.weights, np.full(SIZE, 2.0))
@@ -124,8 +124,8 @@ def test_a_push_sent_again_is_dropped(build, caplog):
     caplog.set_level("DEBUG")
     local = build()
     for sequence in (1, 2, 2, 1, 3):
-        local.lane.waiting.append(Forged({"sequence": sequence}))
-    local.settle()
+        local.ring_sender.waiting.append(Forged({"sequence": sequence}))
+    local.apply_pushes()
     assert local.weights[128:228].tolist() == [3.0] * 100 and local.weights.sum() == 300
     assert local.counts["duplicates"] == 2 and local.counts["refused"] == 0
     assert "it was applied before" in caplog.text
@@ -157,29 +157,33 @@ def test_a_nan_costs_its_own_shard_of_one_push_only(codec, build):
 @pytest.mark.parametrize("word", [8, message_format.HEADER_WORDS, message_format.HEADER_WORDS + 50])
 def test_a_torn_message_is_asked_for_again_and_applied_once(word, build, caplog):
     local = build()
-    local.pushes.push(local.contribution(1.0))
+    local.pushes.push(local.gradient_buffer(1.0))
     local.pushes.step()
-    local.world.wait(lambda: all(request is None or request.Test() for request in local.lane.requests), "puts", 20)
+    local.world.wait(
+        lambda: all(request is None or request.Test() for request in local.ring_sender.requests), "puts", 20
+    )
     local.generation.mailbox_window.sync()
     # The first message of the ring loses a word on its way.
     local.generation.mailbox_window.memory.view(np.uint32)[word] ^= np.uint32(0x10)
-    local.settle()
+    local.apply_pushes()
     assert np.array_equal(local.weights, np.ones(SIZE))
-    assert local.counts["torn"] == 1 and local.lane.resent == 1
+    assert local.counts["torn"] == 1 and local.ring_sender.resent == 1
     assert local.counts["duplicates"] == local.counts["refused"] == 0
     assert "message 1 of rank 0" in caplog.text and "stays torn; it is asked for again" in caplog.text
 
 
 def test_a_message_that_is_torn_again_is_asked_for_again(build):
     local = build()
-    local.pushes.push(local.contribution(1.0))
+    local.pushes.push(local.gradient_buffer(1.0))
     local.pushes.step()
     for times in (1, 2, 3):
-        local.world.wait(lambda: all(request is None or request.Test() for request in local.lane.requests), "puts", 20)
+        local.world.wait(
+            lambda: all(request is None or request.Test() for request in local.ring_sender.requests), "puts", 20
+        )
         local.generation.mailbox_window.sync()
         local.generation.mailbox_window.memory.view(np.uint32)[60] ^= np.uint32(0x10)
         local.world.wait(lambda times=times: sent_again(local, times), "it to be sent again", 20)
-    local.settle()
+    local.apply_pushes()
     assert np.array_equal(local.weights, np.ones(SIZE)) and local.counts["torn"] == 3
 
 
@@ -188,7 +192,7 @@ def sent_again(local, times):
     if local.counts["torn"] < times:
         local.server.step()
     local.pushes.step()
-    return local.lane.resent == times
+    return local.ring_sender.resent == times
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
@@ -196,11 +200,11 @@ def sent_again(local, times):
 def test_a_push_allocates_nothing_after_warm_up(transport, codec, build):
     """Neither the pusher nor the server allocates: of shards of 1 MB, Python itself takes less than 64 KB."""
     local = build(size=2 * 262_144, shard=262_144, codec=codec, transport=transport)
-    contribution = local.contribution(1.0)
+    contribution = local.gradient_buffer(1.0)
 
     def push():
         local.pushes.push(contribution)
-        local.settle()
+        local.apply_pushes()
 
     for _ in range(3):
         push()

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.text import number_ranges
+from adam_mpi.base.text import format_ranges
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.runtime.recovery import earliest, plan_recovery
 from adam_mpi.runtime.shard_recovery import choose_members
@@ -114,7 +114,7 @@ def test_a_rank_with_a_new_strip_has_had_nothing_acknowledged_in_it():
 
 
 def test_lost_shards_are_reported_with_their_numbers():
-    assert number_ranges([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10" and number_ranges(range(0, 40, 2)).endswith(
+    assert format_ranges([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10" and format_ranges(range(0, 40, 2)).endswith(
         "12, 14, ..."
     )
     states = [behind(0, 7, {0: {1: 4}}), worker(1, 5)]
@@ -226,8 +226,8 @@ def test_a_clock_is_complete_when_every_shard_has_it(versions, complete):
 def test_the_newest_state_of_a_coordinator_counts():
     states = [
         server(0, everything(1)),
-        RankState(1, head={"number": 3}),
-        RankState(2, head={"number": 5}),
+        RankState(1, coordinator={"number": 3}),
+        RankState(2, coordinator={"number": 5}),
         RankState(3),
     ]
     assert plan_recovery(states, layout("server", "data", "data", "worker"), SHARDS, 1, math.inf).coordinator == {

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
-from adam_mpi.base.buffer_pool import NOTHING, BufferPool
+from adam_mpi.base.buffer_pool import EMPTY, BufferPool
 
 pytestmark = pytest.mark.mpi
 COMM = MPI.COMM_WORLD
@@ -38,14 +38,14 @@ def check(found, server):
 def push_much(server, random):
     for _ in range(30):
         server.push(random.standard_normal(SIZE, np.float32))
-        server.push(random.standard_normal(50, np.float32), first=int(random.integers(SIZE - 50)))
+        server.push(random.standard_normal(50, np.float32), offset=int(random.integers(SIZE - 50)))
         server.push(random.standard_normal(20, np.float32), indices=random.choice(SIZE, 20, replace=False))
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
 @pytest.mark.parametrize("optimizer", ["additive", "adagrad", "descent"])
 def test_all_copies_have_the_same_bits(optimizer, transport):
-    server, found = copies(push_much, optimizer=optimizer, transport=transport, rate=0.1)
+    server, found = copies(push_much, optimizer=optimizer, transport=transport, learning_rate=0.1)
     check(found, server)
 
 
@@ -54,7 +54,7 @@ def test_what_is_acknowledged_is_on_every_copy_once(transport):
     def work(server, random):
         for _ in range(40):
             server.push(np.ones(SIZE, np.float32))
-            server.push(np.full(7, 2, np.float32), first=125)
+            server.push(np.full(7, 2, np.float32), offset=125)
             server.push(np.full(3, 4, np.float32), indices=np.array([0, 129, SIZE - 1]))
 
     server, found = copies(work, transport=transport)
@@ -71,7 +71,7 @@ def test_what_is_acknowledged_is_on_every_copy_once(transport):
 def test_more_folds_than_the_arena_holds_are_copied(monkeypatch):
     """With room for one fold only, most others are sent in the rings."""
     whole = BufferPool.__init__
-    monkeypatch.setattr(BufferPool, "__init__", lambda self, arena=NOTHING: whole(self, arena[:1024]))
+    monkeypatch.setattr(BufferPool, "__init__", lambda self, arena=EMPTY: whole(self, arena[:1024]))
     server, found = copies(push_much)
     check(found, server)
 

@@ -119,7 +119,7 @@ def test_a_synchronous_run_cut_twice_ends_with_the_same_bits(codec, start_job, s
     assert (second.run / "STOPPED").read_text() == "the file STOP\n" and not (second.run / "DONE").exists()
     fast = given("inject.faults=[]", "snapshot.minutes=0")
     third = done(start_job(6, "train", "--run", first.run, "--resume", *fast))
-    assert "going on from snapshot epoch-" in third.stdout and equal(third.run, expected), third.said()
+    assert "resuming from snapshot epoch-" in third.stdout and equal(third.run, expected), third.said()
 
     # On another layout the sums have another order; codecs leave out something else then.
     if codec != "none":
@@ -149,7 +149,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
         job.until(lambda job=job, seen=seen: len(job.metrics()) > seen, "its first images")
         time.sleep(draw.uniform(0.0, 1.5))  # a random moment
         kill(job)
-        notes += re.findall("going on from (store|snapshot)", job.stdout)
+        notes += re.findall("resuming from (store|snapshot)", job.stdout)
     job = start(available()[0], 5, *common, *given("inject.faults=[]"), folder=tmp_path / "last")
     done(job)
     assert len(notes) >= kills - 1 and job.summary["test_accuracy"] > 0.97, job.said()
@@ -157,8 +157,8 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
 
 def stored(run, folder=None):
     """What a run would resume from, with its shards."""
-    seen = stores.survey(MPI.COMM_SELF, folder or run / "store", identity.of(run), True)
-    found, passed_over = resume_points.find(load(run / "config.toml"), run, seen)
+    seen = stores.find_stores(MPI.COMM_SELF, folder or run / "store", identity.load_or_create(run), True)
+    found, passed_over = resume_points.find_resume_point(load(run / "config.toml"), run, seen)
     assert found.kind == "store" and found.midway and passed_over == []
     return found, [piece for file in seen.attempt.files.values() for piece in file.written]
 
@@ -183,7 +183,7 @@ def test_without_clocks_the_store_keeps_its_promise_and_says_what_is_lost(start_
     assert found.images + 32 * found.lost_pushes >= seen[-1][1]
     second = start_job(5, "train", "--run", first.run, "--resume", *given("inject.faults=[]"))
     done(second)
-    lost = r"going on from store .* up to (\d+) acknowledged pushes .* are lost(, none older than [\d.]+ s|$)"
+    lost = r"resuming from store .* up to (\d+) acknowledged pushes .* are lost(, none older than [\d.]+ s|$)"
     reported = re.search(lost, second.stdout, re.M)
     assert reported and int(reported[1]) == found.lost_pushes, second.said()
     trained = [line["images"] for line in second.metrics() if line["done"] and line["part"] == "train"]
@@ -206,11 +206,11 @@ def test_stores_on_disks_of_single_nodes_are_read_where_they_lie(start_job, sett
     assert len({file.parts[1] for file in files}) == 2, files
     # One of them alone is not whole.
     place = (tmp_path / files[0]).parent.parent
-    alone = stores.survey(MPI.COMM_SELF, place, identity.of(first.run), True)
+    alone = stores.find_stores(MPI.COMM_SELF, place, identity.load_or_create(first.run), True)
     assert alone.attempt is None and len(alone.trouble) == 1 and alone.last == 1
     fast = given("inject.faults=[]", "layout.servers=1", "layout.data=2")
     second = done(start_job(4, "train", "--run", first.run, "--resume", *fast, **options))
-    assert "going on from store" in second.stdout and "passed over" not in second.stderr, second.said()
+    assert "resuming from store" in second.stdout and "passed over" not in second.stderr, second.said()
     trained = [line["images"] for line in second.metrics() if line["done"] and line["part"] == "train"]
     assert trained[-1] < 1600 and second.summary["test_accuracy"] > 0.9
 
@@ -245,7 +245,7 @@ def test_max_minutes_stops_and_the_same_command_resumes(launch, settings):
     [name] = [path.name for path in first.run.glob("snapshots/*") if path.name == max(first.summary["snapshots"])]
     shutil.copytree(first.run, first.folder.parent / "job-1" / "run")
     again = launch(3, *command, "--max-minutes", "0.05")
-    assert f"going on from snapshot {name}" in again.stdout and again.summary["status"] == "stopped", again.said()
+    assert f"resuming from snapshot {name}" in again.stdout and again.summary["status"] == "stopped", again.said()
 
 
 def test_a_damaged_snapshot_is_named_and_the_one_before_is_taken(start_job, settings):
@@ -262,7 +262,7 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_is_taken(start_job, sett
     (first.run / "DONE").unlink()
     again = done(start_job(1, "train", "--run", first.run, "--resume"))
     assert re.search(r"passed over: .*server-00000.h5: shard \d+ is damaged", again.stderr)
-    assert f"going on from snapshot {kept[0]}" in again.stdout and equal(again.run, expected)
+    assert f"resuming from snapshot {kept[0]}" in again.stdout and equal(again.run, expected)
     (first.run / "DONE").unlink()
     last = done(start_job(1, "train", "--run", first.run, "--resume"))
     assert last.summary["test_accuracy"] == first.summary["test_accuracy"] and equal(last.run, expected)
@@ -296,19 +296,19 @@ def resume(config, epochs, epoch, replicas=2):
 def test_another_order_of_images_inside_an_epoch_is_refused():
     config = load(None, ["train.batch=16"])
     inside, at_end = resume(config, 1, 2), resume(config, 2, 2)
-    assert resume_points.check(inside, config, 5, 100) == ""
+    assert resume_points.check_resume(inside, config, 5, 100) == ""
     config.train.batch = 32
     with pytest.raises(UserError, match="train.batch = 32: the run is inside an epoch begun with 16; resume with that"):
-        resume_points.check(inside, config, 2, 100)
-    assert resume_points.check(at_end, config, 2, 100) == ""
+        resume_points.check_resume(inside, config, 2, 100)
+    assert resume_points.check_resume(at_end, config, 2, 100) == ""
 
 
 def test_skewed_shares_need_the_replicas_they_were_drawn_for():
     config = load(None, ["data.skew=by_class"])
-    assert resume_points.check(resume(config, 1, 2), config, 2, 100) == ""
+    assert resume_points.check_resume(resume(config, 1, 2), config, 2, 100) == ""
     with pytest.raises(UserError, match="shares were drawn for 2 replicas, now 3; resume with 2"):
-        resume_points.check(resume(config, 1, 2), config, 3, 100)
-    assert "drawn again" in resume_points.check(resume(config, 2, 2), config, 3, 100)
+        resume_points.check_resume(resume(config, 1, 2), config, 3, 100)
+    assert "drawn again" in resume_points.check_resume(resume(config, 2, 2), config, 3, 100)
 
 
 def test_a_second_job_is_refused_and_one_that_takes_over_ends_the_first(start_job, settings):
@@ -363,5 +363,5 @@ def test_a_restart_from_a_snapshot_says_what_it_cost(tmp_path, keys, text):
     (tmp_path / "metrics.jsonl").write_text('{"images_trained": 3200}\n{"images_trained": 4000}\n')
     config = load(None, keys)
     found = replace(resume(config, 1, 2), position=Position(0, 2, 3200))
-    assert text in resume_points.cost(found, tmp_path, config)
-    assert "0 acknowledged" in resume_points.cost(found, tmp_path / "new", config)
+    assert text in resume_points.describe_lost_work(found, tmp_path, config)
+    assert "0 acknowledged" in resume_points.describe_lost_work(found, tmp_path / "new", config)

@@ -61,7 +61,7 @@ def test_without_any_worker_other_ranks_train_too():
 
 def test_a_joining_rank_gets_the_role_with_too_few_ranks():
     wanted = Layout(data=1, servers=3)
-    newcomer = Place(NEW, "", (), born=9)
+    newcomer = Place(NEW, "", (), member_id=9)
     kept = [*left(wanted, 7, {2}), newcomer]
     layout = reassign_roles(["h"] * 7, kept, wanted)
     assert layout.places[-1].roles == ("server",) and layout.places[-1].member == 9
@@ -76,7 +76,7 @@ def test_too_few_ranks_for_a_replica_are_reported():
 
 def test_joining_ranks_become_servers_first_then_data_ranks_then_workers():
     wanted = Layout(data=2, servers=3)
-    fresh = [Place(NEW, "", (), born=member) for member in (20, 21, 22)]
+    fresh = [Place(NEW, "", (), member_id=member) for member in (20, 21, 22)]
     kept = [*left(wanted, 10, {1, 3, 9}), *fresh]
     layout = reassign_roles(["h"] * 10, kept, wanted)
     assert [place.roles for place in layout.places[-3:]] == [("server",), ("data",), ("worker",)]
@@ -85,7 +85,7 @@ def test_joining_ranks_become_servers_first_then_data_ranks_then_workers():
 
 def test_a_joining_rank_replaces_the_coordinator_if_it_was_the_only_data_rank():
     wanted = Layout(servers=3)
-    kept = [*left(wanted, 8, {0}), Place(NEW, "", (), born=8)]
+    kept = [*left(wanted, 8, {0}), Place(NEW, "", (), member_id=8)]
     layout = reassign_roles(["h"] * 8, kept, wanted)
     assert layout.places[layout.coordinator].member == 8 and layout.places[layout.coordinator].roles == ("data",)
     assert layout.replicas == 4

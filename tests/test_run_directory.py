@@ -57,8 +57,8 @@ def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_killed(ru
     config = load(None, ["store.interval=0"])
     files.write_text(run / "config.toml", "of the job before")
     (run / "log").mkdir()
-    held, _ = owner.take(run, [owner.process()])
-    claimed = ClaimedRun(run, identity.of(run), held, describe(config.data), shapes)
+    held, _ = owner.claim_run(run, [owner.this_process()])
+    claimed = ClaimedRun(run, identity.load_or_create(run), held, describe(config.data), shapes)
     world = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
     seen = []
     write = type(run).write_text
@@ -71,7 +71,7 @@ def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_killed(ru
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(run), "write_text", cut)
-        agreement.prepare(config, claimed, JobRequest(resume=True, minutes=1.0), world, stores.Seen())
+        agreement.prepare(config, claimed, JobRequest(resume=True, minutes=1.0), world, stores.FoundStores())
     assert seen == ["of the job before"]
     held.release()
 
@@ -90,7 +90,7 @@ def test_torn_lines_of_metrics_are_skipped(run):
 def test_a_request_to_a_job_that_does_not_run_is_refused(run, command, capsys):
     assert main([*command, str(run)]) == 2
     assert "no job runs there; start one with --run" in capsys.readouterr().err
-    held, _ = owner.take(run, [owner.process()])
+    held, _ = owner.claim_run(run, [owner.this_process()])
     assert "asked for 2" in run_directory.grow(run, 2)
     (run / "GROW").unlink()
     held.release()

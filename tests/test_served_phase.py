@@ -7,7 +7,7 @@ import pytest
 
 from adam_mpi.config import load
 from adam_mpi.data.served_phase import Resumed, ServedPhase
-from adam_mpi.sharding.joint_batches import Left
+from adam_mpi.sharding.joint_batches import BatchRemainder
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.sharding.position import Position
 
@@ -63,7 +63,7 @@ def test_a_later_generation_counts_what_earlier_ones_did_and_waits_for_what_work
 @pytest.mark.parametrize("lost", [(), ((0, 2),)])
 def test_joint_batches_that_some_replicas_have_pushed_are_completed(lost):
     # Of batch 1 one half is still to be handed out; the other half is pushed and will be reported, or was lost.
-    left = Left(pushed=0 if lost else BATCH // 2, due=((1, 2),), lost=lost)
+    left = BatchRemainder(pushed=0 if lost else BATCH // 2, due=((1, 2),), lost=lost)
     resumed = Resumed(done(0, 1), mean=(1.0, 1.0), partial={1: left})
     served = start("consistency.staleness=1", resumed=resumed, generation=1)
     progress = served.epoch_progress

@@ -75,7 +75,7 @@ def test_what_was_sent_again_is_acknowledged_when_a_second_copy_has_arrived_and_
     sender.when_safe(0, lambda: called.append("on its way"))
     assert called == []
     for message in sender.ring_senders[1].waiting:
-        message.settled()
+        message.acknowledge()
     assert called == ["before", "on its way"]
     sender.when_safe(0, lambda: called.append("after"))
     assert called[-1] == "after" and sender.sending == {2: 0}
@@ -89,7 +89,7 @@ def test_a_push_that_arrives_while_the_first_copy_is_on_its_way_waits_for_it():
     sender.when_safe(0, lambda: called.append("known"))
     assert called == []
     for message in sender.ring_senders[2].waiting:
-        message.settled()
+        message.acknowledge()
     assert called == ["known"]
 
 
@@ -139,10 +139,10 @@ def test_in_synchronous_training_a_copy_arrives_with_its_last_step_so_that_the_s
     copy.take_back()
     assert copy.version == 4 and copy.weights.tolist() == [4] * 4 and copy.table == {7: 4} and copy.firm
     for message in messages[: len(messages) // 2]:
-        message.settled()
+        message.acknowledge()
     assert sender.rebuilt == 0
     for message in messages[len(messages) // 2 :]:
-        message.settled()
+        message.acknowledge()
     assert sender.rebuilt == 1
 
 

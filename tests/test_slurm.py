@@ -96,7 +96,7 @@ def test_a_warned_job_is_queued_again_and_goes_on_to_its_end(slurm: dict[str, st
     until(lambda: ended(slurm, job), "its end", project)
     said = output(project)
     assert state(slurm, job) == "COMPLETED" and (run / "DONE").exists(), said
-    assert "stopped by the file STOP" in said and "queued again" in said and "going on from s" in said, said
+    assert "stopped by the file STOP" in said and "queued again" in said and "resuming from s" in said, said
 
 
 def test_a_job_that_fails_is_started_again_and_then_counts_as_failed(slurm: dict[str, str], project: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_job_whose_time_is_up_is_warned_by_slurm_and_goes_on_to_its_end(slurm:
     until(lambda: ended(slurm, job), "its end", project, 300)
     said = output(project)
     assert state(slurm, job) == "COMPLETED" and (run / "DONE").exists(), said
-    assert "stopped by the file STOP" in said and "queued again" in said and "going on from snapshot" in said, said
+    assert "stopped by the file STOP" in said and "queued again" in said and "resuming from snapshot" in said, said
     assert json.loads((run / "summary.json").read_text())["epochs"] == 16
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from house import House, additive
 from hypothesis import given
 from hypothesis import strategies as st
+from local_server import LocalServer, additive
 
 from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import model_file, owner, snapshot
 from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
-from adam_mpi.checkpoint.stores import Attempt, Seen
+from adam_mpi.checkpoint.stores import Attempt, FoundStores
 from adam_mpi.cli import main
 from adam_mpi.cluster.messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.config import load
@@ -173,7 +173,7 @@ def test_what_is_not_whole_is_named_and_not_resumed_from(taken, damage, capsys):
     assert main(["inspect", str(taken)]) == 1
     assert "NOT WHOLE" in capsys.readouterr().out
 
-    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    found, passed_over = resume_points.find_resume_point(load(None, ["consistency.staleness=0"]), taken.parent.parent)
     assert found is None and len(passed_over) == 1
 
 
@@ -190,7 +190,7 @@ def test_a_snapshot_of_format_3_is_refused_by_name(taken, tmp_path, capsys):
     # The same by the directory of its run.
     assert main(["merge", str(taken.parent.parent), "-o", str(tmp_path / "one.h5")]) == 2
     assert f"no whole snapshot ({taken}: {OLD})" in capsys.readouterr().err and not (tmp_path / "one.h5").exists()
-    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), taken.parent.parent)
+    found, passed_over = resume_points.find_resume_point(load(None, ["consistency.staleness=0"]), taken.parent.parent)
     assert found is None and passed_over == [f"{taken}: {OLD}"]
 
 
@@ -222,13 +222,13 @@ def test_other_files_beside_snapshots_are_neither_resumed_from_nor_removed(tmp_p
     servers = Servers(folder)
     servers.take(1, 5, 0)
     servers.take(2, 3, 1)
-    first, last = snapshot.own(folder)[::-1]
+    first, last = snapshot.list_snapshots(folder)[::-1]
     others = ["keep-epoch-0001", "paper-best", "epoch-9999", "epoch-0001-mine", ".mine"]
     for name in others:
         shutil.copytree(first, folder / name)
     (folder / "zz-notes.txt").write_text("mine")
-    assert snapshot.own(folder) == [last, first]
-    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    assert snapshot.list_snapshots(folder) == [last, first]
+    found, passed_over = resume_points.find_resume_point(load(None, ["consistency.staleness=0"]), tmp_path)
     assert found.path == first and passed_over == []
     again = Servers(folder)
     for batches in (6, 7, 8):
@@ -244,12 +244,12 @@ def test_other_files_beside_snapshots_are_neither_resumed_from_nor_removed(tmp_p
 def test_snapshots_are_in_the_order_of_what_is_trained_however_long_their_names_are(tmp_path):
     trained = [(9999, 0, 5), (10000, 0, 6), (10000, 999999, 7), (10000, 1000000, 8), (123456, 0, 9)]
     for epochs, batches, images in trained[::-1]:
-        path = tmp_path / snapshot.name(epochs, batches)
+        path = tmp_path / snapshot.folder_name(epochs, batches)
         path.mkdir()
         manifest = {"format": FORMAT, "name": path.name, "images": images, "epochs": epochs, "batches": batches}
         (path / "snapshot.json").write_text(json.dumps(manifest))
-    names = [snapshot.name(epochs, batches) for epochs, batches, _ in trained]
-    assert [path.name for path in snapshot.own(tmp_path)] == names
+    names = [snapshot.folder_name(epochs, batches) for epochs, batches, _ in trained]
+    assert [path.name for path in snapshot.list_snapshots(tmp_path)] == names
 
 
 class Killed(BaseException):
@@ -279,8 +279,8 @@ def test_a_kill_while_a_snapshot_is_renamed_leaves_one(tmp_path, at, monkeypatch
         # The newer one is not: its manifest was not on disk.
         [part] = folder.glob(".part-*")
         (part / "snapshot.json").unlink()
-    snapshot.restore(folder)
-    found, passed_over = resume_points.find(load(None, ["consistency.staleness=0"]), tmp_path)
+    snapshot.finish_renames(folder)
+    found, passed_over = resume_points.find_resume_point(load(None, ["consistency.staleness=0"]), tmp_path)
     assert found.path.name == "epoch-0002-batch-000007" and passed_over == []
     older = json.loads((found.path / "snapshot.json").read_text()) == first
     assert older == (at in ("before", "whole"))
@@ -310,13 +310,13 @@ def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
     servers = Servers(tmp_path, keep=1)
     servers.take(1, 5, 0)
 
-    first, _ = owner.take(tmp_path / "run", [owner.process()])
+    first, _ = owner.claim_run(tmp_path / "run", [owner.this_process()])
     servers.change_settings(owner=first)
     servers.take(1, 5, 0)
-    owner.take(tmp_path / "run", [owner.process()], by_force=True)
+    owner.claim_run(tmp_path / "run", [owner.this_process()], by_force=True)
     with pytest.raises(LostRun):
         servers.take(1, 6, 0)
-    assert [path.name for path in snapshot.own(tmp_path)] == ["epoch-0000-batch-000005"]
+    assert [path.name for path in snapshot.list_snapshots(tmp_path)] == ["epoch-0000-batch-000005"]
 
 
 def store_of(counts, position, **about):
@@ -325,7 +325,7 @@ def store_of(counts, position, **about):
     pieces = [StoredShard(start=0, size=10, images=images, values={}, **times) for images in counts]
     stored = StoreContent(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
     description = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
-    return Seen(1, Attempt(Path("somewhere/0001"), description, {"server-00003.h5": stored}), **about)
+    return FoundStores(1, Attempt(Path("somewhere/0001"), description, {"server-00003.h5": stored}), **about)
 
 
 @pytest.mark.parametrize(
@@ -335,12 +335,12 @@ def store_of(counts, position, **about):
 def test_a_store_is_as_new_as_its_oldest_shard(taken, counts, images, kind):
     """The snapshot has 224 images."""
     seen = store_of(counts, Position(40, 3, images))
-    found, _ = resume_points.find(load(None), taken.parent.parent, seen)
+    found, _ = resume_points.find_resume_point(load(None), taken.parent.parent, seen)
     assert found.kind == kind
 
 
 def test_what_a_store_has_lost_is_reported_with_its_measured_age(tmp_path):
-    found, _ = resume_points.find(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
+    found, _ = resume_points.find_resume_point(load(None), tmp_path, store_of((31, 52), Position(40, 3, 52)))
     lost = "shards of 31 to 52 images; up to 6 acknowledged pushes of 369 images are lost, none older than 15.0 s"
     assert f"{lost} when the job ended" in found.note
 
@@ -354,56 +354,56 @@ def test_a_server_that_cannot_write_leaves_no_snapshot(tmp_path):
 
 
 def test_a_server_holds_back_what_is_after_the_barrier(tmp_path):
-    house = House(additive(), 300)
-    house.push(1.0)
-    server = house.server
-    assert server.cut.hold() == [1]
+    local = LocalServer(additive(), 300)
+    local.push(1.0)
+    server = local.server
+    assert server.session.barrier.hold() == [1]
     for _ in range(3):
-        house.pushes.push(house.contribution(1.0))
+        local.pushes.push(local.gradient_buffer(1.0))
 
     def move(happened):
         server.step()
-        house.pushes.step()
+        local.pushes.step()
         return happened()
 
-    house.world.wait(lambda: move(lambda: len(server.staged) == 3), "pushes", 20)
-    assert (house.weights == 1).all()
-    server.cut.at([3], tmp_path)
-    house.world.wait(lambda: move(lambda: server.cut.limits is None), "the barrier", 20)
-    house.settle()
-    assert (house.weights == 4).all()
-    house.world.wait(lambda: (tmp_path / "server-00000.h5").exists(), "the file", 20)
+    local.world.wait(lambda: move(lambda: len(server.session.staged.by_shard) == 3), "pushes", 20)
+    assert (local.weights == 1).all()
+    server.session.barrier.set_limits([3], tmp_path)
+    local.world.wait(lambda: move(lambda: server.session.barrier.limits is None), "the barrier", 20)
+    local.apply_pushes()
+    assert (local.weights == 4).all()
+    local.world.wait(lambda: (tmp_path / "server-00000.h5").exists(), "the file", 20)
     with h5py.File(tmp_path / "server-00000.h5") as file:
         assert (file["weights"][...] == 3).all() and file["shards"].shape == (3, 4)
-    house.free()
+    local.free()
 
 
 @pytest.mark.parametrize("codec", ["onebit", "topk"])
 def test_at_the_barrier_weights_and_residual_are_all_that_was_pushed(tmp_path, codec):
     """A pusher far ahead of its server: what it has not packed by then belongs to later clocks."""
-    house, draw = House(additive(codec=codec), 300), np.random.default_rng(1)
-    pushes, server = house.pushes, house.server
+    local, draw = LocalServer(additive(codec=codec), 300), np.random.default_rng(1)
+    pushes, server = local.pushes, local.server
     values = draw.standard_normal((12, 300)).astype(np.float32)
 
     def push(rows):
         for row in rows:
-            pushes.push(house.contribution(row))
+            pushes.push(local.gradient_buffer(row))
 
     push(values[:8])
-    server.cut.hold()
+    server.session.barrier.hold()
     assert pushes.snapshot.hold(pushes.sent) == [8]
     push(values[8:])
-    server.cut.at([8], tmp_path)
+    server.session.barrier.set_limits([8], tmp_path)
     pushes.snapshot.at([8], tmp_path)
-    house.settle()
+    local.apply_pushes()
     files = [tmp_path / "server-00000.h5", tmp_path / "residual-00000.h5"]
-    house.world.wait(lambda: all(file.exists() for file in files), "the files", 20)
+    local.world.wait(lambda: all(file.exists() for file in files), "the files", 20)
     with h5py.File(files[0]) as stored, h5py.File(files[1]) as left_out:
         kept, carried = stored["weights"][...], left_out["residual"][...]
     assert np.abs(carried).max() > 0.1
     np.testing.assert_allclose(kept + carried, values[:8].sum(axis=0), atol=1e-4)
-    np.testing.assert_allclose(house.weights + pushes.residual.values, values.sum(axis=0), atol=1e-4)
-    house.free()
+    np.testing.assert_allclose(local.weights + pushes.residual.values, values.sum(axis=0), atol=1e-4)
+    local.free()
 
 
 @pytest.mark.parametrize("pushers", [1, 2, 3, 5])
@@ -427,7 +427,7 @@ def test_residuals_are_carried_forward_with_any_number_of_pushers(tmp_path, push
         residuals=files,
     )
     whole = [(0, SIZE)]
-    carried = [resume_points.residual(resume, replica, pushers, whole)[0:SIZE] for replica in range(pushers)]
+    carried = [resume_points.read_residual(resume, replica, pushers, whole)[0:SIZE] for replica in range(pushers)]
     np.testing.assert_allclose(sum(carried), rows.sum(axis=0), atol=1e-5)
     if pushers == 3:
         np.testing.assert_array_equal(carried, rows)

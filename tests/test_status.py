@@ -37,7 +37,7 @@ def collect(*ranks):
 
 
 def row(made, rank):
-    return next(row for row in made.ranks(LAYOUT) if row["rank"] == rank)
+    return next(row for row in made.rank_rows(LAYOUT) if row["rank"] == rank)
 
 
 def test_shares_and_amounts_are_those_since_the_report_before():
@@ -50,14 +50,14 @@ def test_shares_and_amounts_are_those_since_the_report_before():
 
 def test_a_rank_that_computes_longer_on_an_image_is_slow_and_one_that_waits_is_not():
     made = collect((1.0, 100, {}), (1.0, 100, {}), (2.0, 50, {}), (0.1, 10, {}))
-    assert [found["rank"] for found in made.ranks(LAYOUT) if found["slow"]] == [4]
+    assert [found["rank"] for found in made.rank_rows(LAYOUT) if found["slow"]] == [4]
 
 
 def test_reports_of_ranks_that_are_gone_are_left_out():
     made = collect((1.0, 10, {}))
     made.update(9, report(0.0, 0.0, 0))
     made.update(1, report(0.0, 0.0, 0))
-    assert [found["rank"] for found in made.ranks(LAYOUT)] == [2]
+    assert [found["rank"] for found in made.rank_rows(LAYOUT)] == [2]
 
 
 def test_a_single_worker_is_not_slow():
@@ -72,7 +72,7 @@ def test_a_wait_for_a_clock_names_the_workers_that_are_behind():
 
 def test_groups_have_means_sums_and_the_main_reason():
     made = collect((1.0, 10, {"waits": {"data": 0.2, "clock": 0.6}}), (2.0, 10, {"waits": {"clock": 0.2}}))
-    (found,) = status.groups(made.ranks(LAYOUT))
+    (found,) = status.groups(made.rank_rows(LAYOUT))
     assert (found["role"], found["ranks"], found["busy"], found["bytes"]) == ("worker", 2, 0.75, 200)
     assert (found["waiting"], found["waited"]) == ("clock", 0.2)
 

@@ -35,15 +35,15 @@ def test_what_is_requested_is_written_and_of_several_the_newest(tmp_path):
     written = []
     go = threading.Event()
     writer = StatusWriter(tmp_path)
-    writer.want("first", go.wait)
+    writer.request("first", go.wait)
     until(lambda: writer.writing, "the first")
     for number in range(3):
-        writer.want("status.json", lambda number=number: written.append(number))
-    writer.want("summary.json", lambda: written.append("never"))
+        writer.request("status.json", lambda number=number: written.append(number))
+    writer.request("summary.json", lambda: written.append("never"))
     writer.forget("summary.json")
-    assert not writer.settle(0.01)
+    assert not writer.wait_until_written(0.01)
     go.set()
-    assert writer.settle(20) and written == [2]
+    assert writer.wait_until_written(20) and written == [2]
 
 
 def test_what_fails_is_warned_about_and_retried(tmp_path, capsys):
@@ -56,14 +56,14 @@ def test_what_fails_is_warned_about_and_retried(tmp_path, capsys):
         if not room.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    writer.want("status.json", write)
+    writer.request("status.json", write)
     until(lambda: len(tries) > 2, "another try")
-    writer.look()
+    writer.poll()
     said = capsys.readouterr().err
     trouble = "No space left on device; it is retried, and training continues"
     assert said == f"adam_mpi: warning: {tmp_path / 'status.json'}: {trouble}\n"
     room.set()
-    assert writer.settle(20)
+    assert writer.wait_until_written(20)
     until(
         lambda: "has caught up" in capsys.readouterr().err or writer.warned is None, "the message that it has caught up"
     )
@@ -73,33 +73,33 @@ def test_what_hangs_is_warned_about(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(status_writer, "SLOW_SECONDS", 0.01)
     go = threading.Event()
     hanging = StatusWriter(tmp_path)
-    hanging.want("status.json", go.wait)
-    until(lambda: hanging.look() or hanging.warned, "a warning")
+    hanging.request("status.json", go.wait)
+    until(lambda: hanging.poll() or hanging.warned, "a warning")
     assert "status.json: not written for 0 s; it is retried" in capsys.readouterr().err
     go.set()
 
 
 def test_an_error_that_is_not_of_the_disk_is_raised(tmp_path):
     writer = StatusWriter(tmp_path)
-    writer.want("status.json", lambda: 1 / 0)
+    writer.request("status.json", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        until(writer.look, "the error")
+        until(writer.poll, "the error")
 
 
 def test_a_job_that_has_lost_the_run_writes_nothing_that_was_still_waiting(tmp_path):
     """Its disk hung for longer than an owner may be silent; then it answers, and the next file is due."""
-    held, _ = owner.take(tmp_path, [owner.process()])
+    held, _ = owner.claim_run(tmp_path, [owner.this_process()])
     writer = StatusWriter(tmp_path, held.check)
     hanging = threading.Event()
     back = threading.Event()
     written = []
-    writer.want("status.json", lambda: hanging.set() or back.wait(20))
+    writer.request("status.json", lambda: hanging.set() or back.wait(20))
     assert hanging.wait(20)
-    writer.want("metrics.jsonl", lambda: written.append("a line among those of another job"))
-    owner.take(tmp_path, [owner.process()], by_force=True)
+    writer.request("metrics.jsonl", lambda: written.append("a line among those of another job"))
+    owner.claim_run(tmp_path, [owner.this_process()], by_force=True)
     back.set()
     with pytest.raises(LostRun, match="has been taken by process"):
-        until(writer.look, "the error")
+        until(writer.poll, "the error")
     assert written == []
 
 
@@ -107,9 +107,9 @@ def test_a_job_that_is_over_takes_no_request_from_the_next_one(tmp_path, monkeyp
     """Its process may live longer, as a notebook does."""
     looked = threading.Event()
     monkeypatch.setattr(RequestWatcher, "_look", lambda watcher: looked.set())
-    held, _ = owner.take(tmp_path, [owner.process()])
+    held, _ = owner.claim_run(tmp_path, [owner.this_process()])
     before = set(threading.enumerate())
-    RequestWatcher(tmp_path, held.beat())
+    RequestWatcher(tmp_path, held.heartbeat())
     [thread] = [thread for thread in set(threading.enumerate()) - before if thread.name == "requests"]
     assert looked.wait(20)
     held.release()
@@ -218,8 +218,8 @@ def test_a_log_on_a_full_disk_says_nothing_of_it(tmp_path, monkeypatch, capsys):
 
 def test_requests_of_people_are_noticed(tmp_path):
     (tmp_path / "config.toml").touch()
-    held, _ = owner.take(tmp_path, [owner.process()])
-    watcher = RequestWatcher(tmp_path, held.beat())
+    held, _ = owner.claim_run(tmp_path, [owner.this_process()])
+    watcher = RequestWatcher(tmp_path, held.heartbeat())
     assert not watcher.stop
     grow(tmp_path, 2)
     (tmp_path / "COMPARE").touch()

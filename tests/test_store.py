@@ -120,7 +120,7 @@ class ServerThread:
     def apply(self):
         self.update += 1
         for place in range(4):
-            self.store.touch(place)
+            self.store.mark_dirty(place)
 
     def until(self, happened, what):
         limit = time.monotonic() + 20
@@ -140,12 +140,12 @@ class ServerThread:
 
 def test_many_updates_are_combined_in_one_write(tmp_path):
     server = ServerThread(tmp_path / "s.h5", interval=4.0)
-    server.until(lambda: server.store.whole and not server.store.in_flight, "the first write")
+    server.until(lambda: server.store.complete and not server.store.in_flight, "the first write")
     before = server.store.written
     for _ in range(100):
         server.apply()
         server.store.step()
-    server.until(lambda: server.store.behind == 0, "the write")
+    server.until(lambda: server.store.lag == 0, "the write")
     assert server.store.written == 2 * before and server.on_disk(tmp_path / "s.h5") == {100}
     server.apply()
     server.close()
@@ -202,7 +202,7 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
 
     monkeypatch.setattr(StoreFile, "acknowledge", slow)
     server = ServerThread(tmp_path / "s.h5")
-    server.until(lambda: server.store.whole, "the first write")
+    server.until(lambda: server.store.complete, "the first write")
     for pushes in range(1, 100):
         server.store.acknowledge(pushes, 10 * pushes)
         server.store.step()
@@ -214,7 +214,7 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
 
 def test_what_is_acknowledged_is_noted_whatever_else_is_written(tmp_path):
     server = ServerThread(tmp_path / "s.h5")
-    server.until(lambda: server.store.whole, "the first write")
+    server.until(lambda: server.store.complete, "the first write")
     server.store.acknowledge(7, 70)
     server.until(lambda: store_file.read(tmp_path / "s.h5").images == 70, "the note")
     server.store.acknowledge(8, 80)
@@ -228,27 +228,27 @@ def test_a_folder_that_cannot_be_written_is_named_and_caught_up_with(tmp_path, c
     server = ServerThread(tmp_path / "folder" / "s.h5")
     server.until(lambda: server.store.warned, "a warning")
     server.apply()
-    server.until(lambda: server.store.behind > 0.1, "falling behind")
+    server.until(lambda: server.store.lag > 0.1, "falling behind")
     said = capsys.readouterr().err
     assert f"warning: store {tmp_path / 'folder' / 's.h5'}: " in said and "s behind; training continues" in said
     (tmp_path / "folder").unlink()
-    server.until(lambda: server.store.behind == 0 and not server.store.warned, "catching up")
+    server.until(lambda: server.store.lag == 0 and not server.store.warned, "catching up")
     assert "has caught up" in capsys.readouterr().err and server.on_disk(tmp_path / "folder" / "s.h5") == {1}
 
 
 def test_a_full_disk_leaves_the_last_version_and_is_caught_up_with(tmp_path, capsys):
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     server = ServerThread(tmp_path / "s.h5")
-    server.until(lambda: server.store.whole and not server.store.in_flight, "the first write")
+    server.until(lambda: server.store.complete and not server.store.in_flight, "the first write")
     # No byte may be written beyond this one: like a disk without room, for this process.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
     try:
         server.apply()
-        server.until(lambda: server.store.error and server.store.behind > 0.05, "an error")
+        server.until(lambda: server.store.error and server.store.lag > 0.05, "an error")
         assert server.on_disk(tmp_path / "s.h5") == {0}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
-    server.until(lambda: server.store.behind == 0, "catching up")
+    server.until(lambda: server.store.lag == 0, "catching up")
     assert server.on_disk(tmp_path / "s.h5") == {1} and "File too large" in capsys.readouterr().err
 
 
@@ -260,7 +260,7 @@ def test_the_warning_of_a_slow_disk_says_how_far_behind_it_is(tmp_path, capsys):
         server.apply()
     assert re.search(r"slow disk; \d+\.\d s behind", capsys.readouterr().err)
     go.set()
-    server.until(lambda: server.store.behind == 0, "catching up")
+    server.until(lambda: server.store.lag == 0, "catching up")
     assert server.on_disk(tmp_path / "s.h5") == {200}
 
 

@@ -76,57 +76,57 @@ def two(tmp_path):
     runs = [tmp_path / name / "mine" for name in ("a", "b")]
     for run in runs:
         run.mkdir(parents=True)
-        place = stores.folder(config, run, identity.of(run))
+        place = stores.folder(config, run, identity.load_or_create(run))
         for _ in range(2):
-            attempt = resume.next_life(place)
-            resume.describe_store(attempt, config, 1, 300, identity.of(run))
+            attempt = resume.next_attempt(place)
+            resume.describe_store(attempt, config, 1, 300, identity.load_or_create(run))
             store_file.create(attempt / "server-00000.h5", [Shard(0, "dense1", 0, 300)], ["weights"], 8)
     return config, runs
 
 
 def claim(run, by_force=False):
     """The claim of this process on `run`."""
-    return owner.take(run, [owner.process()], by_force)[0]
+    return owner.claim_run(run, [owner.this_process()], by_force)[0]
 
 
 def attempts(config, run):
-    return [path.name for path in stores.attempt_folders(stores.folder(config, run, identity.of(run)))]
+    return [path.name for path in stores.attempt_folders(stores.folder(config, run, identity.load_or_create(run)))]
 
 
 def test_runs_of_one_name_neither_see_nor_remove_each_other(two):
     config, (one, other) = two
     assert attempts(config, one) == attempts(config, other) == ["0001", "0002"]
-    place = stores.folder(config, one, identity.of(one))
+    place = stores.folder(config, one, identity.load_or_create(one))
     held = claim(one)
-    stores.forget(place / "0002", identity.of(one), held)
+    stores.remove_earlier_attempts(place / "0002", identity.load_or_create(one), held)
     assert attempts(config, one) == ["0002"] and attempts(config, other) == ["0001", "0002"]
 
 
 def test_what_is_marked_as_another_run_s_is_neither_read_nor_removed(two):
     """Even where it lies among ours."""
     config, (one, other) = two
-    mine = identity.of(one)
+    mine = identity.load_or_create(one)
     place = stores.folder(config, one, mine)
     description = json.loads((place / "0001" / stores.DESCRIPTION).read_text())
-    description["run"] = identity.of(other).id
+    description["run"] = identity.load_or_create(other).id
     (place / "0001" / stores.DESCRIPTION).write_text(json.dumps(description))
     shutil.rmtree(place / "0002")
-    seen = stores.survey(MPI.COMM_SELF, place, mine, True)
+    seen = stores.find_stores(MPI.COMM_SELF, place, mine, True)
     assert seen.attempt is None and seen.trouble[0].endswith(
         "is of another run; move it away, or give another store.dir"
     )
-    stores.forget(place / "0002", mine, claim(one))
+    stores.remove_earlier_attempts(place / "0002", mine, claim(one))
     assert (place / "0001").exists()
 
 
 def test_a_store_of_format_3_is_refused_by_name(two):
     config, (one, _) = two
-    mine = identity.of(one)
+    mine = identity.load_or_create(one)
     place = stores.folder(config, one, mine)
     shutil.rmtree(place / "0001")
     description = json.loads((place / "0002" / stores.DESCRIPTION).read_text())
     (place / "0002" / stores.DESCRIPTION).write_text(json.dumps(description | {"format": 3}))
-    seen = stores.survey(MPI.COMM_SELF, place, mine, True)
+    seen = stores.find_stores(MPI.COMM_SELF, place, mine, True)
     cure = "commit 450b6f2 is the last whose `adam_mpi merge` reads format 3"
     assert seen.attempt is None and seen.last == 2
     assert seen.trouble == (f"{place / '0002'}: format 3; this version reads format {FORMAT}; {cure}",)
@@ -134,36 +134,36 @@ def test_a_store_of_format_3_is_refused_by_name(two):
 
 def test_a_job_that_has_lost_the_run_removes_no_store(two):
     config, (one, _) = two
-    place = stores.folder(config, one, identity.of(one))
+    place = stores.folder(config, one, identity.load_or_create(one))
     held = claim(one)
     claim(one, by_force=True)
     with pytest.raises(LostRun):
-        stores.forget(place / "0002", identity.of(one), held)
+        stores.remove_earlier_attempts(place / "0002", identity.load_or_create(one), held)
     assert attempts(config, one) == ["0001", "0002"]
 
 
 def test_a_run_that_is_moved_keeps_its_stores_and_a_copy_of_it_gets_its_own(two, tmp_path):
     config, (one, _) = two
-    before = identity.of(one)
+    before = identity.load_or_create(one)
     place = stores.folder(config, one, before)
     shutil.copytree(one, tmp_path / "copy" / "mine")
-    copy = identity.of(tmp_path / "copy" / "mine")
+    copy = identity.load_or_create(tmp_path / "copy" / "mine")
     assert copy.id != before.id and copy.known == (copy.id, before.id)
-    assert identity.of(tmp_path / "copy" / "mine") == copy and identity.of(one) == before
+    assert identity.load_or_create(tmp_path / "copy" / "mine") == copy and identity.load_or_create(one) == before
     assert attempts(config, tmp_path / "copy" / "mine") == []
     moved = one.rename(tmp_path / "renamed")
-    now = identity.of(moved)
+    now = identity.load_or_create(moved)
     assert now.id == before.id and stores.folder(config, moved, now) == place
     (moved / identity.FILE).write_text('{"id": "../../elsewhere", "directory": "", "before": []}')
-    assert ".." not in identity.of(moved).id
+    assert ".." not in identity.load_or_create(moved).id
 
 
 def test_attempts_are_counted_beyond_four_digits(tmp_path):
     for name in ("9999", "10000", "0003", "mine"):
         (tmp_path / name).mkdir()
     assert [path.name for path in stores.attempt_folders(tmp_path)] == ["0003", "9999", "10000"]
-    assert resume.next_life(tmp_path).name == "10001"
+    assert resume.next_attempt(tmp_path).name == "10001"
     run = tmp_path / "run"
     run.mkdir()
-    stores.forget(tmp_path / "10000", identity.of(run), claim(run))
+    stores.remove_earlier_attempts(tmp_path / "10000", identity.load_or_create(run), claim(run))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10000", "mine", "run"]

@@ -53,7 +53,10 @@ TRANSFORMED = {
         [Conv(16, 3, 1, 1), RELU, Conv(18, 3, 1, 1), RELU, MaxPool(2), Conv(16, 3, 1, 2), Dense(5)],
     ),
     "squares without padding": ((16, 6, 13), [Conv(16, 3), RELU, Conv(16, 3, 1, 1), TANH, Conv(16, 3), Dense(5)]),
-    "lines": ((2, 6, 25), [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2), Conv(8, 5, 1, 2), Dense(5)]),
+    "winograd1d": (
+        (2, 6, 25),
+        [Conv(9, 5, 1, 2), RELU, Conv(8, 5, 1, 3), RELU, MaxPool(2), Conv(8, 5, 1, 2), Dense(5)],
+    ),
 }
 SLOW = ("the paper's", "five convs")
 every_cut = pytest.mark.parametrize("strips", [2, 3, 4])
@@ -126,20 +129,20 @@ def check_generated(stack, strips, lanes, make, images=6):
 @pytest.mark.parametrize("strips", [2, *(pytest.param(count, marks=pytest.mark.full) for count in (3, 4))])
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack not in SLOW])
 def test_the_generated_program_is_cut_at_its_exchanges(stack, strips):
-    check_generated(stack, strips, 4, jit.plain)
+    check_generated(stack, strips, 4, jit.uncompiled)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("stack", ["odd width", "stride 2", "normalize and dropout"])
 def test_a_few_images_are_blocks_of_their_own(stack):
-    assert all(built.lanes == 1 for built in check_generated(stack, 2, 8, jit.plain, images=3))
+    assert all(built.lanes == 1 for built in check_generated(stack, 2, 8, jit.uncompiled, images=3))
 
 
 @pytest.mark.parametrize("strips", [2, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("stack", TRANSFORMED)
 def test_transformed_convolutions_of_strips_agree(stack, strips):
-    for built in check_generated(stack, strips, 4, jit.plain):
-        wanted = "lines" if stack == "lines" else "winograd"
+    for built in check_generated(stack, strips, 4, jit.uncompiled):
+        wanted = "winograd1d" if stack == "winograd1d" else "winograd2d"
         assert {choice["algorithm"] for choice in built.choices.values()} == {wanted}
 
 
@@ -153,7 +156,7 @@ FURTHER = [("overlapping pools", 3), ("five convs", 4), ("squares", 2)]
 )
 def test_columns_that_neighbors_wait_for_come_first_where_that_pays(stack, strips, monkeypatch):
     monkeypatch.setattr(border, "SECONDS", -1.0)
-    for built in check_generated(stack, strips, 4, jit.plain):
+    for built in check_generated(stack, strips, 4, jit.uncompiled):
         ports = [part.port for part, after in pairwise(built.parts) if after.meanwhile and not after.training]
         assert ports and all(port.direction == FORWARD for port in ports)
 
@@ -202,7 +205,7 @@ def test_every_exchange_back_is_the_adjoint_of_the_one_forward(stack, strips):
     contexts = [StripContext(strip, 3, 0, np.float64) for strip in cut.strips]
     random = np.random.default_rng(1)
     for number, exchanged in enumerate(cut.exchanges.values()):
-        sides = [context.passages[number] for context in contexts]
+        sides = [context.exchange_buffers[number] for context in contexts]
         places = [c.places[[shape.layer for shape in c.stack].index(exchanged)] for c in contexts]
         if not exchanged.summed:
             continue

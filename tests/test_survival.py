@@ -10,8 +10,7 @@ from launch import available, given
 from test_train import SMOOTH
 
 from adam_mpi.checkpoint.run_directory import compare_copies, grow
-from adam_mpi.transport.conservation import count_pushes as counted
-from adam_mpi.transport.conservation import read_copies as left_copies
+from adam_mpi.transport.conservation import count_pushes, read_copies
 
 pytestmark = [
     pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank"),
@@ -216,7 +215,7 @@ def test_a_stopped_rank_that_wakes_up_finds_that_it_is_evicted(start_job):
     reached(job, 1)
     stopped.resume()
     stopped.wait(30)
-    assert "was taken for dead; generation 1 goes on without it" in job.logs()["rank-00002"]
+    assert "was declared dead; generation 1 continued without it" in job.logs()["rank-00002"]
     assert stop(job)["recoveries"][0]["members"] == [2]
 
 
@@ -274,10 +273,10 @@ def test_spares_take_the_places_of_lost_ranks_at_once_and_nothing_acknowledged_i
 
 def conserved(run, dead):
     """Check that every parameter of every copy is the number of acknowledged pushes; those of `dead` may be in it."""
-    told = counted(run)
+    told = count_pushes(run)
     least = sum(acknowledged for _, acknowledged in told.values())
     most = least + sum(pushed - acknowledged for member, (pushed, acknowledged) in told.items() if member in dead)
-    copies = left_copies(run)
+    copies = read_copies(run)
     assert least > 0 and copies and all(len(same) >= 2 for same in copies.values())
     for same in copies.values():
         assert all(np.array_equal(other, same[0]) for other in same[1:])

@@ -106,14 +106,14 @@ def large(request, monkeypatch):
     monkeypatch.setattr(cpu, "lanes", lambda: 4)
     monkeypatch.setattr(program, "COPIED", 100)
     if request.param == "plain":
-        monkeypatch.setattr(jit, "run", jit.plain)
-        monkeypatch.setattr(jit, "settle", lambda text, lanes: jit.plain(text, lanes, "settle"))
+        monkeypatch.setattr(jit, "run", jit.uncompiled)
+        monkeypatch.setattr(jit, "apply_fused", lambda text, lanes: jit.uncompiled(text, lanes, "apply_fused"))
     return Network(SHAPES, 4, 0, engine="generated", batches=ROUND), spans(SHAPES)["dense1"]
 
 
 def test_layers_too_large_for_a_copy_are_read_where_they_are_shared(large):
     network, (start, stop) = large
-    assert network.uncopied == network.settled == ("dense1",)
+    assert network.uncopied == network.fused_layers == ("dense1",)
     assert network.copied() == [(0, start), (stop, total(SHAPES))]
     shared = initial(SHAPES, 0)
     batches = blocks(2)

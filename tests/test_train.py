@@ -97,7 +97,7 @@ def test_eval_gives_the_accuracies_of_the_run(case, launch, capsys):
     said = dict(line.split(": accuracy ") for line in told.splitlines())
     # A file of weights, a snapshot, and a run that was stopped, which has snapshots only.
     (job.run / "weights.h5").rename(job.folder / "mine.h5")
-    for path in (job.folder / "mine.h5", snapshot.own(job.run / "snapshots")[-1], job.run):
+    for path in (job.folder / "mine.h5", snapshot.list_snapshots(job.run / "snapshots")[-1], job.run):
         assert main(["eval", str(path)]) == 0
         assert capsys.readouterr().out == told
     for part in ("validation", "test"):

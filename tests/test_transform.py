@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from adam_mpi.base.counter_rng import key_of, mix, roll
+from adam_mpi.base.counter_rng import key_of, mix, uniform
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform, load
 from adam_mpi.data import glyphs, warp
@@ -29,11 +29,11 @@ def transformer(wanted, shape=(1, 28, 28), seed=1, sample=None, dtype=UINT8):
 def map_of(wanted, image, seed=1, epoch=1):
     """The affine map that an image should get, from its random numbers: matrix and offset for scipy, (y, x) order."""
     key = image_key(seed, epoch, image)
-    turn = roll(key, 0, -math.radians(wanted.rotation), math.radians(wanted.rotation))
-    size = 1 / (1 + roll(key, 1, -wanted.scale, wanted.scale))
-    shear = roll(key, 2, -wanted.shear, wanted.shear)
-    mirror = -1 if wanted.reflect and roll(key, 3, 0.0, 1.0) < 0.5 else 1
-    across, down = roll(key, 6, -wanted.shift, wanted.shift), roll(key, 7, -wanted.shift, wanted.shift)
+    turn = uniform(key, 0, -math.radians(wanted.rotation), math.radians(wanted.rotation))
+    size = 1 / (1 + uniform(key, 1, -wanted.scale, wanted.scale))
+    shear = uniform(key, 2, -wanted.shear, wanted.shear)
+    mirror = -1 if wanted.reflect and uniform(key, 3, 0.0, 1.0) < 0.5 else 1
+    across, down = uniform(key, 6, -wanted.shift, wanted.shift), uniform(key, 7, -wanted.shift, wanted.shift)
     turned = size * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     matrix = (turned @ [[1, shear], [0, 1]] @ [[mirror, 0], [0, 1]])[::-1, ::-1]
     return matrix, np.array([down, across])

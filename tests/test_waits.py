@@ -7,8 +7,8 @@ import types
 
 import psutil
 import pytest
-from house import House, additive
 from launch import Disk, Freezer, available, given
+from local_server import LocalServer, additive
 
 from adam_mpi.checkpoint.run_directory import grow
 from adam_mpi.server.server import Server
@@ -186,11 +186,11 @@ def test_a_temporary_folder_may_have_a_long_name(launch, tmp_path):
     shutil.rmtree(folder)
 
 
-def far_house(staleness):
+def far_server(staleness):
     """A server and a pusher between whom messages travel, as between two hosts."""
     config = additive(transport="send")
     config.consistency.staleness = staleness
-    return House(config, 1000)
+    return LocalServer(config, 1000)
 
 
 def kinds(waits):
@@ -198,56 +198,56 @@ def kinds(waits):
 
 
 def test_with_clocks_the_arrival_of_a_push_is_owed_at_once_and_only_its_application_may_take_long():
-    house = far_house(0)
-    house.server.cut.hold()
-    house.pushes.push(house.contribution(1.0))
-    house.pushes.step()
-    assert kinds(house.pushes.awaits()) == {("arrival", False), ("acknowledgement", True)}
+    local = far_server(0)
+    local.server.session.barrier.hold()
+    local.pushes.push(local.gradient_buffer(1.0))
+    local.pushes.step()
+    assert kinds(local.pushes.awaits()) == {("arrival", False), ("acknowledgement", True)}
 
     def arrived():
-        house.server.step()
-        house.pushes.step()
-        return kinds(house.pushes.awaits()) == {("acknowledgement", True)}
+        local.server.step()
+        local.pushes.step()
+        return kinds(local.pushes.awaits()) == {("acknowledgement", True)}
 
-    house.world.wait(arrived, "the server to say what has arrived", 20)
-    house.server.cut.release()
-    house.settle()
-    assert list(house.pushes.awaits()) == []
-    house.free()
+    local.world.wait(arrived, "the server to say what has arrived", 20)
+    local.server.session.barrier.release()
+    local.apply_pushes()
+    assert list(local.pushes.awaits()) == []
+    local.free()
 
 
 def test_without_clocks_the_acknowledgement_of_a_push_is_owed_at_once():
-    house = far_house(float("inf"))
-    house.pushes.push(house.contribution(1.0))
-    house.pushes.step()
-    assert kinds(house.pushes.awaits()) == {("acknowledgement", False)}
-    house.settle()
-    house.free()
+    local = far_server(float("inf"))
+    local.pushes.push(local.gradient_buffer(1.0))
+    local.pushes.step()
+    assert kinds(local.pushes.awaits()) == {("acknowledgement", False)}
+    local.apply_pushes()
+    local.free()
 
 
 def test_a_pull_waits_patiently_for_a_clock_but_not_for_an_answer():
-    house = far_house(0)
-    house.pulls.start(least=1)
-    house.pulls.step()
-    assert kinds(house.pulls.awaits()) == {("heads", False), ("1,", True)}
-    [turn] = [wait.turn for wait in house.pulls.awaits() if not wait.patient]
+    local = far_server(0)
+    local.pulls.start(least=1)
+    local.pulls.step()
+    assert kinds(local.pulls.awaits()) == {("heads", False), ("1,", True)}
+    [turn] = [wait.turn for wait in local.pulls.awaits() if not wait.patient]
 
     def answered():
-        house.server.step()
-        house.pulls.step()
-        return house.pulls.reads > turn + 2
+        local.server.step()
+        local.pulls.step()
+        return local.pulls.reads > turn + 2
 
-    house.world.wait(answered, "answers", 20)
-    house.push(1.0)
-    house.world.wait(lambda: house.server.step() or house.pulls.step(), "the pull", 20)
-    assert list(house.pulls.awaits()) == []
-    house.free()
+    local.world.wait(answered, "answers", 20)
+    local.push(1.0)
+    local.world.wait(lambda: local.server.step() or local.pulls.step(), "the pull", 20)
+    assert list(local.pulls.awaits()) == []
+    local.free()
 
 
 def test_a_server_waits_for_reports_of_its_copies():
     server = Server.__new__(Server)
-    server.replicator = None
+    server.session = types.SimpleNamespace(replicator=None)
     assert server.awaits() == []
     lanes = {3: types.SimpleNamespace(sent=["record"], applied=7), 4: types.SimpleNamespace(sent=[], applied=9)}
-    server.replicator = types.SimpleNamespace(lanes=lanes)
+    server.session.replicator = types.SimpleNamespace(ring_senders=lanes)
     assert [(wait.rank, wait.turn, wait.patient) for wait in server.awaits()] == [(3, 7, False)]

@@ -7,7 +7,6 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 EMPTY = np.empty(0, np.float32)
-NOTHING = EMPTY  # former name
 
 
 class BufferPool:
@@ -38,8 +37,6 @@ class BufferPool:
         """Return the position in the arena where `values` begin; None if they are not in the arena."""
         start = (values.ctypes.data - self.arena.ctypes.data) // 4
         return start if 0 <= start < self.arena.size else None
-
-    place = arena_offset  # former name
 
     def _make(self, room: int) -> np.ndarray:
         with self.lock:

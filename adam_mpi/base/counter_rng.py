@@ -23,6 +23,3 @@ def uniform(key: np.uint64, number: int, low: float, high: float) -> float:
     """Return random number `number` of `key`, uniform in [low, high)."""
     bits = mix(key + np.uint64(number) * np.uint64(0x9E37_79B9_7F4A_7C15))
     return low + (high - low) * (float(bits >> np.uint64(11)) / 2.0**53)
-
-
-roll = uniform  # former name

@@ -83,6 +83,3 @@ def print_and_log(text: str) -> None:
     sys.stderr.write(f"adam_mpi: {text}\n")
     sys.stderr.flush()
     log.warning(text)
-
-
-say = print_and_log  # former name

@@ -31,9 +31,6 @@ def cores_of_threads(threads: int) -> list[frozenset[int]]:
     return assign(nodes(), allowed, threads)
 
 
-threads_cores = cores_of_threads  # former name
-
-
 def bind(cores: Collection[int]) -> None:
     """Bind the calling thread to `cores`, if there are any."""
     if cores:

@@ -28,8 +28,3 @@ def format_ranges(numbers: Sequence[int], most: int = 8) -> str:
             found.append([number, number])
     texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:most]]
     return ", ".join(texts + ["..."] * (len(found) > most))
-
-
-amount = format_bytes  # former name
-duration = format_duration  # former name
-number_ranges = format_ranges  # former name

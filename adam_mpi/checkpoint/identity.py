@@ -27,7 +27,7 @@ class Identity:
         return (self.id, *self.before)
 
 
-def of(run: Path) -> Identity:
+def load_or_create(run: Path) -> Identity:
     """Return the identity of the run in the directory `run`; draw one if it has none or is a copy of another run."""
     here = str(run.resolve())
     found = _read(run)

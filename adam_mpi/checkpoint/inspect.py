@@ -40,7 +40,7 @@ def _describe_run(path: Path) -> Iterator[Finding]:
     summary = path / "summary.json"
     status = json.loads(summary.read_text())["status"] if summary.exists() else "no summary"
     yield f"run {path}: {status}", True
-    for folder in [*snapshot.own(path / "snapshots"), *stores.attempt_folders(path / "store")]:
+    for folder in [*snapshot.list_snapshots(path / "snapshots"), *stores.attempt_folders(path / "store")]:
         yield from _describe(folder)
 
 

@@ -14,7 +14,7 @@ from adam_mpi.model.parameters import PIECE
 
 def merge(path: Path, output: Path) -> str:
     """Copy every tensor of the snapshot `path`, or of the newest one of the run `path`, into `output`."""
-    folder = path if (path / snapshot.MANIFEST).exists() else newest(path)
+    folder = path if (path / snapshot.MANIFEST).exists() else newest_snapshot(path)
     snapshot.check(folder)
     count = 0
     with open_file(folder / snapshot.MODEL, model_file.KIND) as source, new_file(output, model_file.KIND) as file:
@@ -42,13 +42,13 @@ def _copy(source: h5py.Dataset, file: h5py.File, name: str) -> None:
         copied[first : first + step] = source[first : first + step]
 
 
-def newest(run: Path) -> Path:
+def newest_snapshot(run: Path) -> Path:
     """Return the newest snapshot of `run` that is whole; raise a UserError where there is none.
 
     The error of the newest one is part of that: it says why it cannot be read.
     """
     trouble = ""
-    for folder in snapshot.own(run / "snapshots")[::-1]:
+    for folder in snapshot.list_snapshots(run / "snapshots")[::-1]:
         try:
             snapshot.check(folder)
             return folder

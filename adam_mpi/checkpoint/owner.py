@@ -32,7 +32,7 @@ from adam_mpi.checkpoint.claim_file import (
     remove_claims_before,
     write_record,
 )
-from adam_mpi.checkpoint.process import Process, may_be_alive, process
+from adam_mpi.checkpoint.process import Process, may_be_alive, this_process
 
 BEAT_SECONDS = 2.0
 """How often an owner touches its claim."""
@@ -72,7 +72,7 @@ class Owner:
             claim = None
         return "another job" if claim is None or claim.record.released else str(claim.record)
 
-    def enter(self, processes: Sequence[Process]) -> None:
+    def update_processes(self, processes: Sequence[Process]) -> None:
         """Write the job's current `processes` into the claim: they change when ranks are lost or join."""
         self.check()
         with suppress(OSError):
@@ -90,7 +90,7 @@ class Owner:
             part.unlink()
             self.path.unlink()
 
-    def beat(self) -> "Heartbeat":
+    def heartbeat(self) -> "Heartbeat":
         """Return the heartbeat of this claim in this process; the first call starts it."""
         if self not in _heartbeats:
             _heartbeats[self] = Heartbeat(self)
@@ -108,11 +108,11 @@ class Heartbeat:
         self.thread.start()
 
     @property
-    def beats(self) -> bool:
+    def alive(self) -> bool:
         """Return whether the job has the run as far as is known; False once it has released it."""
         return self.lost is None and not self.over.is_set()
 
-    def look(self) -> None:
+    def raise_if_lost(self) -> None:
         """Raise LostRun once the thread has found that another job has the run; this reads no file."""
         if self.lost is not None:
             raise LostRun(str(self.lost))
@@ -132,7 +132,7 @@ class Heartbeat:
 _heartbeats: dict[Owner, Heartbeat] = {}
 
 
-def take(run: Path, processes: Sequence[Process], by_force: bool = False) -> tuple[Owner, str]:
+def claim_run(run: Path, processes: Sequence[Process], by_force: bool = False) -> tuple[Owner, str]:
     """Claim `run` for the job of `processes`; return the claim, and a note about the previous owner or an empty text.
 
     Raises a UserError that names the owner where another job has the run and shows that it lives; waits for an owner
@@ -171,7 +171,7 @@ def _take(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner,
 
 def _await_silence(run: Path, before: Claim, part: Path) -> None:
     """Return when the owner has been silent for long or has left; raise the refusal when it shows that it lives."""
-    if any(other.machine == process().machine for other in before.record.processes):
+    if any(other.machine == this_process().machine for other in before.record.processes):
         raise UserError(_refusal(run, before))
     notice = time.monotonic() + NOTICE_SECONDS
     while (now := find_claim(run, part)) is not None and now.number == before.number and now.age <= STALE_SECONDS:

@@ -14,7 +14,7 @@ class Process(NamedTuple):
     started: str
 
 
-def process() -> Process:
+def this_process() -> Process:
     """Return this process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -27,7 +27,7 @@ def process() -> Process:
 
 def may_be_alive(other: Process) -> bool:
     """Return whether `other` may be alive; always True for a process on another machine."""
-    if not other.machine or other.machine != process().machine:
+    if not other.machine or other.machine != this_process().machine:
         return True
     return start_time(other.pid) == other.started
 

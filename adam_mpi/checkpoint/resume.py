@@ -20,13 +20,13 @@ from adam_mpi.checkpoint import snapshot, store_file, stores
 from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.identity import Identity
 from adam_mpi.checkpoint.run_directory import read_metrics
-from adam_mpi.checkpoint.stores import Attempt, Seen, StoreDescription
+from adam_mpi.checkpoint.stores import Attempt, FoundStores, StoreDescription
 from adam_mpi.config import Config
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.spans import Piece, Spans, gathered
 
-NO_STORES = Seen()
+NO_STORES = FoundStores()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def order_settings(config: Config) -> dict[str, Any]:
     return {f"{section}.{key}": getattr(getattr(config, section), key) for section in keys for key in keys[section]}
 
 
-def next_life(place: Path, seen: Seen = NO_STORES) -> Path:
+def next_attempt(place: Path, seen: FoundStores = NO_STORES) -> Path:
     """Return the folder, in the `place` of all attempts, for the stores of a job that starts now."""
     return stores.next_attempt(place, seen.last)
 
@@ -94,7 +94,7 @@ def describe_store(folder: Path, config: Config, replicas: int, parameters: int,
     write_json(folder / stores.DESCRIPTION, dict(description))
 
 
-def find(config: Config, run: Path, seen: Seen = NO_STORES) -> tuple[Resume | None, list[str]]:
+def find_resume_point(config: Config, run: Path, seen: FoundStores = NO_STORES) -> tuple[Resume | None, list[str]]:
     """Return what `run` resumes from, or None; and what was passed over, a line each. `seen`: its stores."""
     found, trouble = _newest_whole_snapshot(run)
     if not config.asynchronous:
@@ -108,7 +108,7 @@ def find(config: Config, run: Path, seen: Seen = NO_STORES) -> tuple[Resume | No
 
 def _newest_whole_snapshot(run: Path) -> tuple[Resume | None, list[str]]:
     trouble: list[str] = []
-    for path in snapshot.own(run / "snapshots")[::-1]:
+    for path in snapshot.list_snapshots(run / "snapshots")[::-1]:
         try:
             return _from_snapshot(path), trouble
         except UserError as error:
@@ -192,7 +192,7 @@ def _best(run: Path) -> tuple[float, int]:
         return -1.0, 0
 
 
-def cost(resume: Resume, run: Path, config: Config) -> str:
+def describe_lost_work(resume: Resume, run: Path, config: Config) -> str:
     """Return a text about acknowledged work of the last job that is not in `resume` and is computed again.
 
     It goes by what the coordinator wrote last: up to `observe.interval` seconds of work are not counted.
@@ -210,7 +210,7 @@ def _acknowledged_images(run: Path) -> int:
     return 0
 
 
-def share(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int, int]]) -> Resume:
+def share_store(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int, int]]) -> Resume:
     """Return `resume` with what lies on disks of single nodes: their ranks read it and broadcast it. Collective.
 
     `place`: this rank's folder of stores; `spans`: what it holds of the flat vector.
@@ -221,7 +221,7 @@ def share(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int
     return replace(resume, shared=stores.read_everywhere(comm, path, resume.readers, resume.parameters, spans))
 
 
-def state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
+def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
     """Return weights, optimizer state, and the average if there is one, in `spans` of a model of `size` parameters.
 
     What was shared is not read again.
@@ -245,7 +245,7 @@ def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]
         yield from ((piece.start, piece.values) for piece in store_file.pieces(path, spans))
 
 
-def residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
+def read_residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
     """Return the residual of `replica` in `spans`: its own and, with fewer replicas now, some of the others'."""
     total = Spans(spans)
     for files in resume.residuals[replica::replicas]:
@@ -254,7 +254,7 @@ def residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[
     return total
 
 
-def check(resume: Resume, config: Config, replicas: int, parameters: int) -> str:
+def check_resume(resume: Resume, config: Config, replicas: int, parameters: int) -> str:
     """Return what to print about resuming with this `config`; raise a UserError where it cannot be done."""
     if resume.parameters != parameters:
         held = f"{resume.path}: holds {resume.parameters} parameters, this model has {parameters}"

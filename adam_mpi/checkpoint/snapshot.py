@@ -66,22 +66,22 @@ class Manifest(TypedDict):
     time: float
 
 
-def name(epochs: int, batches: int) -> str:
+def folder_name(epochs: int, batches: int) -> str:
     """Return the folder name of a snapshot after `epochs` and `batches`; their order is that of the manifests."""
     return f"epoch-{epochs:04d}" + (f"-batch-{batches:06d}" if batches else "")
 
 
-def own(folder: Path) -> list[Path]:
+def list_snapshots(folder: Path) -> list[Path]:
     """Return the snapshots in `folder` that a job has made, by how much is trained; unreadable ones come first.
 
     Anything else there, such as a user's copy of a snapshot under another name, is left out.
     """
     found = {path: _trained(path) for path in folder.glob("epoch-*") if NAME.fullmatch(path.name)}
-    ours = [path for path in found if called(path) in (path.name, None)]
+    ours = [path for path in found if recorded_name(path) in (path.name, None)]
     return sorted(ours, key=lambda path: (found[path], path.name))
 
 
-def called(path: Path) -> str | None:
+def recorded_name(path: Path) -> str | None:
     """Return the name that the manifest of the snapshot `path` gives; None where there is none."""
     try:
         name = json.loads((path / MANIFEST).read_text())["name"]
@@ -99,7 +99,7 @@ def _trained(path: Path) -> tuple[int, int, int]:
         return -1, 0, 0
 
 
-def restore(folder: Path) -> None:
+def finish_renames(folder: Path) -> None:
     """Finish renames in `folder` that a kill has interrupted, between a snapshot and an older one of the same name.
 
     The manifest is written last: a folder that has one is complete.
@@ -108,7 +108,7 @@ def restore(folder: Path) -> None:
     replaced = sorted(folder.glob(f"{OLD}*"), key=os.path.getmtime)
     # The newest first; one that was to be replaced gets its name back only where nothing else has it.
     for path in [*parts[::-1], *replaced[::-1]]:
-        name = called(path)
+        name = recorded_name(path)
         if name is not None and NAME.fullmatch(name) and not (folder / name).exists():
             path.rename(folder / name)
             sync(folder)

@@ -48,7 +48,7 @@ class SnapshotBarrier:
         self.limits = list(self.begun)
         return self.limits
 
-    def at(self, clocks: Sequence[int], folder: Path) -> None:
+    def set_limits(self, clocks: Sequence[int], folder: Path) -> None:
         """Set the barrier to `clocks`, one per pusher; the copy goes into `folder`."""
         self.limits = list(clocks)
         self.folder = folder

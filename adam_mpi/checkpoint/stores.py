@@ -72,7 +72,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FoundStores:
     """The stores that were found."""
 
     last: int = 0
@@ -97,7 +97,7 @@ def folder(config: Config, run: Path, identity: Identity) -> Path:
     return base / f"{run.resolve().name}-{identity.id}"
 
 
-def survey(comm: MPI.Comm, place: Path, identity: Identity, read: bool) -> Seen:
+def find_stores(comm: MPI.Comm, place: Path, identity: Identity, read: bool) -> FoundStores:
     """Return the stores that the ranks find, each in its own `place`; with `read` also which attempt is whole.
 
     Collective.
@@ -109,10 +109,10 @@ def survey(comm: MPI.Comm, place: Path, identity: Identity, read: bool) -> Seen:
     for name in attempts if read else ():
         files = [[file for file in files if file.attempt == name] for files in visible]
         try:
-            return Seen(last, _read_attempt(comm, place / name, identity, files), tuple(trouble))
+            return FoundStores(last, _read_attempt(comm, place / name, identity, files), tuple(trouble))
         except UserError as error:
             trouble.append(str(error))
-    return Seen(last, None, tuple(trouble))
+    return FoundStores(last, None, tuple(trouble))
 
 
 def visible_files(place: Path) -> list[VisibleFile]:
@@ -135,7 +135,7 @@ def next_attempt(place: Path, last: int = 0) -> Path:
     return place / f"{max([last, *numbers]) + 1:04d}"
 
 
-def forget(attempt: Path, identity: Identity, owner: Owner) -> None:
+def remove_earlier_attempts(attempt: Path, identity: Identity, owner: Owner) -> None:
     """Remove the stores of earlier attempts that lie beside `attempt` and belong to the same run.
 
     Raises LostRun where another job has the run.

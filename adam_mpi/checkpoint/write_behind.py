@@ -17,7 +17,7 @@ import numpy as np
 
 from adam_mpi.base import trace
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.log import say
+from adam_mpi.base.log import print_and_log
 from adam_mpi.checkpoint.disk_task import reason
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.config import Store
@@ -39,7 +39,7 @@ Copied = tuple[Record, np.ndarray]
 
 
 class WriteBehind:
-    """The store of one server; the main thread calls `touch` after each update and `step` often."""
+    """The store of one server; the main thread calls `mark_dirty` after each update and `step` often."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class WriteBehind:
         self.thread.start()
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Return whether every record has been written at least once."""
         return self.missing == set()
 
     @property
-    def behind(self) -> float:
+    def lag(self) -> float:
         """Return the seconds since the oldest update that is not on disk."""
         oldest = min([*self.in_flight.values(), *list(self.dirty.values())[:1]], default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
 
-    def touch(self, place: int) -> None:
+    def mark_dirty(self, place: int) -> None:
         """Note that the record at `place` has changed."""
         self.dirty.setdefault(place, time.monotonic())
 
@@ -126,7 +126,7 @@ class WriteBehind:
         self.stepped = now
         if now - self.looked > self.config.interval / 8:
             self.looked = now
-            if self.behind > self.config.interval:
+            if self.lag > self.config.interval:
                 self._warn("slow disk" if self.error is None else reason(self.error))
 
     def close(self) -> bool:
@@ -143,7 +143,7 @@ class WriteBehind:
             return False
         if self.dirty or self.in_flight:
             trouble = reason(self.error) if self.error else f"the disk has taken nothing for {CLOSE_SECONDS:g} s"
-            say(f"warning: store {self.path}: {trouble}; it ends {self.behind:.1f} s behind")
+            print_and_log(f"warning: store {self.path}: {trouble}; it ends {self.lag:.1f} s behind")
         self.end()
         return True
 
@@ -201,9 +201,9 @@ class WriteBehind:
         self.patience = self.config.interval / 2
         self.written += sum(record.body.nbytes for record, _ in group)
         self.error = None
-        if self.warned and self.behind < self.config.interval:
+        if self.warned and self.lag < self.config.interval:
             self.warned = 0.0
-            say(f"store {self.path}: has caught up")
+            print_and_log(f"store {self.path}: has caught up")
 
     def _pause_after(self, error: Exception) -> None:
         # HDF5 has errors of its own when a file cannot be made.
@@ -219,7 +219,7 @@ class WriteBehind:
             raise UserError(f"store {self.path}: {trouble}; {cure}")
         if not self.warned or time.monotonic() - self.warned > WARN_SECONDS:
             self.warned = time.monotonic()
-            say(f"warning: store {self.path}: {trouble}; {self.behind:.1f} s behind; training continues")
+            print_and_log(f"warning: store {self.path}: {trouble}; {self.lag:.1f} s behind; training continues")
 
     def _run(self) -> None:
         """Write what has been copied, a group at a time; the writing thread."""

@@ -95,6 +95,3 @@ class MembershipWatch:
                 check(self.folder, generation, member)
         except Evicted as error:
             self.out(error)
-
-
-Watch = MembershipWatch  # former name

@@ -66,10 +66,6 @@ def print_line(text: str) -> None:
         wait_until_read(sys.stderr.fileno(), PRINT_SECONDS)
 
 
-tell = print_line  # former name
-tell_together = print_once  # former name
-
-
 def _meet() -> None:
     """Wait for all ranks, but not forever: some may be lost, or not have the error."""
     try:

@@ -18,13 +18,13 @@ class Place:
     roles: tuple[str, ...]
     replica: int | None = None
     strip: int | None = None
-    born: int | None = None
+    member_id: int | None = None
     """Its member number, where that is not its rank: ranks are renumbered when others are lost, members are not."""
 
     @property
     def member(self) -> int:
         """Return the number that identifies this rank in all generations."""
-        return self.rank if self.born is None else self.born
+        return self.rank if self.member_id is None else self.member_id
 
     def __str__(self) -> str:
         detail = "" if self.replica is None else f" (replica {self.replica}, strip {self.strip})"
@@ -59,8 +59,6 @@ class Layout:
         """Return the data rank that moves the job from epoch to epoch and reports."""
         return self.data[0]
 
-    head = coordinator  # former name
-
     @property
     def starter(self) -> int:
         """Return the rank that starts spares, which blocks it for a moment: no data rank or server where possible."""
@@ -94,9 +92,6 @@ class Layout:
     def count_on_host(self, host: str, role: str) -> int:
         """Return the number of ranks on `host` that have `role`."""
         return sum(place.host == host and role in place.roles for place in self.places)
-
-    having = ranks_with  # former name
-    on_host = count_on_host  # former name
 
 
 def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:

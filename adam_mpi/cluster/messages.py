@@ -1,6 +1,7 @@
 """The control messages between ranks, one dataclass per kind, and their encoding as JSON."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ class Statistics(Message):
     """What one role of a rank reports to the coordinator, from time to time and once more when it ends."""
 
     kind = "statistics"
-    values: dict[str, Any]
+    values: Mapping[str, Any]
     at: float | None = None
     """The sender's monotonic clock, in reports that come at intervals."""
     final: bool = False

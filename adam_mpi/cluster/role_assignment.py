@@ -37,7 +37,7 @@ def reassign_roles(hosts: Sequence[str], kept: Sequence[Place], wanted: config.L
     for rank, host in enumerate(hosts):
         own = tuple(sorted(roles[rank], key=ORDER.index))
         replica, strip = strips.get(rank, (None, None))
-        places.append(Place(rank, host, own, replica, strip, born=kept[rank].member))
+        places.append(Place(rank, host, own, replica, strip, member_id=kept[rank].member))
     return Layout(tuple(places), wanted.partitions)
 
 

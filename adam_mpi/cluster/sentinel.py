@@ -10,17 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from adam_mpi.cluster import failure_report  # former name
 from adam_mpi.cluster.sentinel_process import BYE, ORDERS, Settings
 from adam_mpi.cluster.sentinel_process import RECOVERED as RECOVERED
 
-WENT_ON = RECOVERED  # former name
-OWNER_FILE = failure_report.OWNER_FILE  # former name
-TELL_SECONDS = failure_report.PRINT_SECONDS  # former name
-within = failure_report.finishes_within  # former name
-report = failure_report.report  # former name
-exit_code = failure_report.reported_exit_code  # former name
-told = failure_report.wait_for_report  # former name
 SOCKET_PATH = 100
 """Maximum length in bytes of the path of a socket: 107 on Linux, 103 elsewhere."""
 PROGRAM = (
@@ -78,9 +70,6 @@ def order_kill(failure_file: Path, host: str, pid: int, reason: str) -> None:
         file.write(json.dumps([host, pid, reason]) + "\n")
 
 
-order_end = order_kill  # former name
-
-
 class SentinelConnection:
     """The connection of a rank to its host's sentinel, which takes its unannounced end for the rank's death."""
 
@@ -99,6 +88,3 @@ class SentinelConnection:
         """Announce that this rank ends in order; the sentinel reports `interruption` as the reason, if there is one."""
         self.send(interruption.encode() or BYE)
         self.socket.close()
-
-    say = send  # former name
-    bye = close  # former name

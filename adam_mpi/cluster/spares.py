@@ -61,9 +61,6 @@ class Invitation:
     lost: tuple[Place, ...]
     """The ranks whose loss led to the invitation."""
 
-    born = property(lambda self: self.member)  # former name
-    gone = property(lambda self: self.lost)  # former name
-
 
 @dataclass(eq=False)
 class Spare:
@@ -117,8 +114,6 @@ class Spares:
         self.refused = False
         self.reported = (0, 0, False)
 
-    enter = begin_generation  # former name
-
     def order(self, count: int) -> None:
         """Order `count` more spares to be started."""
         self.ordered += count
@@ -131,8 +126,6 @@ class Spares:
             self._start()
         self.held = [spare for spare in self.held if self._receive(spare)]
         return self.reported != self._state
-
-    look = poll  # former name
 
     def report(self) -> SparesReport:
         """Return how many spares are ready and starting, and how long those ready since the last report took."""
@@ -292,8 +285,3 @@ def receive(link: MPI.Intercomm, over: Callable[[], bool]) -> Any:
                 raise RankFailure("the job is over")
             rest = REST_SECONDS
         time.sleep(rest)
-
-
-quiet = return_errors  # former name
-hear = receive  # former name
-come_in = join  # former name

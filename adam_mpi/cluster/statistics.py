@@ -136,7 +136,7 @@ class ServerStatistics(TypedDict):
     """Strips that it serves shards of."""
     dropped: int
     """Pushes that it dropped as duplicates in this generation."""
-    went_on: tuple[float | None, float | None]
+    resumed_at: tuple[float | None, float | None]
     """When the first pusher, and when all of them, had a push applied in this generation."""
     rebuilt: int
     """Copies of shards that it has rebuilt on other servers."""

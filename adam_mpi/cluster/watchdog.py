@@ -103,8 +103,6 @@ class Watchdog:
             if now - since > self.limit + self._grace and not wait.patient:
                 raise Stall(f"{self.world.place} has {self._describe(wait, now - since)}; the job ends")
 
-    look = check  # former name
-
     def handle(self, source: int, message: SignOfLife) -> None:
         """Give a sign of life to the rank `source` if it asks for one, or note the one it gives."""
         if message.asks:
@@ -154,7 +152,3 @@ def _signal(pid: int) -> None:
 def log_stacks(reason: str) -> None:
     """Log the stacks of this rank for another rank that waits for it; `reason` says which and for what."""
     log.warning("%s; stacks here:\n%s", reason, stacks())
-
-
-answer_signals = dump_stack_on_signal  # former name
-answer = log_stacks  # former name

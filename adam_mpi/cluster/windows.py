@@ -226,7 +226,6 @@ class SurvivingWindow(SharedWindow):
         self.far = None
 
 
-fence = memory_fence  # former name
 WINDOWS: dict[str, type[Window]] = {"shared": SharedWindow, "rma": Window, "send": SendWindow}
 
 

@@ -77,16 +77,16 @@ class World:
         config: Config,
         arrange: Callable[..., layout.Layout] = layout.arrange,
         before: "World | None" = None,
-        born: layout.Place | None = None,
+        joining: layout.Place | None = None,
     ) -> None:
         """Make the world of the ranks of `comm` (collective).
 
-        `before` is the world of the previous generation, or `born` what a rank that joins is known by. Here and in
+        `before` is the world of the previous generation, or `joining` what a rank that joins is known by. Here and in
         `finish` alone ranks wait for each other inside MPI. All communicators are made from `comm`, so that a rank that
         finds another one dead reaches all the others by revoking `comm`.
         """
         self.config = config
-        known = before.place if before else born
+        known = before.place if before else joining
         self.generation: int = before.generation if before else -1
         self.sentinel: str | None = before.sentinel if before else None
         """The socket of this host's sentinel, once there is one."""
@@ -124,10 +124,6 @@ class World:
         self.signal: int | None = before.signal if before else None
         """The signal by which the job was asked to end."""
         self.snapshot_requests: int = before.snapshot_requests if before else 0
-
-    begun = property(lambda self: self.started, lambda self, value: setattr(self, "started", value))  # former name
-    gone = property(lambda self: self.lost, lambda self, value: setattr(self, "lost", value))  # former name
-    asked = property(lambda self: self.snapshot_requests)  # former name
 
     @property
     def rank(self) -> int:
@@ -237,8 +233,6 @@ class World:
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
                 if parent == os.getppid():
                     os.kill(pid, signal.SIGKILL)
-
-    end_evicted = kill_evicted  # former name
 
     def agree(self) -> None:
         """Return on all ranks, or raise RankFailure on all ranks where one may be lost (collective).

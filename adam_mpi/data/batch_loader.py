@@ -197,6 +197,3 @@ class PrefetchQueue:
         self.size = min(2 * self.size, self.group)
         future = self.source.start(numbers)
         self.started |= {number: (future, index) for index, number in enumerate(numbers)}
-
-
-Block = LoadedBatch

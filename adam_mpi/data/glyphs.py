@@ -5,7 +5,7 @@ import math
 import numba
 import numpy as np
 
-from adam_mpi.base.counter_rng import key_of, roll
+from adam_mpi.base.counter_rng import key_of, uniform
 
 TRAIN = 24_000
 TEST = 4_000
@@ -75,9 +75,9 @@ def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> Non
 @numba.njit(nogil=True, cache=True)
 def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarray) -> None:
     """Draw one of the two skeletons of the class `label`, bent and placed at random."""
-    skeleton = 2 * label + int(roll(key, 0, 0.0, 2.0))
-    radius = roll(key, 1, 0.7, 1.6)
-    ink = roll(key, 2, 0.65, 1.0)
+    skeleton = 2 * label + int(uniform(key, 0, 0.0, 2.0))
+    radius = uniform(key, 1, 0.7, 1.6)
+    ink = uniform(key, 2, 0.65, 1.0)
     for stroke in range(SKELETON_STARTS[skeleton], SKELETON_STARTS[skeleton + 1]):
         start = STROKE_STARTS[stroke]
         count = STROKE_STARTS[stroke + 1] - start
@@ -88,20 +88,20 @@ def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarr
 @numba.njit(nogil=True, cache=True)
 def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
     """Jitter, slant, scale, turn and move the points of a stroke from their box onto the canvas."""
-    slant = roll(key, 3, -0.25, 0.4)
-    turn = roll(key, 4, -0.25, 0.25)
-    wide = roll(key, 5, 1.4, 2.2)
-    high = roll(key, 6, 1.5, 2.1)
-    right = roll(key, 7, -2.4, 2.4)
-    down = roll(key, 8, -2.4, 2.4)
-    bend = roll(key, 9, -0.5, 0.5)
-    phase = roll(key, 10, 0.0, 2 * math.pi)
+    slant = uniform(key, 3, -0.25, 0.4)
+    turn = uniform(key, 4, -0.25, 0.25)
+    wide = uniform(key, 5, 1.4, 2.2)
+    high = uniform(key, 6, 1.5, 2.1)
+    right = uniform(key, 7, -2.4, 2.4)
+    down = uniform(key, 8, -2.4, 2.4)
+    bend = uniform(key, 9, -0.5, 0.5)
+    phase = uniform(key, 10, 0.0, 2 * math.pi)
     cosine = math.cos(turn)
     sine = math.sin(turn)
     for i in range(count):
         number = 100 + 2 * JITTER_OF[start + i]
-        x = POINTS[start + i, 0] - 3 + roll(key, number, -0.45, 0.45)
-        y = POINTS[start + i, 1] - 5 + roll(key, number + 1, -0.45, 0.45)
+        x = POINTS[start + i, 0] - 3 + uniform(key, number, -0.45, 0.45)
+        y = POINTS[start + i, 1] - 5 + uniform(key, number + 1, -0.45, 0.45)
         x = (x - slant * y + bend * math.sin(0.6 * y + phase)) * wide
         y = y * high
         points[i, 0] = (SIDE - 1) / 2 + right + cosine * x - sine * y
@@ -156,22 +156,22 @@ def _draw_line(
 @numba.njit(nogil=True, cache=True)
 def _draw_distractors(key: np.uint64, canvas: np.ndarray) -> None:
     """Draw up to three specks or short strokes anywhere, which mean nothing."""
-    for number in range(20, 20 + 6 * int(roll(key, 11, 0.0, 4.0)), 6):
-        x = roll(key, number, 0.0, SIDE)
-        y = roll(key, number + 1, 0.0, SIDE)
-        length = roll(key, number + 2, 0.0, 5.0)
-        angle = roll(key, number + 3, 0.0, 2 * math.pi)
-        radius = roll(key, number + 4, 0.3, 1.0)
-        ink = roll(key, number + 5, 0.3, 0.9)
+    for number in range(20, 20 + 6 * int(uniform(key, 11, 0.0, 4.0)), 6):
+        x = uniform(key, number, 0.0, SIDE)
+        y = uniform(key, number + 1, 0.0, SIDE)
+        length = uniform(key, number + 2, 0.0, 5.0)
+        angle = uniform(key, number + 3, 0.0, 2 * math.pi)
+        radius = uniform(key, number + 4, 0.3, 1.0)
+        ink = uniform(key, number + 5, 0.3, 0.9)
         _draw_line(canvas, (x, y), (x + length * math.cos(angle), y + length * math.sin(angle)), radius, ink)
 
 
 @numba.njit(nogil=True, cache=True)
 def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
     """Turn ink into gray levels, with grain of a strength that differs from image to image."""
-    grain = roll(key, 12, 0.0, 0.16)
+    grain = uniform(key, 12, 0.0, 0.16)
     for row in range(SIDE):
         for column in range(SIDE):
             number = 1000 + row * SIDE + column
-            level = canvas[row, column] + roll(key, number, -grain, grain)
+            level = canvas[row, column] + uniform(key, number, -grain, grain)
             image[row, column] = np.uint8(255.0 * min(max(level, 0.0), 1.0))

@@ -12,7 +12,7 @@ from adam_mpi.data.batch_loader import AHEAD, GROUP, BatchLoader, LoadedBatch, P
 from adam_mpi.data.epoch_progress import EpochProgress
 from adam_mpi.data.order import Order
 from adam_mpi.data.sets import DataSet
-from adam_mpi.sharding.joint_batches import Left, Piece
+from adam_mpi.sharding.joint_batches import BatchRemainder, Share
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.sharding.position import Position
 
@@ -54,7 +54,7 @@ class Resumed:
     """Batches of it that workers hold and will report."""
     mean: tuple[float, float] = (0.0, 0.0)
     """Loss and correctness per image so far."""
-    partial: Mapping[int, Left] = field(default_factory=dict)
+    partial: Mapping[int, BatchRemainder] = field(default_factory=dict)
     """Joint batches that some replicas have pushed their shares of -> what is left to be done."""
 
     def of(self, phase: Phase) -> "Resumed | None":
@@ -205,7 +205,7 @@ class ServedPhase:
         """Return the share that batch `number` belongs to."""
         return self.order.owner(number, self.replicas) % self.replicas if self.static else 0
 
-    def _images(self, number: int, pieces: Sequence[Piece]) -> int:
+    def _images(self, number: int, pieces: Sequence[Share]) -> int:
         """Return the number of images in these `pieces` of batch `number`."""
         return sum(self.order.share(number, *piece).size for piece in pieces)
 

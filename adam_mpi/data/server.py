@@ -49,7 +49,7 @@ class DataServer:
         return self.served.data
 
     @property
-    def preparation(self) -> BatchLoader:
+    def loader(self) -> BatchLoader:
         """The loader of the data set."""
         return self.served.loader
 
@@ -108,7 +108,7 @@ class DataServer:
         current = self.current
         if current is not None and not self.ended and current.phase.training:
             progress = current.epoch_progress
-            state.tally = current.phase.epoch, progress.finished, progress.loss, progress.correct
+            state.epoch_sums = current.phase.epoch, progress.finished, progress.loss, progress.correct
 
     def awaits(self) -> tuple[()]:
         """Return nothing: a data rank waits for no particular rank."""
@@ -161,7 +161,7 @@ class DataServer:
             return worked
         if self.current.share_completed:
             self.current.share_completed = False
-            self.channel.send(Statistics(self.stats()), self.world.layout.head)
+            self.channel.send(Statistics(self.stats()), self.world.layout.coordinator)
         return self.current.fill() or worked
 
     def _receive(self) -> bool:

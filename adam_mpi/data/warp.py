@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from adam_mpi.base.counter_rng import mix, roll
+from adam_mpi.base.counter_rng import mix, uniform
 
 UNIT = 256
 FIELD = 100
@@ -111,7 +111,7 @@ def _draw_field(key: np.uint64, strength: float, field: np.ndarray) -> None:
     limit = UNIT * strength * math.sqrt(3.0) * 315 / 151
     flat = field.reshape(-1)
     for n in range(flat.size):
-        flat[n] = roll(key, FIELD + n, -limit, limit)
+        flat[n] = uniform(key, FIELD + n, -limit, limit)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -150,13 +150,13 @@ def _draw_map(
     """
     height, width = size_in
     rows, columns = size_out
-    turn = roll(key, 0, -limits.rotation, limits.rotation)
-    size = UNIT / (1 + roll(key, 1, -limits.scale, limits.scale))
-    shear = roll(key, 2, -limits.shear, limits.shear)
-    mirror = -1.0 if roll(key, 3, 0.0, 1.0) < limits.reflect / 2 else 1.0
+    turn = uniform(key, 0, -limits.rotation, limits.rotation)
+    size = UNIT / (1 + uniform(key, 1, -limits.scale, limits.scale))
+    shear = uniform(key, 2, -limits.shear, limits.shear)
+    mirror = -1.0 if uniform(key, 3, 0.0, 1.0) < limits.reflect / 2 else 1.0
     # A crop lies at whole pixels anywhere inside the image; a shift moves it further.
-    x = _start(key, 4, width - columns) + roll(key, 6, -limits.shift, limits.shift)
-    y = _start(key, 5, height - rows) + roll(key, 7, -limits.shift, limits.shift)
+    x = _start(key, 4, width - columns) + uniform(key, 6, -limits.shift, limits.shift)
+    y = _start(key, 5, height - rows) + uniform(key, 7, -limits.shift, limits.shift)
     cosine = size * math.cos(turn)
     sine = size * math.sin(turn)
     a = np.float32(mirror * cosine)
@@ -171,14 +171,14 @@ def _draw_map(
 @numba.njit(nogil=True, cache=True)
 def _start(key: np.uint64, number: int, free: int) -> float:
     """Draw the first row or column of a crop, from 0 to `free`."""
-    return math.floor(roll(key, number, 0.0, free + 1.0))
+    return math.floor(uniform(key, number, 0.0, free + 1.0))
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw_light(key: np.uint64, limits: Limits) -> tuple[np.float32, np.float32]:
     """Draw (gain, add): a pixel p becomes gain * p + add; contrast is about middle gray."""
-    gain = 1 + roll(key, 8, -limits.contrast, limits.contrast)
-    add = 255 * roll(key, 9, -limits.brightness, limits.brightness) + 127.5 * (1 - gain)
+    gain = 1 + uniform(key, 8, -limits.contrast, limits.contrast)
+    add = 255 * uniform(key, 9, -limits.brightness, limits.brightness) + 127.5 * (1 - gain)
     return np.float32(gain), np.float32(add + 0.5)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import amount
+from adam_mpi.base.text import format_bytes
 from adam_mpi.checkpoint import model_file
 from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.config import Config
-from adam_mpi.data.batch_loader import BatchLoader, Block
+from adam_mpi.data.batch_loader import BatchLoader, LoadedBatch
 from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.inference.trained import weights_file
 from adam_mpi.model import parameters
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 PARTS = ("validation", "test")
-Evaluator = Callable[[Block], tuple[float, int]]
-"""Block -> sum of the losses, number of correct images."""
+Evaluator = Callable[[LoadedBatch], tuple[float, int]]
+"""LoadedBatch -> sum of the losses, number of correct images."""
 
 
 def evaluate(path: Path) -> int:
@@ -91,7 +91,7 @@ def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file
     size = 4 * parameters.total(shapes)
     if limit and size > limit:
         raise UserError(
-            f"{file}: {amount(size)} of weights, layout.memory = {amount(limit)}; evaluate on several ranks: "
+            f"{file}: {format_bytes(size)} of weights, layout.memory = {format_bytes(limit)}; evaluate on several ranks: "
             f"mpirun -n RANKS python -m adam_mpi eval {file}"
         )
     weights = model_file.read(file, parameters.tensors(shapes), group)

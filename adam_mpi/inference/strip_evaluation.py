@@ -11,15 +11,15 @@ from adam_mpi.checkpoint import model_file
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
-from adam_mpi.data.batch_loader import Block
+from adam_mpi.data.batch_loader import LoadedBatch
 from adam_mpi.data.sets import Description
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import Partition, partition
 from adam_mpi.planning.plan import network
 from adam_mpi.runtime import compile
+from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.sharding.spans import Spans
-from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker import channels
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.link import Link
@@ -63,7 +63,7 @@ class Evaluation:
             weights.put(start, values.reshape(-1))
         return weights.flat
 
-    def evaluate(self, block: Block) -> tuple[float, int]:
+    def evaluate(self, block: LoadedBatch) -> tuple[float, int]:
         """Return the sum of the losses of `block`, and the number of images that are classified correctly."""
         first, last = self.strip.columns
         pixels = np.ascontiguousarray(block.pixels[..., first:last])

@@ -86,7 +86,7 @@ def weights_file(path: Path) -> Path:
     if (path / snapshot.MANIFEST).exists():
         return path / snapshot.MODEL
     if (path / "snapshots").is_dir():
-        return merge.newest(path) / snapshot.MODEL
+        return merge.newest_snapshot(path) / snapshot.MODEL
     raise UserError(f"{path}: no weights; give a run directory, a snapshot or a file of weights")
 
 

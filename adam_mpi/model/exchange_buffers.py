@@ -19,7 +19,7 @@ BACK = 1
 class Port:
     """Where a segment ends: an exchange in one direction."""
 
-    passage: int
+    exchange: int
     direction: int
 
 

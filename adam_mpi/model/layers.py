@@ -135,7 +135,9 @@ class LayerShape:
 def missing_rule(layer: object, rule: str) -> NotImplementedError:
     """Return the error for a kind of layer, or an activation function, that lacks `rule`."""
     name = f"activation {layer.function!r}" if isinstance(layer, Activation) else type(layer).__name__
-    return NotImplementedError(f'{name} has no {rule}; see "A layer" in docs/howto/extending.md for all that a layer needs')
+    return NotImplementedError(
+        f'{name} has no {rule}; see "A layer" in docs/howto/extending.md for all that a layer needs'
+    )
 
 
 def parse(entries: object) -> tuple[Layer, ...]:

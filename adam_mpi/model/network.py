@@ -86,9 +86,9 @@ class Network:
         return self.program.uncopied if self.program else ()
 
     @property
-    def settled(self) -> tuple[str, ...]:
+    def fused_layers(self) -> tuple[str, ...]:
         """Layers whose gradient is fused with the update at the end of a round and never in memory."""
-        return self.program.settled if self.program else ()
+        return self.program.fused_layers if self.program else ()
 
     def spans_without(self, layers: Sequence[str]) -> list[tuple[int, int]]:
         """Return the spans of the flat parameter vector of all layers but `layers`."""
@@ -103,9 +103,9 @@ class Network:
         if self.program:
             text = self.program.text
             lanes = self.program.lanes
-            settle = jit.settle(text, lanes) if shared is not None and self.settled else None
+            apply_fused = jit.apply_fused(text, lanes) if shared is not None and self.fused_layers else None
             return EngineContext(
-                self.shapes, self.images, self.seed, self.program, jit.run(text, lanes), shared, settle
+                self.shapes, self.images, self.seed, self.program, jit.run(text, lanes), shared, apply_fused
             )
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 

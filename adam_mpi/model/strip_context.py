@@ -46,7 +46,7 @@ class StripContext(Context):
         self.views: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
         self.labels = self.arrays["labels"][:0]
-        self.passages: list[ExchangeBuffers | AssemblyBuffers] = [
+        self.exchange_buffers: list[ExchangeBuffers | AssemblyBuffers] = [
             _buffers(shape.layer, strip.number, place)
             for shape, place in zip(self.stack, self.places, strict=True)
             if isinstance(shape.layer, Exchange)
@@ -73,7 +73,7 @@ class StripContext(Context):
         self.load(pixels)
         self.labels = labels
         self.count = len(labels)
-        set_image_edges(self.passages, edges)
+        set_image_edges(self.exchange_buffers, edges)
         if gradient is None:
             return self.evaluating
         gradient[:] = 0
@@ -113,7 +113,7 @@ class StripContext(Context):
                 if layer.summed:
                     _end(segments, Port(exchanges, BACK))
                 else:
-                    segments[-1].work.append(partial(self.passages[exchanges].unpack, BACK, {}))
+                    segments[-1].work.append(partial(self.exchange_buffers[exchanges].unpack, BACK, {}))
                 continue
             if index > first:
                 segments[-1].work.append(self._backward(step.backward_data))
@@ -144,9 +144,6 @@ def set_image_edges(exchanges: Sequence[ExchangeBuffers | AssemblyBuffers], edge
     for exchange in exchanges:
         if isinstance(exchange, AssemblyBuffers):
             exchange.edges = tuple(edges)
-
-
-edge = set_image_edges
 
 
 def _buffers(exchange: Exchange, strip: int, place: Place) -> ExchangeBuffers | AssemblyBuffers:

@@ -58,7 +58,7 @@ class JobStatistics:
         self.earlier_carried: dict[str, float] = {}
         """Pusher -> what its codec carried, as an earlier coordinator received it."""
 
-    def go_on(self, pushes: Mapping[str, list[int]], carried: Mapping[str, float]) -> None:
+    def continue_from(self, pushes: Mapping[str, list[int]], carried: Mapping[str, float]) -> None:
         """Take over what an earlier coordinator knew about the pushers; most of them will report again."""
         self.earlier |= {int(pusher): counts for pusher, counts in pushes.items()}
         self.earlier_carried |= carried
@@ -78,25 +78,25 @@ class JobStatistics:
             self.timed[key] = (message.at, values)
 
     @overload
-    def of(self, role: Literal["data"]) -> list[DataStatistics]: ...
+    def of_role(self, role: Literal["data"]) -> list[DataStatistics]: ...
 
     @overload
-    def of(self, role: Literal["worker"]) -> list[WorkerStatistics]: ...
+    def of_role(self, role: Literal["worker"]) -> list[WorkerStatistics]: ...
 
     @overload
-    def of(self, role: Literal["server"]) -> list[ServerStatistics]: ...
+    def of_role(self, role: Literal["server"]) -> list[ServerStatistics]: ...
 
-    def of(self, role: RoleName) -> list:
+    def of_role(self, role: RoleName) -> list:
         """Return the last report of each rank with this `role`, by rank."""
         return [report.values for (other, _), report in sorted(self.reports.items()) if other == role]
 
-    def finals(self, role: str, members: Collection[int]) -> int:
+    def count_finals(self, role: str, members: Collection[int]) -> int:
         """Return how many of the ranks `members` have sent the final report of this `role`."""
         return sum(report.final for (other, rank), report in self.reports.items() if other == role and rank in members)
 
     def shares(self, phase: Phase) -> list[DataStatistics]:
         """Return the reports of the data ranks about `phase`."""
-        return [report for report in self.of("data") if report["phase"] == phase.number]
+        return [report for report in self.of_role("data") if report["phase"] == phase.number]
 
     def owed(self, phase: Phase, ranks: int) -> list[int]:
         """Return how many images each replica still owes of its share; empty until all `ranks` data ranks reported."""
@@ -105,9 +105,9 @@ class JobStatistics:
             return []
         return [sum(owed) for owed in zip(*(share["owed"] for share in shares), strict=True)]
 
-    def bad(self) -> int:
+    def count_bad_images(self) -> int:
         """Return how many images could not be used; each data rank knows those that it has read."""
-        return len({image for report in self.of("data") for image in report["bad"]})
+        return len({image for report in self.of_role("data") for image in report["bad"]})
 
     def figures(self, phase: Phase, seconds: float) -> dict[str, float]:
         """Return the figures of `phase`, which has taken `seconds` so far."""
@@ -128,27 +128,27 @@ class JobStatistics:
 
     def gauges(self) -> Gauges:
         """Return what `metrics.jsonl` says besides the figures of a phase."""
-        servers = self.of("server")
+        servers = self.of_role("server")
         server_steps = [seen.apply_batch for (role, _), seen in self.activities.items() if role == "server"]
         return {
             "rate": max((report["rate"] for report in servers), default=0.0),
             "bytes": {
-                "pushed": sum(report["pushes"]["bytes"] for report in self.of("worker")),
+                "pushed": sum(report["pushes"]["bytes"] for report in self.of_role("worker")),
                 "pulled": self.pulls()["bytes"],
-                "served": sum(report["bytes"] for report in self.of("data")),
+                "served": sum(report["bytes"] for report in self.of_role("data")),
             },
             "staleness_histogram": {str(value): count for value, count in coarse(self.histogram("leads")).items()},
             "apply_batch": round(average(server_steps), 3),
             "store_lag": max((report["store"]["behind"] for report in servers if report["store"]), default=0.0),
             "busy": {role: round(self._busy(role), 3) for role in ("data", "worker", "server")},
-            "layers": {name: row for report in self.of("worker") for name, row in report["layers"].items()},
+            "layers": {name: row for report in self.of_role("worker") for name, row in report["layers"].items()},
         }
 
     def _busy(self, role: str) -> float:
         """Return the mean share of the time in which the ranks with this `role` were busy."""
         return average([seen.busy for (other, _), seen in self.activities.items() if other == role])
 
-    def ranks(self, layout: Layout) -> list[RankRow]:
+    def rank_rows(self, layout: Layout) -> list[RankRow]:
         """Return a row about each role of each rank of `layout`."""
         now = time.monotonic()
         silent = {key: now - report.received for key, report in self.reports.items()}
@@ -158,7 +158,7 @@ class JobStatistics:
     def carried(self) -> dict[str, float]:
         """Return the length of what each pusher's codec carries, as it reported last."""
         found = {
-            str(report["rank"]): report["carried"] for report in self.of("worker") if report["carried"] is not None
+            str(report["rank"]): report["carried"] for report in self.of_role("worker") if report["carried"] is not None
         }
         return self.earlier_carried | found
 
@@ -170,22 +170,22 @@ class JobStatistics:
         carried = {pusher: round(length, 6) for pusher, length in self.carried().items()}
         left = {
             str(report["rank"]): round(report["left_behind"], 6)
-            for report in self.of("worker")
+            for report in self.of_role("worker")
             if report["left_behind"]
         }
         gone = {pusher: length for pusher, length in carried.items() if int(pusher) not in workers}
         return {"carried": {pusher: carried[pusher] for pusher in carried if pusher not in gone}, "lost": gone | left}
 
-    def of_pushers(self) -> dict[str, list[int]]:
+    def push_counts(self) -> dict[str, list[int]]:
         """Return how many pushes each pusher has sent, and how many of them it knows to be acknowledged."""
-        found = {report["rank"]: report["pushes"] for report in self.of("worker")}
+        found = {report["rank"]: report["pushes"] for report in self.of_role("worker")}
         counts = {pusher: [pushes["sent"], pushes["acknowledged"]] for pusher, pushes in found.items()}
         return {str(pusher): pair for pusher, pair in (self.earlier | counts).items()}
 
     def pushes(self, members: Collection[int], pushers: Collection[int] | None = None) -> dict[str, int]:
         """Return the pushes of the whole job; `members`: the ranks that are left; `pushers`: see `short`."""
-        servers = self.of("server")
-        counts = self.of_pushers()
+        servers = self.of_role("server")
+        counts = self.push_counts()
         applied = self._applied(members)
         gone = [pusher for pusher in counts if int(pusher) not in members]
         return {
@@ -199,7 +199,7 @@ class JobStatistics:
             "short": sum(self.short(members, pushers).values()),
             "duplicates": sum(report["duplicates"] for report in servers),
             "refused": sum(report["refused"] for report in servers),
-            "bytes": sum(report["pushes"]["bytes"] for report in self.of("worker")),
+            "bytes": sum(report["pushes"]["bytes"] for report in self.of_role("worker")),
         }
 
     def short(self, members: Collection[int], pushers: Collection[int] | None = None) -> dict[str, int]:
@@ -208,19 +208,19 @@ class JobStatistics:
         For the end of the job, when all final reports are there. `members`: the ranks that are left; `pushers`: whose
         counts matter, or None for those of all ranks, lost ones too.
         """
-        last = {pusher: known for pusher, (_, known) in self.of_pushers().items()}
-        last |= {str(report["rank"]): report["pushes"]["last"] for report in self.of("worker")}
+        last = {pusher: known for pusher, (_, known) in self.push_counts().items()}
+        last |= {str(report["rank"]): report["pushes"]["last"] for report in self.of_role("worker")}
         applied = self._applied(members)
         judged = [pusher for pusher in last if pushers is None or int(pusher) in pushers]
         missing = {pusher: last[pusher] - applied.get(pusher, 0) for pusher in judged}
         return {pusher: count for pusher, count in missing.items() if count > 0}
 
     def _applied(self, members: Collection[int]) -> dict[str, int]:
-        return applied_pushes([report for report in self.of("server") if report["rank"] in members])
+        return applied_pushes([report for report in self.of_role("server") if report["rank"] in members])
 
     def pulls(self) -> dict[str, int]:
         """Return the pulls of the whole job and their bytes."""
-        pulls = [report["pulls"] for report in self.of("worker")]
+        pulls = [report["pulls"] for report in self.of_role("worker")]
         return {"count": sum(pull["count"] for pull in pulls), "bytes": sum(pull["bytes"] for pull in pulls)}
 
     def workers(self) -> dict[str, WorkerTimes]:
@@ -233,17 +233,17 @@ class JobStatistics:
                 "clock_wait": round(report["clock_wait"], 3),
                 "waits": {reason: round(seconds, 3) for reason, seconds in report["waits"].items()},
             }
-            for report in self.of("worker")
+            for report in self.of_role("worker")
         }
 
-    def troubles(self) -> dict[str, NotFiniteStatistics]:
+    def first_not_finite(self) -> dict[str, NotFiniteStatistics]:
         """Return, by rank, the first number of each worker that was not finite."""
-        return {str(report["rank"]): report["trouble"] for report in self.of("worker") if report["trouble"]}
+        return {str(report["rank"]): report["trouble"] for report in self.of_role("worker") if report["trouble"]}
 
     def traffic(self) -> dict[str, int]:
         """Return bytes by layer and protocol: "conv1 delta", "conv1 pull"."""
         total: Counter[str] = Counter()
-        for report in self.of("worker"):
+        for report in self.of_role("worker"):
             total.update(report["traffic"])
         return dict(total)
 
@@ -254,12 +254,12 @@ class JobStatistics:
 
     def clock_wait(self) -> float:
         """Return the seconds in which replicas were held back by the clocks of others, summed over all replicas."""
-        return round(sum(report["clock_wait"] for report in self.of("worker")), 3)
+        return round(sum(report["clock_wait"] for report in self.of_role("worker")), 3)
 
     def histogram(self, name: Literal["leads", "delays"]) -> Counter[int]:
         """Return the histogram `name` of all servers together."""
         total: Counter[int] = Counter()
-        for report in self.of("server"):
+        for report in self.of_role("server"):
             total.update({int(value): count for value, count in report[name].items()})
         return total
 

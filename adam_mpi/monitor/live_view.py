@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import amount, duration
+from adam_mpi.base.text import format_bytes, format_duration
 
 ENDS = {"DONE": "done", "STOPPED": "stopped", "log/failure.txt": "failed"}
 """File that a job leaves -> how it ended."""
@@ -35,7 +35,7 @@ def figures(run: dict[str, Any]) -> dict[str, str]:
         "images/s": f"{run['images_per_second']:.0f}",
         "staleness": f"{run['staleness']:.2f}",
     }
-    return found | ({"ETA": duration(run["eta"])} if run.get("eta") is not None else {})
+    return found | ({"ETA": format_duration(run["eta"])} if run.get("eta") is not None else {})
 
 
 def by_role(groups: list[dict[str, Any]], staleness: float) -> Table:
@@ -44,7 +44,7 @@ def by_role(groups: list[dict[str, Any]], staleness: float) -> Table:
     for group in groups:
         waited = f"{group['waiting']} {group['waited']:.0%}" if group["waiting"] else ""
         stale = "" if group["role"] == "data" else f"{staleness:.2f}"
-        traffic = f"{amount(group['bytes'])}/s"
+        traffic = f"{format_bytes(group['bytes'])}/s"
         table.add_row(
             group["role"], str(group["ranks"]), _busy(group["busy"]), waited, f"{group['queue']:g}", stale, traffic
         )
@@ -66,7 +66,7 @@ def by_rank(ranks: list[dict[str, Any]]) -> Table:
             row["waiting"],
             str(row["queue"]),
             images,
-            f"{amount(row['bytes'])}/s",
+            f"{format_bytes(row['bytes'])}/s",
             Text(", ".join(notes), style="red"),
         )
     return table

@@ -45,7 +45,7 @@ class RequestWatcher:
         return ranks
 
     def _run(self) -> None:
-        while self.heart.beats:
+        while self.heart.alive:
             with suppress(OSError):
                 self._look()
             time.sleep(LOOK_SECONDS)

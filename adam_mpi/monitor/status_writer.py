@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from adam_mpi.base.log import say
+from adam_mpi.base.log import print_and_log
 
 RETRY_SECONDS = 1.0
 """Between two tries."""
@@ -37,7 +37,7 @@ class StatusWriter:
         self.error: Exception | None = None
         threading.Thread(target=self._run, name="status", daemon=True).start()
 
-    def want(self, name: str, write: Callable[[], None]) -> None:
+    def request(self, name: str, write: Callable[[], None]) -> None:
         """Have the file `name` written soon, by calling `write`."""
         with self.lock:
             self.wanted[name] = write
@@ -48,7 +48,7 @@ class StatusWriter:
         with self.lock:
             self.wanted.pop(name, None)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Warn when a write has been under way for long; raise an error of the thread that was not one of the disk."""
         if self.error is not None:
             raise self.error
@@ -56,7 +56,7 @@ class StatusWriter:
         if writing is not None and time.monotonic() - writing[1] > SLOW_SECONDS:
             self._warn(writing[0], f"not written for {time.monotonic() - writing[1]:.0f} s")
 
-    def settle(self, seconds: float) -> bool:
+    def wait_until_written(self, seconds: float) -> bool:
         """Wait until all is written; return False when that takes longer than `seconds`."""
         limit = time.monotonic() + seconds
         while (self.wanted or self.writing) and self.error is None:
@@ -84,16 +84,16 @@ class StatusWriter:
             write()
             if self.warned is not None and not self.wanted:
                 self.warned = None
-                say(f"{self.directory}: has caught up")
+                print_and_log(f"{self.directory}: has caught up")
         except OSError as error:
             with self.lock:
                 self.wanted.setdefault(name, write)
             self._warn(name, error.strerror or str(error))
-        except Exception as error:  # raised by `look` in the main thread
+        except Exception as error:  # raised by `poll` in the main thread
             self.error = error
         self.writing = None
 
     def _warn(self, name: str, trouble: str) -> None:
         if self.warned is None or time.monotonic() - self.warned > WARN_SECONDS:
             self.warned = time.monotonic()
-            say(f"warning: {self.directory / name}: {trouble}; it is retried, and training continues")
+            print_and_log(f"warning: {self.directory / name}: {trouble}; it is retried, and training continues")

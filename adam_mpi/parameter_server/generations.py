@@ -13,9 +13,10 @@ from mpi4py import MPI
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure, Stall
 from adam_mpi.cluster import layout as layouts
 from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.messages import ClientClosed, RankRaised
 from adam_mpi.cluster.windows import Window
-from adam_mpi.cluster.world import Idle, World, gather
+from adam_mpi.cluster.world import World, gather
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.parameter_server import shutdown
 from adam_mpi.parameter_server.client import Client
@@ -190,7 +191,7 @@ class Membership:
             self.server = None
             self.windows = []
             return
-        gone = "; ".join(f"{place} died" for place in world.gone)
+        gone = "; ".join(f"{place} died" for place in world.lost)
         shards = self.memory_layout.shards
         try:
             settled = plan_recovery(states, world.layout, shards, world.config.server.copies, np.inf)
@@ -198,7 +199,7 @@ class Membership:
             raise LostState(f"{gone}; {loss}; the job ends") from None
         self._open(world, settled)
         self._meet("all ranks to continue")
-        world.begun = True
+        world.started = True
         self._client.resume()
 
     def _export_state(self, world: World) -> RankState:
@@ -224,7 +225,7 @@ def arrange_roles(hosts: Sequence[str], servers: int) -> layouts.Layout:
 def keep_roles(layout: layouts.Layout, before: layouts.Layout) -> layouts.Layout:
     """Return `layout` with the roles that its members had `before`: a client of a program never becomes a server."""
     known = {place.member: place for place in before.places}
-    places = [replace(known[p.member], rank=p.rank, host=p.host, born=p.member) for p in layout.places]
+    places = [replace(known[p.member], rank=p.rank, host=p.host, member_id=p.member) for p in layout.places]
     return layouts.Layout(tuple(places), 1)
 
 

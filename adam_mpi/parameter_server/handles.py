@@ -133,6 +133,6 @@ class RangeMessage:
         """Return the batches that the message stands for: none, because the library knows no data ranks."""
         return np.empty(0, np.int64)
 
-    def settled(self) -> None:
+    def acknowledge(self) -> None:
         """Count the message as acknowledged by its server."""
         self.handle.pending -= 1

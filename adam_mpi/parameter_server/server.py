@@ -11,7 +11,8 @@ from mpi4py import MPI
 from numpy.typing import ArrayLike
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.cluster.world import Idle, World
+from adam_mpi.cluster.idle import Idle
+from adam_mpi.cluster.world import World
 from adam_mpi.parameter_server import arguments, shutdown
 from adam_mpi.parameter_server.client import Client, Filter
 from adam_mpi.parameter_server.generations import Membership, arrange_roles
@@ -132,7 +133,7 @@ class ParameterServer(Membership):
         if self.server is not None:
             self.server.start({"weights": weights})
         self._meet("all ranks to start")
-        self.world.begun = True
+        self.world.started = True
         shutdown.register(self)
 
     def __enter__(self) -> "ParameterServer":

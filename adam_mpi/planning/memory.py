@@ -69,7 +69,7 @@ def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True)
         served(config, memory_layout, server, survivable) + each * memory_layout.size(server)
         for server in memory_layout.servers
     )
-    return largest + memory_layout.mailbox_bytes + memory_layout.mirror_bytes
+    return largest + memory_layout.mailbox_bytes + memory_layout.replication_bytes
 
 
 def _bytes_per_parameter(memory_layout: MemoryLayout) -> int:

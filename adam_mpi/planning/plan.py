@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import amount
+from adam_mpi.base.text import format_bytes
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.config import Config
 from adam_mpi.data.sets import Description
@@ -108,8 +108,8 @@ def _too_few_strips(
     layer = max(shapes, key=lambda shape: shape.parameters)
     needed = worker_bytes(strips)
     return (
-        f"layout.memory = {amount(limit)}: a worker takes {amount(needed)} with layout.partitions = {strips}, "
-        f"and {layer.name} alone has {amount(4 * layer.parameters)} of weights; {advice}"
+        f"layout.memory = {format_bytes(limit)}: a worker takes {format_bytes(needed)} with layout.partitions = {strips}, "
+        f"and {layer.name} alone has {format_bytes(4 * layer.parameters)} of weights; {advice}"
     )
 
 
@@ -117,11 +117,11 @@ def _too_few_servers(limit: int, needed: int, memory_layout: MemoryLayout) -> st
     """Return the error of a server that needs `needed` bytes, more than `limit`."""
     count = len(memory_layout.servers)
     # Mailboxes do not become smaller with more servers.
-    fixed = memory_layout.mailbox_bytes + memory_layout.mirror_bytes
-    advice = f"lower server.mailbox_bytes: mailboxes take {amount(fixed)}"
+    fixed = memory_layout.mailbox_bytes + memory_layout.replication_bytes
+    advice = f"lower server.mailbox_bytes: mailboxes take {format_bytes(fixed)}"
     if limit > fixed:
         advice = f"set layout.servers = {math.ceil(count * (needed - fixed) / (limit - fixed))} or more"
-    return f"layout.memory = {amount(limit)}: a server takes {amount(needed)} with layout.servers = {count}; {advice}"
+    return f"layout.memory = {format_bytes(limit)}: a server takes {format_bytes(needed)} with layout.servers = {count}; {advice}"
 
 
 def plan_memory_layout(

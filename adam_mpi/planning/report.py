@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from adam_mpi.base.text import amount
+from adam_mpi.base.text import format_bytes
 from adam_mpi.config import Config
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import cpu
@@ -65,14 +65,14 @@ def _parameters(plan: JobPlan) -> Iterator[str]:
     yield f"{len(memory_layout.shards)} shards on {len(memory_layout.servers)} servers"
     for server, held in [pair for pair in memory_layout.held.items() if pair[1]][:MOST_ROWS]:
         size = memory_layout.size(server)
-        yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {amount(4 * size)} of weights"
+        yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {format_bytes(4 * size)} of weights"
     yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {largest_push(plan.config)} images)"
     for choice in plan.choices.values():
-        factor = "-" if choice.factor_bytes is None else amount(choice.factor_bytes)
-        yield f"{choice.layer:10} {amount(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
+        factor = "-" if choice.factor_bytes is None else format_bytes(choice.factor_bytes)
+        yield f"{choice.layer:10} {format_bytes(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
     pushed = sum(c.delta_bytes if c.factors is None else c.factor_bytes or 0 for c in plan.choices.values())
     width = WIDTHS["short"] if "short" in memory_layout.regions else WIDTHS["weights"]
-    yield f"a push: {amount(pushed)};  a pull: {amount(width * memory_layout.parameters)}"
+    yield f"a push: {format_bytes(pushed)};  a pull: {format_bytes(width * memory_layout.parameters)}"
 
 
 def _strips(plan: JobPlan) -> Iterator[str]:
@@ -100,10 +100,16 @@ def _strip_sizes(plan: JobPlan) -> Iterator[str]:
     for strip in plan.partition.strips:
         sent = 4 * plan.partition.traffic(strip.number)[0]
         size = strip.bytes(plan.config.train.batch)
-        fits = "" if not cache else "  fits the cache" if size <= cache else f"  more than the cache of {amount(cache)}"
+        fits = (
+            ""
+            if not cache
+            else "  fits the cache"
+            if size <= cache
+            else f"  more than the cache of {format_bytes(cache)}"
+        )
         yield (
             f"{strip.number:7} {f'{strip.columns[0]}-{strip.columns[1] - 1}':>9} {strip.parameters:14,} "
-            f"{strip.flops / 1e9:12.4g} {amount(sent):>11} {amount(size):>12}{fits}"
+            f"{strip.flops / 1e9:12.4g} {format_bytes(sent):>11} {format_bytes(size):>12}{fits}"
         )
 
 
@@ -113,7 +119,7 @@ def _border_first(net: Network) -> list[str]:
         return []
     parts = pairwise(net.program.parts)
     ports = [part.port for part, after in parts if part.port and after.meanwhile and not after.training]
-    return [net.program.crossings[port.passage].exchange.layer for port in ports]
+    return [net.program.crossings[port.exchange].exchange.layer for port in ports]
 
 
 def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
@@ -140,15 +146,15 @@ def _memory(plan: JobPlan) -> Iterator[str]:
     largest = max(memory_layout.servers, key=memory_layout.size)
     yield "memory per rank:"
     data = memory.data(config, plan.layout, plan.description)
-    yield f"  data    {amount(data)} for the set and the batches ahead"
+    yield f"  data    {format_bytes(data)} for the set and the batches ahead"
     worker = memory.worker(config, plan.description, plan.network, memory_layout, plan.captured)
-    yield f"  worker  {amount(worker)} with {config.worker.threads or 1} trainer thread(s)"
+    yield f"  worker  {format_bytes(worker)} with {config.worker.threads or 1} trainer thread(s)"
     server = memory.server(config, memory_layout)
     served = memory.served(config, memory_layout, largest)
-    slots = f"{memory_layout.slots} slots of {amount(memory_layout.slot_bytes)}"
+    slots = f"{memory_layout.slots} slots of {format_bytes(memory_layout.slot_bytes)}"
     yield (
-        f"  server  {amount(server)}: {amount(served)} for weights and optimizer, "
-        f"{amount(memory_layout.mailbox_bytes)} for mailboxes ({len(plan.layout.workers)} pushers x {slots}), "
+        f"  server  {format_bytes(server)}: {format_bytes(served)} for weights and optimizer, "
+        f"{format_bytes(memory_layout.mailbox_bytes)} for mailboxes ({len(plan.layout.workers)} pushers x {slots}), "
         "and a copy of what it serves while a snapshot is written"
     )
 
@@ -156,8 +162,8 @@ def _memory(plan: JobPlan) -> Iterator[str]:
 def _working_set(network: Network) -> Iterator[str]:
     """Yield what a trainer thread reads and writes in every batch, and the caches of this machine."""
     weights = 4 * parameters.total(network.shapes)
-    apart = f" ({amount(4 * network.program.apart)} if none shared memory)" if network.program else ""
-    yield f"working set of a trainer thread: {amount(2 * weights + network.bytes)}"
-    yield f"  weights {amount(weights)}, gradient {amount(weights)}, buffers {amount(network.bytes)}{apart}"
-    caches = ", ".join(f"{level} {amount(size)}" for level, size in cpu.caches().items())
+    apart = f" ({format_bytes(4 * network.program.unshared_floats)} if none shared memory)" if network.program else ""
+    yield f"working set of a trainer thread: {format_bytes(2 * weights + network.bytes)}"
+    yield f"  weights {format_bytes(weights)}, gradient {format_bytes(weights)}, buffers {format_bytes(network.bytes)}{apart}"
+    caches = ", ".join(f"{level} {format_bytes(size)}" for level, size in cpu.caches().items())
     yield f"  caches here: {caches or 'unknown'}"

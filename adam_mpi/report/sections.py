@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import amount
+from adam_mpi.base.text import format_bytes
 from adam_mpi.config import Config
 from adam_mpi.inference.trained import Trained, load
 from adam_mpi.monitor.figures import coarse
@@ -57,7 +57,7 @@ def figures(runs: Sequence[Run]) -> str:
     rows.append(["ranks", *(_ranks(run.summary["ranks"]) for run in runs)])
     rows.append(["staleness, mean", *(run.summary["staleness"]["mean"] for run in runs)])
     for name in ("pushes", "pulls"):
-        rows.append([f"{name}, bytes", *(amount(run.summary[name]["bytes"]) for run in runs)])
+        rows.append([f"{name}, bytes", *(format_bytes(run.summary[name]["bytes"]) for run in runs)])
     rows.append(["hosts", *(", ".join(run.summary["provenance"]["hosts"]) for run in runs)])
     rows.append(["commit", *(run.summary["provenance"]["commit"] for run in runs)])
     return table(["", *(run.name for run in runs)], rows)

@@ -16,7 +16,7 @@ from adam_mpi.checkpoint import identity, run_directory, stores
 from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint.owner import Process
-from adam_mpi.checkpoint.stores import Seen
+from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
@@ -36,14 +36,14 @@ def agree_on_job(comm: MPI.Comm, request: JobRequest) -> tuple[World, Job]:
     """Return the world of the first generation and the job; collective. Raise UserError on every rank."""
     config = from_first_rank(comm, lambda: configure(request.given, request.overrides, comm.size))
     world = World(comm, config)
-    processes = gather(world.comm, ownership.process())
+    processes = gather(world.comm, ownership.this_process())
     claimed = from_first_rank(comm, lambda: claim_run(config, request, world, processes))
     try:
         if comm.rank == 0:
             # Compiling may take minutes: the claim has to be renewed meanwhile.
-            claimed.owner.beat()
+            claimed.owner.heartbeat()
         place = stores.folder(config, claimed.directory, claimed.identity)
-        seen = stores.survey(world.comm, place, claimed.identity, request.resume and config.asynchronous)
+        seen = stores.find_stores(world.comm, place, claimed.identity, request.resume and config.asynchronous)
         job = from_first_rank(comm, lambda: prepare(config, claimed, request, world, seen))
         return world, adapt_to_node(world, job)
     except UserError:
@@ -91,13 +91,13 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
         metrics.check()
     _check_evaluated_data(config)
     path = run_directory.choose(config, request.directory, request.resume)
-    owner, note = ownership.take(path, processes, request.take_over)
+    owner, note = ownership.claim_run(path, processes, request.take_over)
     try:
         if note:
             print(f"adam_mpi: run directory {path}: {note}", file=sys.stderr, flush=True)
             # The previous owner may be alive: it has to notice before anything in the directory changes.
             time.sleep(ownership.NOTICE_SECONDS if request.take_over else 0.0)
-        return ClaimedRun(path, identity.of(path), owner, description, shapes)
+        return ClaimedRun(path, identity.load_or_create(path), owner, description, shapes)
     except BaseException as error:
         owner.release()
         if not isinstance(error, OSError):
@@ -117,7 +117,7 @@ def _with_useful_copies(config: Config, world: World) -> Config:
     return config if world.survivable else replace(config, server=replace(config.server, copies=1))
 
 
-def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: Seen) -> Job:
+def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: FoundStores) -> Job:
     """Return the job, on rank 0; find what it resumes from, and remove what marks the end of an earlier job.
 
     `seen` has the stores of the run that the ranks have found.
@@ -169,7 +169,7 @@ def adapt_to_node(world: World, job: Job) -> Job:
     world.config.server.copies = copies
     resume = job.resume
     if resume is not None:
-        resume = resume_points.share(resume, world.comm, place, _held_spans(world, job))
+        resume = resume_points.share_store(resume, world.comm, place, _held_spans(world, job))
     return replace(job, attempt=place / job.attempt.name, resume=resume)
 
 

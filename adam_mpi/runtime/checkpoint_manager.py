@@ -33,13 +33,13 @@ class CheckpointManager:
         self.until = job.until
         self.describe_progress = describe
         self.owner = job.owner
-        self.heartbeat = job.owner.beat()
+        self.heartbeat = job.owner.heartbeat()
         self.snapshots = SnapshotCoordinator(generation.channel, _settings(generation, job), self._describe)
         self.stale = job.resume is None or job.resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last_ordered = False
         """Whether the snapshot with which the job ends has been ordered."""
-        self.requests_handled = self.world.asked
+        self.requests_handled = self.world.snapshot_requests
         """How many of the requests for a snapshot by a signal have been handled."""
         self.old_stores = True
         """Whether there may be stores of earlier attempts."""
@@ -49,9 +49,9 @@ class CheckpointManager:
 
         `training` says whether the current phase is one of training, `stop` whether there is a file STOP.
         """
-        self.heartbeat.look()
-        if self._is_due() or self.world.asked > self.requests_handled:
-            self.requests_handled = self.world.asked
+        self.heartbeat.raise_if_lost()
+        if self._is_due() or self.world.snapshot_requests > self.requests_handled:
+            self.requests_handled = self.world.snapshot_requests
             # Outside of training, the snapshot of the last epoch's end is up to date.
             if training:
                 self.snapshots.order()
@@ -71,7 +71,7 @@ class CheckpointManager:
 
     def finished(self) -> bool:
         """Return whether the final weights are in a snapshot; raise UserError if the last one could not be written."""
-        self.heartbeat.look()
+        self.heartbeat.raise_if_lost()
         if self.snapshots.busy:
             return False
         if not self.stale and not self.snapshots.error:
@@ -99,7 +99,7 @@ class CheckpointManager:
         """Let servers remove the stores of earlier attempts once all stores of this generation are complete."""
         if not self.old_stores:
             return
-        current = [report for report in statistics.of("server") if report["generation"] == self.world.generation]
+        current = [report for report in statistics.of_role("server") if report["generation"] == self.world.generation]
         stores = [report["store"] for report in current if report["shards"]]
         servers = self.snapshots.settings.servers
         if len(stores) == len(servers) and all(store and store["whole"] for store in stores):

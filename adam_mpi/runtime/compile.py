@@ -136,9 +136,9 @@ def _warm_worker(message: np.ndarray, net: Network) -> None:
     else:
         warm(net.shapes)
     mailbox.seal(message, np.zeros((), message_format.HEADER), np.zeros(1, np.int64))
-    mailbox.sign(message)
-    thread_weights.settle(values, values, values, ranges, one, one)
+    mailbox.write_checksum(message)
+    thread_weights.apply_fused(values, values, values, ranges, one, one)
     thread_weights.take(values, values, values, ranges)
-    thread_weights.ahead(values, values, values, ranges, one)
-    gradient_buffer.descend(values, values, one)
+    thread_weights.step_copy(values, values, values, ranges, one)
+    gradient_buffer.add_scaled(values, values, one)
     gradient_buffer.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

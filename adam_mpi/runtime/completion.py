@@ -60,7 +60,7 @@ class Completion:
         return self._final_reports("server") >= len(self.report.world.layout.servers)
 
     def _final_reports(self, role: str) -> int:
-        return self.report.statistics.finals(role, self.report.members)
+        return self.report.statistics.count_finals(role, self.report.members)
 
     def _finish_servers(self) -> None:
         """Let the servers complete their stores and send their last statistics."""
@@ -92,7 +92,7 @@ class Completion:
         owner = self.checkpoints.owner
         owner.check()
         self.resources.status_writer.forget("summary.json")
-        self.resources.status_writer.settle(DISK_SECONDS)
+        self.resources.status_writer.wait_until_written(DISK_SECONDS)
         stopped_by = self.report.record.stopped_by
         if not stopped_by:
             self.checkpoints.write_weights()

@@ -101,7 +101,7 @@ class Coordinator:
         if recovery is not None:
             self._continue(recovery)
         elif self.job.resume is not None:
-            self.progress.say(f"going on from {self.job.resume.note}")
+            self.progress.say(f"resuming from {self.job.resume.note}")
         log.info("%s", survivable_losses(self.world, len(recovery.lacking) if recovery else 0))
         self._begin_phase(self.schedule.phase)
         if self.record.stopped_by:
@@ -124,7 +124,7 @@ class Coordinator:
             stale=checkpoints.stale or checkpoints.snapshots.busy,
             snapshots=checkpoints.snapshots.taken,
             recoveries=self.recoveries.to_json(),
-            pushes=self.statistics.of_pushers(),
+            pushes=self.statistics.push_counts(),
             carried=self.statistics.carried(),
             spares_started=self.spares.started,
             refusal_reported=self.spares.refusal_reported,
@@ -134,7 +134,7 @@ class Coordinator:
         """Continue where the coordinator of the generation before was, and report the loss."""
         if recovery.coordinator is not None:
             self._restore(CoordinatorState.from_json(recovery.coordinator), recovery)
-        gone = self.world.gone
+        gone = self.world.lost
         self.recoveries.add(recovery, gone)
         names = "; ".join(map(str, gone))
         seconds = time.time() - recovery.detected
@@ -155,15 +155,15 @@ class Coordinator:
         self.checkpoints.stale = state.stale
         self.checkpoints.snapshots.taken = state.snapshots
         self.checkpoints.snapshots.number = SNAPSHOTS_PER_GENERATION * self.world.generation
-        self.recoveries.resume(state.recoveries, recovery.went_on)
-        self.statistics.go_on(state.pushes, state.carried)
+        self.recoveries.resume(state.recoveries, recovery.resumed_at)
+        self.statistics.continue_from(state.pushes, state.carried)
         self.spares.started = state.spares_started
         self.spares.refusal_reported = state.refusal_reported
 
     def step(self) -> bool:
         """Move the job on if it can be; return whether it was. Raise what ends the job."""
         self.liveness.step()
-        self.resources.status_writer.look()
+        self.resources.status_writer.poll()
         self.checkpoints.snapshots.step()
         phase = self.schedule.phase
         if phase is None:
@@ -222,7 +222,7 @@ class Coordinator:
             "generation": self.world.generation,
         }
         path = self.job.directory / "copies.json"
-        self.resources.status_writer.want(path.name, partial(write_json, path, content))
+        self.resources.status_writer.request(path.name, partial(write_json, path, content))
 
     def _begin_phase(self, phase: Phase | None) -> None:
         """Let all ranks begin `phase`; None ends training."""
@@ -275,7 +275,7 @@ class Coordinator:
         return {
             "epochs": self.record.results["epochs"],
             "kernels": self.job.kernels,
-            "inputs": Inputs.of(self.data.preparation).to_json(),
+            "inputs": Inputs.of(self.data.loader).to_json(),
             "best": self.schedule.best,
             "best_epoch": self.schedule.best_epoch,
         }

@@ -126,6 +126,6 @@ class CoordinatorResources:
         return cls(
             statistics=JobStatistics(),
             status_writer=StatusWriter(job.directory, job.owner.check),
-            requests=RequestWatcher(job.directory, job.owner.beat()),
+            requests=RequestWatcher(job.directory, job.owner.heartbeat()),
             metrics=Metrics(job.directory, job.config.observe.tensorboard),
         )

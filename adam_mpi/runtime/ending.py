@@ -14,7 +14,7 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from adam_mpi.base.errors import LostRun, LostState, RankFailure, Stall, UserError
-from adam_mpi.cluster import sentinel
+from adam_mpi.cluster import failure_report
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.world import Interrupted, World
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, Job
@@ -78,7 +78,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 def leave(world: World) -> NoReturn:
     """End this process without MPI, which would wait for lost ranks; end processes that were taken for dead too."""
-    world.end_evicted()
+    world.kill_evicted()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -106,26 +106,26 @@ def revoke(world: World) -> None:
 
 def report_failure(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
     """Report the error that ends the job; if the run directory does not answer, on the terminal at least."""
-    if not sentinel.within(REPORT_SECONDS, lambda: _report(world, connection, failure_file, error)):
+    if not failure_report.finishes_within(REPORT_SECONDS, lambda: _report(world, connection, failure_file, error)):
         print(f"adam_mpi: {_cause(world, error)}", file=sys.stderr, flush=True)
-    connection.bye()
+    connection.close()
 
 
 def _report(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
-        connection.bye(f"interrupted by {error}")
+        connection.close(f"interrupted by {error}")
     if isinstance(error, Interrupted | RankFailure | MPI.Exception):
         # Another rank may have died first: its sentinel knows more about that than a signal or MPI.
-        sentinel.told(failure_file, sentinel.TELL_SECONDS)
-    sentinel.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
+        failure_report.wait_for_report(failure_file, failure_report.PRINT_SECONDS)
+    failure_report.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
 
 
 def end_after_failure(world: World, failure_file: Path, error: BaseException) -> NoReturn:
     """End this process and all other ranks, with the exit code of the first error."""
-    sentinel.within(CLOSE_SECONDS, logging.shutdown)
+    failure_report.finishes_within(CLOSE_SECONDS, logging.shutdown)
     codes = [1]
-    sentinel.within(CLOSE_SECONDS, lambda: codes.append(sentinel.exit_code(failure_file)))
+    failure_report.finishes_within(CLOSE_SECONDS, lambda: codes.append(failure_report.reported_exit_code(failure_file)))
     code = codes[-1]
     if not world.survivable:
         MPI.COMM_WORLD.Abort(code)

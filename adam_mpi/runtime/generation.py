@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.log import say
+from adam_mpi.base.log import print_and_log
 from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint import snapshot, stores
@@ -24,21 +24,18 @@ from adam_mpi.model.partition import partition
 from adam_mpi.runtime import compile
 from adam_mpi.runtime.coordinator import Coordinator
 from adam_mpi.runtime.coordinator_state import CoordinatorState
-from adam_mpi.runtime.generation_setup import Setup, set_up
-from adam_mpi.runtime.generation_setup import available_cores as _cores
-from adam_mpi.runtime.initial_state import attempt_folder as life
-from adam_mpi.runtime.initial_state import initial_residual as _carried
-from adam_mpi.runtime.initial_state import initial_state as _first_state
+from adam_mpi.runtime.generation_setup import Setup, available_cores, set_up
+from adam_mpi.runtime.initial_state import attempt_folder, initial_residual, initial_state
 from adam_mpi.runtime.job import Job
 from adam_mpi.runtime.previous_run import keeps_store
 from adam_mpi.runtime.rank_runtime import RankRuntime
 from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
 from adam_mpi.runtime.roles import Role
 from adam_mpi.server.server import Server
-from adam_mpi.sharding.joint_batches import Cuts, first_cuts
+from adam_mpi.sharding.joint_batches import BatchCuts, first_cuts
 from adam_mpi.sharding.memory_layout import cut_for
 from adam_mpi.sharding.worker_shards import WorkerShards
-from adam_mpi.transport.conservation import Conservation
+from adam_mpi.transport.conservation import ConservationRecorder
 from adam_mpi.worker.gradient_buffer import worker_pool
 from adam_mpi.worker.partitioned_replica import PartitionedReplica
 from adam_mpi.worker.replica import Replica
@@ -70,13 +67,13 @@ def begin_generation(world: World, job: Job, previous: RankRuntime | None = None
     previous.cuts = plan.cuts
     pushed = _retire(world, previous, plan)
     setup = set_up(world, job, plan, previous.roles)
-    if world.rank == world.layout.head:
+    if world.rank == world.layout.coordinator:
         _record_generation(world, job)
     runtime = _start_roles(setup, previous, pushed)
     runtime.abandoned = abandoned
     if pusher is not None and "worker" not in runtime.roles:
         # These are its last statistics: it pushes no more.
-        runtime.channel.send(Statistics(pusher.stats()), world.layout.head)
+        runtime.channel.send(Statistics(pusher.stats()), world.layout.coordinator)
     return runtime
 
 
@@ -88,16 +85,16 @@ def _agree_on_recovery(world: World, job: Job, previous: RankRuntime) -> Recover
     try:
         return plan_recovery(states, world.layout, shards, job.config.server.copies, job.config.consistency.staleness)
     except LostState as loss:
-        gone = "; ".join(f"{place} died" for place in world.gone)
+        gone = "; ".join(f"{place} died" for place in world.lost)
         raise LostState(f"{gone}; {loss}; the job ends; --resume continues from what is stored") from None
 
 
 def _keep_ownership(world: World, job: Job) -> None:
     """Raise LostRun if another job has the run directory; otherwise record who this job is now. Collective."""
-    processes = gather(world.comm, ownership.process())
+    processes = gather(world.comm, ownership.this_process())
     job.owner.check()
-    if world.rank == world.layout.head:
-        job.owner.enter(processes)
+    if world.rank == world.layout.coordinator:
+        job.owner.update_processes(processes)
 
 
 def _record_generation(world: World, job: Job) -> None:
@@ -107,10 +104,10 @@ def _record_generation(world: World, job: Job) -> None:
         fence.claim(job.directory / "log", world.generation, members)
     except OSError as error:
         number = world.generation
-        say(f"warning: {job.directory}: {error.strerror}; generation {number} continues without its file")
+        print_and_log(f"warning: {job.directory}: {error.strerror}; generation {number} continues without its file")
     if keeps_store(job.config):
         with suppress(OSError):
-            folder = life(job, world.generation)
+            folder = attempt_folder(job, world.generation)
             total = parameters.total(job.shapes)
             resume_points.describe_store(folder, job.config, job.replicas, total, job.identity)
 
@@ -122,13 +119,13 @@ def _start_roles(setup: Setup, previous: RankRuntime, pushed: tuple[int, int, fl
     """
     world = setup.world
     generation = setup.generation
-    plan = setup.settled
+    plan = setup.recovery
     roles: dict[str, Role] = {}
     coordinator = None
     if "data" in world.place.roles:
         data = _data(setup, _role(previous, "data", DataServer), previous.data)
         roles["data"] = data
-        if world.rank == world.layout.head:
+        if world.rank == world.layout.coordinator:
             coordinator = Coordinator(generation, data, setup.job, plan, previous.coordinator)
     if "server" in world.place.roles:
         roles["server"] = _server(setup, _role(previous, "server", Server))
@@ -142,8 +139,8 @@ def _start_roles(setup: Setup, previous: RankRuntime, pushed: tuple[int, int, fl
         worker = _worker(setup, setup.network, _role(previous, "worker", Worker), pushed)
         roles["worker"] = worker
         windows.extend(worker.replica.windows)
-    world.begun = True
-    world.spares.enter(JoinPackage(setup.job, setup.captured))
+    world.started = True
+    world.spares.begin_generation(JoinPackage(setup.job, setup.captured))
     state = plan.coordinator if plan else None
     return RankRuntime(
         channel=generation.channel,
@@ -165,95 +162,95 @@ def _role(runtime: RankRuntime, name: str, kind: type[R]) -> R | None:
     return role
 
 
-def _cuts(ground: Setup) -> Cuts | None:
+def _cuts(setup: Setup) -> BatchCuts | None:
     """Return how batches that all replicas compute together are cut, where replicas are bound by clocks."""
-    if ground.settled is not None:
-        return ground.settled.cuts
-    if ground.job.config.asynchronous:
+    if setup.recovery is not None:
+        return setup.recovery.cuts
+    if setup.job.config.asynchronous:
         return None
-    layout = ground.world.layout
-    position = ground.position
+    layout = setup.world.layout
+    position = setup.position
     replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
     return first_cuts(position.batches, position.epoch, replicas)
 
 
-def _retire(world: World, kept: RankRuntime, settled: RecoveryPlan) -> tuple[int, int, float]:
+def _retire(world: World, kept: RankRuntime, recovery: RecoveryPlan) -> tuple[int, int, float]:
     """End a worker that gets another strip or none; return the numbers of its pushes, which are not used again."""
     worker = _role(kept, "worker", Worker)
     if worker is None or worker.strip is None or worker.strip == world.place.strip:
         return kept.pushed
-    worker.retire(settled.clock, settled.taken.get(world.place.member, {}))
+    worker.retire(recovery.clock, recovery.taken.get(world.place.member, {}))
     del kept.roles["worker"]
     return worker.pushes.sent, worker.pushes.completed, worker.left_behind
 
 
-def _data(ground: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
+def _data(setup: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
     """Return a data server for this generation; what `kept` serves throughout the job is taken over."""
-    job, settled = ground.job, ground.settled
+    job, recovery = setup.job, setup.recovery
     served = kept.served if kept else ServedData(opened or open_set(job.config.data), job.config, job.replicas)
-    resumed = Resumed(ground.position)
-    if settled is not None:
-        resumed = Resumed(ground.position, frozenset(settled.out), settled.mean, settled.left)
-    return DataServer(ground.world, ground.generation.channel, served, resumed)
+    resumed = Resumed(setup.position)
+    if recovery is not None:
+        resumed = Resumed(setup.position, frozenset(recovery.out), recovery.mean, recovery.left)
+    return DataServer(setup.world, setup.generation.channel, served, resumed)
 
 
-def _server(ground: Setup, kept: Server | None) -> Server:
-    world, settled, job = ground.world, ground.settled, ground.job
-    plan = ground.generation.memory_layout
+def _server(setup: Setup, kept: Server | None) -> Server:
+    world, recovery, job = setup.world, setup.recovery, setup.job
+    plan = setup.generation.memory_layout
     if kept is None:
-        kept = Server(ground.generation, job.description.train, ground.position)
+        kept = Server(setup.generation, job.description.train, setup.position)
         # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
         sys.setswitchinterval(SWITCH_SECONDS)
-    if settled is None:
-        kept.start(_first_state(job, [(own.shard.start, own.shard.stop) for own in kept.shard_copies.values()]))
+    if recovery is None:
+        kept.start(initial_state(job, [(own.shard.start, own.shard.stop) for own in kept.shard_copies.values()]))
     else:
-        kept.discard([shard for rank, shard in settled.stale if rank == world.rank])
-        kept.rewind(ground.position, settled.version, max(settled.clocks.values()))
-        kept.begin(ground.generation, settled.clocks, settled.lacking, settled.acknowledged)
+        kept.discard([shard for rank, shard in recovery.stale if rank == world.rank])
+        kept.rewind(setup.position, recovery.version, max(recovery.clocks.values()))
+        kept.begin(setup.generation, recovery.clocks, recovery.lacking, recovery.acknowledged)
         # A snapshot takes in all that is sent again: shards may have it already.
         session = kept.session
-        session.barrier.begun = [settled.begun[member] for member in session.push_queue.members]
+        session.barrier.begun = [recovery.begun[member] for member in session.push_queue.members]
     if keeps_store(job.config) and plan.held[world.rank]:
-        folder = life(job, world.generation)
-        forget = partial(stores.forget, folder, job.identity, job.owner)
+        folder = attempt_folder(job, world.generation)
+        forget = partial(stores.remove_earlier_attempts, folder, job.identity, job.owner)
         kept.open_store(folder / snapshot.file_name(world.place.member), forget)
     return kept
 
 
-def _worker(ground: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
+def _worker(setup: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
     """Return the worker of this rank, `kept` or new; `pushed` are its pushes as another worker, see RankRuntime."""
-    settled = ground.settled
-    member = ground.world.place.member
+    recovery = setup.recovery
+    member = setup.world.place.member
     if kept is not None:
-        assert settled is not None, "a worker is kept in a recovery only"
-        clock = settled.clock if kept.strip is None else settled.clocks[member]
-        kept.cut_by(settled.cuts)
-        kept.begin_generation(ground.generation, clock, settled.taken.get(member, {}))
+        assert recovery is not None, "a worker is kept in a recovery only"
+        clock = recovery.clock if kept.strip is None else recovery.clocks[member]
+        kept.cut_by(recovery.cuts)
+        kept.begin_generation(setup.generation, clock, recovery.taken.get(member, {}))
         return kept
     assert net is not None, "a new worker has a network"
-    log.info("cores %d, trainer threads %d", len(_cores()), ground.threads)
-    worker = _new_worker(ground, net)
-    if settled is not None:
+    log.info("cores %d, trainer threads %d", len(available_cores()), setup.threads)
+    worker = _new_worker(setup, net)
+    if recovery is not None:
         worker.pushes.sent, worker.pushes.completed, worker.left_behind = pushed
-        worker.pushes.clock = settled.clocks[member]
-    worker.cut_by(_cuts(ground))
-    if ground.job.config.inject.conserve:
-        worker.pushes.conserve(Conservation(ground.job.directory, member, ground.job.config.train.batch))
+        worker.pushes.clock = recovery.clocks[member]
+    worker.cut_by(_cuts(setup))
+    if setup.job.config.inject.conserve:
+        worker.pushes.conserve(ConservationRecorder(setup.job.directory, member, setup.job.config.train.batch))
     return worker
 
 
-def _new_worker(ground: Setup, net: Network) -> Worker:
+def _new_worker(setup: Setup, net: Network) -> Worker:
     """Return a worker that computes `net`, a whole model or a strip of it; collective over its replica."""
-    world = ground.world
-    config = ground.job.config
-    memory_layout = ground.generation.memory_layout
-    cut = partition(ground.job.shapes, memory_layout.strips, config.layout.scheme) if net.strip is not None else None
+    world = setup.world
+    config = setup.job.config
+    memory_layout = setup.generation.memory_layout
+    cut = partition(setup.job.shapes, memory_layout.strips, config.layout.scheme) if net.strip is not None else None
     worker_shards = WorkerShards(memory_layout, cut, world.place.strip or 0)
-    pool = worker_pool(config, worker_shards, ground.threads, net.captured)
+    pool = worker_pool(config, worker_shards, setup.threads, net.captured)
     replica: Replica
     if cut is not None:
-        replica = PartitionedReplica(world, net, ground.threads, pool=pool, partition=cut)
+        replica = PartitionedReplica(world, net, setup.threads, pool=pool, partition=cut)
     else:
-        replica = ThreadReplica(config, net, ground.threads, pool=pool, injector=world.injector)
-    carried = _carried(world, ground.job, worker_shards) if ground.settled is None else None
-    return Worker(ground.generation, replica, pool, worker_shards, carried)
+        replica = ThreadReplica(config, net, setup.threads, pool=pool, injector=world.injector)
+    carried = initial_residual(world, setup.job, worker_shards) if setup.recovery is None else None
+    return Worker(setup.generation, replica, pool, worker_shards, carried)

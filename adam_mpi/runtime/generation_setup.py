@@ -27,7 +27,7 @@ class Setup:
     generation: Generation
     job: Job
     threads: int
-    settled: RecoveryPlan | None
+    recovery: RecoveryPlan | None
     """How the job recovers from the end of the generation before; None in the first generation."""
     network: Network | None
     """What a new worker computes with."""
@@ -39,9 +39,9 @@ class Setup:
     @property
     def position(self) -> Position:
         """Return where training stands, as a copy for each role."""
-        if self.settled is None:
+        if self.recovery is None:
             return initial_position(self.job)
-        return Position.unpack(self.settled.position.pack())
+        return Position.unpack(self.recovery.position.pack())
 
     @property
     def captured(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def set_up(world: World, job: Job, plan: RecoveryPlan | None, kept: Collection[s
     else:
         compile.compile_now(new, network)
     generation = Generation.open(world, memory_layout, choices)
-    return Setup(generation=generation, job=job, threads=threads, settled=plan, network=network)
+    return Setup(generation=generation, job=job, threads=threads, recovery=plan, network=network)
 
 
 def available_cores() -> frozenset[int]:
@@ -85,7 +85,7 @@ def trainer_threads(world: World) -> int:
     cores = available_cores()
     # A rank that becomes a worker in a later generation does not ask the others.
     masks = world.node.allgather(cores) if world.generation == 0 else [cores]
-    workers = max(1, world.layout.on_host(world.place.host, "worker"))
+    workers = max(1, world.layout.count_on_host(world.place.host, "worker"))
     # Ranks that are bound to cores of their own use them all; ranks that may run anywhere share them.
     share = len(cores) // workers if len(set(masks)) == 1 else len(cores)
     threads = world.config.worker.threads or max(1, share)

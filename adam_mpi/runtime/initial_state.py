@@ -20,7 +20,7 @@ from adam_mpi.sharding.worker_shards import WorkerShards
 def initial_state(job: Job, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
     """Return the state of a server that has `spans` of the flat vector: what the job resumes from, or new weights."""
     if job.resume is not None:
-        return resume_points.state(job.resume, parameters.total(job.shapes), spans)
+        return resume_points.read_state(job.resume, parameters.total(job.shapes), spans)
     if job.config.inject.conserve:
         return {"weights": Spans(spans)}
     return {"weights": initial_weights(job.config, job.shapes, spans)}
@@ -43,7 +43,7 @@ def initial_residual(world: World, job: Job, shards: WorkerShards) -> Spans | No
     if job.resume is None or not CODECS[job.config.push.codec].feedback:
         return None
     spans = [(shard.start, shard.stop) for pushed in shards.pushed.values() for shard in pushed]
-    return resume_points.residual(job.resume, world.place.replica or 0, world.layout.replicas, spans)
+    return resume_points.read_residual(job.resume, world.place.replica or 0, world.layout.replicas, spans)
 
 
 def initial_position(job: Job) -> Position:

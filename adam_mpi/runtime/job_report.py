@@ -63,7 +63,7 @@ class JobReport:
         self._write_metrics(phase, figures, done)
         job_status = self._status(phase, figures)
         path = self.job.directory / "status.json"
-        self.status_writer.want(path.name, partial(write_json, path, job_status))
+        self.status_writer.request(path.name, partial(write_json, path, job_status))
         self._report_nan()
         self.check_losses(phase, figures, done)
         return job_status
@@ -80,13 +80,13 @@ class JobReport:
             "images_trained": trained,
         }
         self.metrics.add(line | figures | self.statistics.gauges(), trained)
-        self.status_writer.want("metrics.jsonl", self.metrics.write)
+        self.status_writer.request("metrics.jsonl", self.metrics.write)
 
     def _status(self, phase: Phase, figures: Figures) -> dict[str, Any]:
         """Return what status.json has: the whole job, groups of ranks, and each rank."""
         share = figures["images"] / max(self.data.count(phase.part), 1)
         seconds_left = self._seconds_left(phase, figures)
-        rows = self.statistics.ranks(self.world.layout)
+        rows = self.statistics.rank_rows(self.world.layout)
         spares = self.spares.count
         return {
             "time": time.time(),
@@ -108,7 +108,7 @@ class JobReport:
 
     def _report_nan(self) -> None:
         """Show the first number of the job that is not finite, once."""
-        for rank, trouble in self.statistics.troubles().items():
+        for rank, trouble in self.statistics.first_not_finite().items():
             if not self.nan_reported:
                 self.nan_reported = True
                 on_nan = self.world.config.server.on_nan
@@ -120,7 +120,7 @@ class JobReport:
         if config.inject.conserve or not outcome.diverged(figures, config.train.batch, done):
             return
         self.want_summary()
-        self.status_writer.settle(DISK_SECONDS)
+        self.status_writer.wait_until_written(DISK_SECONDS)
         count = figures["images_not_finite"]
         rate = config.optimizer.learning_rate
         raise UserError(
@@ -130,7 +130,7 @@ class JobReport:
 
     def want_summary(self) -> None:
         """Have the summary of a running job written soon."""
-        self.status_writer.want("summary.json", partial(self.write_summary, self.summary("running")))
+        self.status_writer.request("summary.json", partial(self.write_summary, self.summary("running")))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary`, unless the job has failed: then summary.json says why it ended."""
@@ -141,7 +141,7 @@ class JobReport:
         """Return the summary of the job, which is in `state`: running, stopped or done."""
         statistics = self.statistics
         resume = self.job.resume
-        stores = {str(report["rank"]): report["store"] for report in statistics.of("server") if report["store"]}
+        stores = {str(report["rank"]): report["store"] for report in statistics.of_role("server") if report["store"]}
         return {
             "status": state,
             "stopped_by": self.schedule.reason,
@@ -149,7 +149,7 @@ class JobReport:
             **self.record.results,
             "best_accuracy": self.schedule.best,
             "best_epoch": self.schedule.best_epoch,
-            "images_bad": statistics.bad(),
+            "images_bad": statistics.count_bad_images(),
             "seconds": round(self.record.seconds, 3),
             "images_per_second": round(self.record.images_per_second, 1),
             "generation": self.world.generation,
@@ -159,7 +159,7 @@ class JobReport:
             "pulls": statistics.pulls(),
             "workers": statistics.workers(),
             "traffic": statistics.traffic(),
-            "not_finite": statistics.troubles(),
+            "not_finite": statistics.first_not_finite(),
             "cpu_seconds": statistics.cpu(),
             "staleness": statistics.distribution("leads") | {"clock_wait": statistics.clock_wait()},
             "delay": statistics.distribution("delays"),

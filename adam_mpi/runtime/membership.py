@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adam_mpi.base.errors import LostRun, RankFailure, Stall
 from adam_mpi.checkpoint.owner import Owner
-from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster import failure_report, fence, sentinel
 from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.messages import Grow, Message, SparesReport, Spawn
 from adam_mpi.cluster.world import World
@@ -94,7 +94,7 @@ class LivenessMonitor:
             except (fence.Evicted, LostRun) as error:
                 found.append(error)
 
-        if not sentinel.within(DISK_SECONDS, check):
+        if not failure_report.finishes_within(DISK_SECONDS, check):
             log.warning("%s does not answer; whether others have this rank's place is not known", self.directory)
         for error in found:
             raise error
@@ -121,7 +121,7 @@ class LivenessMonitor:
         A thread writes the file, as the run directory may be what the rank hangs in.
         """
         arguments = (self.directory / FAILURE, self.world.hosts[rank], self.world.pids[rank], reason)
-        threading.Thread(target=sentinel.order_end, args=arguments, name="evict", daemon=True).start()
+        threading.Thread(target=sentinel.order_kill, args=arguments, name="evict", daemon=True).start()
 
 
 @dataclass(frozen=True)

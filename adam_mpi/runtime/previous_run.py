@@ -12,7 +12,7 @@ from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint import snapshot, stores
 from adam_mpi.checkpoint.identity import Identity
 from adam_mpi.checkpoint.resume import Resume
-from adam_mpi.checkpoint.stores import Seen
+from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.config import Config, Given
 
 
@@ -51,30 +51,30 @@ class PreviousRun:
     identity: Identity
     replicas: int
     parameters: int
-    seen: Seen
+    seen: FoundStores
     """The stores of the run that the ranks have found."""
 
     def find_resume_point(self) -> Resume | None:
         """Return what the job resumes from, or None; print what is not complete and is not used."""
-        snapshot.restore(self.directory / "snapshots")
-        found, passed_over = resume_points.find(self.config, self.directory, self.seen)
+        snapshot.finish_renames(self.directory / "snapshots")
+        found, passed_over = resume_points.find_resume_point(self.config, self.directory, self.seen)
         for trouble in passed_over:
             print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
         if found is None:
             return None
-        note = resume_points.check(found, self.config, self.replicas, self.parameters)
+        note = resume_points.check_resume(found, self.config, self.replicas, self.parameters)
         if note:
             print(f"adam_mpi: {note}", file=sys.stderr, flush=True)
         if found.kind == "store":
             # A store knows which acknowledged pushes it lacks.
             return found
-        cost = resume_points.cost(found, self.directory, self.config)
+        cost = resume_points.describe_lost_work(found, self.directory, self.config)
         return replace(found, note=found.note + cost)
 
     def new_attempt(self) -> Path:
         """Return the folder of the stores of the new job, with a description of them in it."""
         place = stores.folder(self.config, self.directory, self.identity)
-        folder = resume_points.next_life(place, self.seen)
+        folder = resume_points.next_attempt(place, self.seen)
         if keeps_store(self.config):
             with suppress(OSError):
                 resume_points.describe_store(folder, self.config, self.replicas, self.parameters, self.identity)

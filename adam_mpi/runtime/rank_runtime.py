@@ -32,7 +32,7 @@ from adam_mpi.data.sets import DataSet
 from adam_mpi.runtime.coordinator import Coordinator
 from adam_mpi.runtime.coordinator_state import CoordinatorState
 from adam_mpi.runtime.roles import Role, WorkerRole
-from adam_mpi.sharding.joint_batches import Cuts, Progress
+from adam_mpi.sharding.joint_batches import BatchCuts, Progress
 from adam_mpi.sharding.rank_state import RankState
 
 LATE_SECONDS = 60.0
@@ -74,7 +74,7 @@ class RankRuntime:
     abandoned: list[Abandoned] = field(default_factory=list)
     captured: tuple[str, ...] = ()
     """The layers that push factors; they stay the same for the whole job."""
-    cuts: Cuts | None = None
+    cuts: BatchCuts | None = None
     """How batches that all replicas compute together are cut, where replicas are bound by clocks."""
     pushed: tuple[int, int, float] = (0, 0, 0.0)
     """The pushes sent and acknowledged of a worker that this rank no longer has, whose numbers are not used again, and
@@ -118,7 +118,7 @@ class RankRuntime:
 
     def step_spares(self, coordinator: int) -> None:
         """Start spares that are ordered; report to rank `coordinator` if one of them has become ready or died."""
-        if self.spares.look():
+        if self.spares.poll():
             self.channel.send(self.spares.report(), coordinator)
 
     def awaits(self) -> list[Wait]:
@@ -151,7 +151,7 @@ class RankRuntime:
             case Spawn():
                 self.spares.order(message.ranks)
             case DumpStacks():
-                watchdog.answer(message.reason)
+                watchdog.log_stacks(message.reason)
             case SignOfLife():
                 dog.handle(source, message)
             case _:
@@ -164,7 +164,7 @@ class RankRuntime:
         state = RankState(
             member,
             detected=self.detected,
-            head=newest.to_json() if newest is not None else None,
+            coordinator=newest.to_json() if newest is not None else None,
             captured=self.captured,
         )
         state.progress = Progress(self.cuts)

@@ -14,7 +14,7 @@ from adam_mpi.base.errors import LostState
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.runtime.shard_recovery import choose_holders, find_sound_copies, find_stale_copies
 from adam_mpi.sharding import joint_batches
-from adam_mpi.sharding.joint_batches import Cuts, Left
+from adam_mpi.sharding.joint_batches import BatchCuts, BatchRemainder
 from adam_mpi.sharding.position import EPOCH, Position
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard
@@ -45,8 +45,8 @@ class RecoveryPlan:
     training, and where replicas have strips, all replicas start there."""
     begun: dict[int, int]
     """Pusher -> the clock after the last push that it sends again: no shard has anything later."""
-    cuts: Cuts | None
-    left: dict[int, Left]
+    cuts: BatchCuts | None
+    left: dict[int, BatchRemainder]
     """Where replicas are bound by clocks: number of a batch of which a share was pushed -> what remains of it."""
     taken: dict[int, dict[int, int]]
     """Pusher -> shard -> the highest number of its messages that the shard has, where servers have reported it."""
@@ -56,7 +56,7 @@ class RecoveryPlan:
     """Loss and correct answers per image so far in this epoch."""
     detected: float
     """When the first rank noticed the loss, in seconds since 1970."""
-    went_on: tuple[float | None, float | None]
+    resumed_at: tuple[float | None, float | None]
     """When the generation that ended first applied a push of any pusher and of all pushers; None for what it did not
     reach."""
     coordinator: dict[str, Any] | None
@@ -83,7 +83,7 @@ def plan_recovery(
     joint = None if np.isinf(staleness) else _joint_batches(states, layout, position, sound.clock)
     clock = None if joint is None else joint.cuts.layouts[-1][0]
     clocks = _next_clocks(states, layout, clock, synchronous)
-    tallies = [state.tally for state in states if state.tally[0] == position.epoch]
+    tallies = [state.epoch_sums for state in states if state.epoch_sums[0] == position.epoch]
     return RecoveryPlan(
         holders=holders.ranks,
         lacking=holders.lacking,
@@ -101,8 +101,8 @@ def plan_recovery(
         out=_batches_in_progress(batches, position.epoch) if joint is None else frozenset(),
         mean=_mean(tallies),
         detected=min(state.detected for state in states if state.detected),
-        went_on=earliest(state.went_on for state in states),
-        coordinator=_newest_coordinator([state.head for state in states]),
+        resumed_at=earliest(state.resumed_at for state in states),
+        coordinator=_newest_coordinator([state.coordinator for state in states]),
         resent=sum(state.unacknowledged for state in states),
         captured=max(state.captured for state in states),
     )
@@ -152,8 +152,8 @@ def _batches_in_progress(batches: Iterable[int], epoch: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class _JointBatches:
-    cuts: Cuts
-    left: dict[int, Left]
+    cuts: BatchCuts
+    left: dict[int, BatchRemainder]
 
 
 def _joint_batches(
@@ -169,7 +169,7 @@ def _joint_batches(
         position.images = _images_applied_once(states)
     replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
     progress = {state.member: state.progress for state in states}
-    cuts, left = joint_batches.go_on(
+    cuts, left = joint_batches.resume_batches(
         progress, replicas, position.batches, position.epoch, keep=keeps_pushed, clock=version
     )
     return _JointBatches(cuts, left)

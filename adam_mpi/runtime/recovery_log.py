@@ -53,16 +53,16 @@ class RecoveryLog:
     statistics: JobStatistics
     recoveries: list[Recovery] = field(default_factory=list)
 
-    def resume(self, recoveries: Sequence[dict[str, Any]], went_on: tuple[float | None, float | None]) -> None:
-        """Continue the log of the coordinator before; `went_on` says when its generation applied pushes again.
+    def resume(self, recoveries: Sequence[dict[str, Any]], resumed_at: tuple[float | None, float | None]) -> None:
+        """Continue the log of the coordinator before; `resumed_at` says when its generation applied pushes again.
 
         A generation that ended before its first push is part of the next recovery.
         """
-        self.recoveries = [Recovery(**values).ended_at(*went_on) for values in recoveries]
+        self.recoveries = [Recovery(**values).ended_at(*resumed_at) for values in recoveries]
 
     def add(self, plan: RecoveryPlan, gone: Sequence[Place]) -> None:
         """Add the recovery with which this generation begins: the ranks of `gone` are lost."""
-        pushes = self.statistics.of_pushers()
+        pushes = self.statistics.push_counts()
         counts = [pushes[str(place.member)] for place in gone if str(place.member) in pushes]
         recovery = Recovery(
             generation=self.generation,
@@ -77,11 +77,11 @@ class RecoveryLog:
 
     def current(self) -> list[Recovery]:
         """Return all recoveries, with what servers have reported since the last of them."""
-        servers = self.statistics.of("server")
+        servers = self.statistics.of_role("server")
         reports = [report for report in servers if report.get("generation") == self.generation]
         if not self.recoveries or not reports:
             return self.recoveries
-        times = earliest(report["went_on"] for report in reports)
+        times = earliest(report["resumed_at"] for report in reports)
         *earlier, last = (recovery.ended_at(*times) for recovery in self.recoveries)
         rebuilt = sum(report["rebuilt"] for report in reports)
         duplicates = sum(report["dropped"] for report in reports)

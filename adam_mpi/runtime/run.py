@@ -13,10 +13,11 @@ from mpi4py import MPI
 
 from adam_mpi.base import log as logs
 from adam_mpi.base.errors import RankFailure, UserError
-from adam_mpi.cluster import fence, launcher, sentinel
+from adam_mpi.cluster import failure_report, fence, launcher, sentinel
+from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.sentinel import SentinelConnection
-from adam_mpi.cluster.watchdog import Watchdog, answer_signals
-from adam_mpi.cluster.world import Idle, World
+from adam_mpi.cluster.watchdog import Watchdog, dump_stack_on_signal
+from adam_mpi.cluster.world import World
 from adam_mpi.config import Given
 from adam_mpi.monitor.timeline import Timeline
 from adam_mpi.runtime import ending
@@ -50,7 +51,7 @@ def train(
     except UserError as error:
         # Every rank has the same error: one reports it. Of processes that do not know of each other, the first does.
         if comm.rank == 0 and (comm.size > 1 or not launcher.rank()):
-            launcher.tell(f"adam_mpi: {error}")
+            launcher.print_line(f"adam_mpi: {error}")
         return 2
     return 0
 
@@ -89,9 +90,9 @@ def run(
         launcher.check_alone(os.environ, MPI.Get_library_version())
     request = JobRequest(given, overrides, directory, resume, minutes=minutes, take_over=take_over)
     world, job = _collective(comm, lambda: agree_on_job(comm, request))
-    os.environ[sentinel.OWNER_FILE] = str(job.owner.path)
+    os.environ[failure_report.OWNER_FILE] = str(job.owner.path)
     logs.start(job.directory, world.rank, str(world.place))
-    answer_signals()
+    dump_stack_on_signal()
     connection = connect_sentinel(world, job.failure_file)
     world.catch_signals()
     try:
@@ -102,14 +103,14 @@ def run(
         ending.report_failure(world, connection, job.failure_file, error)
         if inside and comm.size == 1:
             job.owner.release()
-            os.environ.pop(sentinel.OWNER_FILE)
+            os.environ.pop(failure_report.OWNER_FILE)
             raise
         ending.end_after_failure(world, job.failure_file, error)
-    connection.bye()
+    connection.close()
     log.info("finished")
-    if world.rank == world.layout.head:
+    if world.rank == world.layout.coordinator:
         job.owner.release()
-    os.environ.pop(sentinel.OWNER_FILE)
+    os.environ.pop(failure_report.OWNER_FILE)
     ending.dismiss_spares(world)
     # MPI's own end would also wait for a rank that was too busy with its spares to end in order.
     if (world.broken or (world.survivable and job.config.recover.spares)) and not inside:
@@ -144,9 +145,9 @@ def join(directory: Path) -> int:
     world = joined.world
     job = joined.job
     logs.start(job.directory, world.place.member, str(world.place))
-    os.environ[sentinel.OWNER_FILE] = str(job.owner.path)
+    os.environ[failure_report.OWNER_FILE] = str(job.owner.path)
     # Ranks on this host ask by a signal where this one is: unhandled it would end the process.
-    answer_signals()
+    dump_stack_on_signal()
     world.catch_signals()
     connection = join_sentinel(world, job.failure_file)
     try:
@@ -156,7 +157,7 @@ def join(directory: Path) -> int:
     except BaseException as error:
         ending.report_failure(world, connection, job.failure_file, error)
         ending.end_after_failure(world, job.failure_file, error)
-    connection.bye()
+    connection.close()
     log.info("finished")
     ending.dismiss_spares(world)
     ending.leave(world)
@@ -174,7 +175,7 @@ def _run_generations(
         try:
             runtime = begin_generation(world, job, runtime)
             if watch.end():
-                connection.say(sentinel.WENT_ON)
+                connection.send(sentinel.RECOVERED)
             _run_roles(world, runtime)
             return world, runtime
         except fence.Evicted as eviction:
@@ -191,7 +192,7 @@ def _run_generations(
             world = _recover(world, runtime, failure, watch)
 
 
-def _recover(world: World, runtime: RankRuntime, failure: Exception, watch: fence.Watch) -> World:
+def _recover(world: World, runtime: RankRuntime, failure: Exception, watch: fence.MembershipWatch) -> World:
     """Agree with the surviving ranks on a new membership; return the world of the next generation."""
     log.warning("generation %d ends: %s", world.generation, failure)
     runtime.detected = time.time()
@@ -203,7 +204,7 @@ def _recover(world: World, runtime: RankRuntime, failure: Exception, watch: fenc
 
 def _run_roles(world: World, runtime: RankRuntime) -> None:
     """Run the roles of this rank until the job is over: steps, messages, the check for failures, rest."""
-    coordinator = world.layout.head
+    coordinator = world.layout.coordinator
     watchdog = Watchdog(world, runtime.channel)
     # Strips of a replica wait for each other in every batch; asynchronous replicas wait for no other rank.
     patient = world.config.asynchronous and world.layout.partitions == 1
@@ -218,7 +219,7 @@ def _run_roles(world: World, runtime: RankRuntime) -> None:
             raise RankFailure(world.describe(error)) from error
         runtime.step_spares(coordinator)
         world.check()
-        watchdog.look(runtime.awaits)
+        watchdog.check(runtime.awaits)
         if time.monotonic() - reported > world.config.observe.interval / 2 and not over:
             reported = time.monotonic()
             runtime.report(coordinator)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.text import number_ranges
+from adam_mpi.base.text import format_ranges
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard, place
@@ -116,9 +116,9 @@ def _check_every_shard_is_left(versions: Versions, servers: Sequence[RankState],
     gone = [shard for shard in missing if shard not in stale]
     reasons = []
     if gone:
-        reasons.append(f"no copy is left of {len(gone)} of {len(shards)} shards ({number_ranges(gone)})")
+        reasons.append(f"no copy is left of {len(gone)} of {len(shards)} shards ({format_ranges(gone)})")
     if stale:
-        which = f"of {len(stale)} of {len(shards)} shards ({number_ranges(stale)})"
+        which = f"of {len(stale)} of {len(shards)} shards ({format_ranges(stale)})"
         reasons.append(f"{which} only copies are left that were being rebuilt and may lack acknowledged pushes")
     if reasons:
         raise LostState("; ".join(reasons))

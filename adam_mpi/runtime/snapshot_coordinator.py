@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from adam_mpi.base.errors import LostRun
-from adam_mpi.base.log import say
+from adam_mpi.base.log import print_and_log
 from adam_mpi.checkpoint.disk_task import DiskTask, reason
 from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
@@ -162,7 +162,7 @@ class SnapshotCoordinator:
         """Warn on the terminal, but only in the log for each of many short epochs."""
         text = f"warning: no snapshot: {self.error}"
         if time.monotonic() > self.quiet_until:
-            say(text)
+            print_and_log(text)
             self.quiet_until = time.monotonic() + WARN_SECONDS
         else:
             log.warning(text)

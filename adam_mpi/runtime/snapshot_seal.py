@@ -53,7 +53,7 @@ class SnapshotSettings:
 
     def remove_unfinished(self) -> None:
         """Complete or undo the renames of a coordinator that was lost, and remove what it was making."""
-        snapshot.restore(self.folder)
+        snapshot.finish_renames(self.folder)
         self.clear(snapshot.PART, snapshot.OLD)
 
     def clear(self, *prefixes: str) -> None:
@@ -94,7 +94,7 @@ class SnapshotSeal:
             shutil.rmtree(self.part, ignore_errors=True)
             if not isinstance(error, LostRun) and not abandoned():
                 # An earlier snapshot of the same name may have been moved away already.
-                snapshot.restore(self.settings.folder)
+                snapshot.finish_renames(self.settings.folder)
             raise
 
     def _seal(self) -> list[str]:
@@ -127,7 +127,7 @@ class SnapshotSeal:
         tensors = self.settings.tensors
         return dict(self.description) | {
             "format": FORMAT,
-            "name": snapshot.name(epochs, batches),
+            "name": snapshot.folder_name(epochs, batches),
             "epochs": epochs,
             "batches": batches,
             "images": images,
@@ -159,11 +159,11 @@ class SnapshotSeal:
         Snapshots of earlier jobs that are further than the first of this job are removed: this job went another way.
         """
         settings = self.settings
-        found = [path.name for path in snapshot.own(settings.folder)]
+        found = [path.name for path in snapshot.list_snapshots(settings.folder)]
         newest = list(taken[-settings.keep :])
         first = min((found.index(name) for name in taken if name in found), default=0)
         before = [name for name in found[:first] if name not in taken]
         kept = newest + before[::-1][: settings.keep - len(newest)]
         for name in found:
-            if name not in kept and snapshot.called(settings.folder / name) == name:
+            if name not in kept and snapshot.recorded_name(settings.folder / name) == name:
                 shutil.rmtree(settings.folder / name, ignore_errors=True)

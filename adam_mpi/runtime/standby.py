@@ -34,7 +34,7 @@ class Joined:
 
 def wait_to_join(directory: Path) -> Joined:
     """Get ready for the job in `directory` and wait until it needs this process; end the process if it does not."""
-    parent = spares.quiet(MPI.Comm.Get_parent())
+    parent = spares.return_errors(MPI.Comm.Get_parent())
     try:
         return _stand_by(parent, directory)
     except Exception as error:
@@ -51,18 +51,18 @@ def _stand_by(parent: MPI.Intercomm, directory: Path) -> Joined:
     """Do all that a spare can do alone before others wait for it, then join when it is invited."""
     over = partial(ending.is_over, directory)
     parent.send((MPI.Get_processor_name(), os.getpid()), 0)
-    package = spares.hear(parent, over)
+    package = spares.receive(parent, over)
     data = _get_ready(package.job, package.captured)
     parent.send(time.process_time(), 0)
-    invitation = spares.hear(parent, over)
+    invitation = spares.receive(parent, over)
     if invitation is None:
         parent.send(None, 0)
         _leave(parent)
-    comm = spares.come_in(invitation)
-    world = World(comm, package.job.config, born=layout.Place(NEW, "", (), born=invitation.born))
+    comm = spares.join(invitation)
+    world = World(comm, package.job.config, joining=layout.Place(NEW, "", (), member_id=invitation.member))
     world.agree()
     world.full = invitation.full
-    world.gone = invitation.gone
+    world.lost = invitation.lost
     return Joined(world, package.job, data)
 
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from adam_mpi.cluster import fence, sentinel
+from adam_mpi.cluster import failure_report, fence, sentinel
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.world import World
 from adam_mpi.runtime.job import Job
@@ -40,21 +40,21 @@ def _start_sentinel(world: World, failure_file: Path, ranks: int) -> str:
     return sentinel.start(failure_file, ranks, world.survivable, *limits, elsewhere, world.place.host)
 
 
-def watch_recoveries(world: World, job: Job, connection: SentinelConnection) -> fence.Watch:
+def watch_recoveries(world: World, job: Job, connection: SentinelConnection) -> fence.MembershipWatch:
     """Return the watch that ends this rank if a recovery takes longer than `recover.seconds` or excludes it."""
     seconds = job.config.recover.seconds
 
     def end_late() -> None:
         text = f"surviving ranks did not agree on a new membership within {seconds:g} s"
-        sentinel.report(job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume")
-        connection.bye()
+        failure_report.report(job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume")
+        connection.close()
         os._exit(1)
 
     def end_evicted(eviction: fence.Evicted) -> None:
         log.error("%s", eviction)
         print(f"adam_mpi: {world.place} {eviction}", file=sys.stderr, flush=True)
-        connection.bye()
+        connection.close()
         logging.shutdown()
         os._exit(0)
 
-    return fence.Watch(job.directory / "log", seconds, end_late, end_evicted)
+    return fence.MembershipWatch(job.directory / "log", seconds, end_late, end_evicted)

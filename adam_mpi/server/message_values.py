@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from adam_mpi.base.buffer_pool import NOTHING, BufferPool
+from adam_mpi.base.buffer_pool import EMPTY, BufferPool
 from adam_mpi.server import apply_kernels
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
@@ -20,7 +20,7 @@ ScaledMessage = tuple[ReceivedMessage, float]
 class MessageValues:
     """Reads messages of one mailbox; a band is neighboring shards that are stepped together."""
 
-    def __init__(self, memory: np.ndarray, factors: Mapping[str, FactorPlan], arena: np.ndarray = NOTHING) -> None:
+    def __init__(self, memory: np.ndarray, factors: Mapping[str, FactorPlan], arena: np.ndarray = EMPTY) -> None:
         """`memory` is the mailbox; sums that `fold` makes lie in `arena`, where other servers can read them."""
         self.words = memory.view(np.uint32)
         self.floats = memory.view(np.float32)

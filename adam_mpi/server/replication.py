@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from adam_mpi.base.buffer_pool import NOTHING
+from adam_mpi.base.buffer_pool import EMPTY
 from adam_mpi.base.thread_pool import ThreadPool
 from adam_mpi.cluster.windows import Window
 from adam_mpi.server.optimizer_rules import ImageCounts
@@ -64,7 +64,7 @@ class FoldedGradient:
 
     def values(self, index: int) -> np.ndarray:
         """Return the sum for shard `index`; it is empty if no message had values to add."""
-        return NOTHING if self.buffer is None else self.buffer[self.parts[index]]
+        return EMPTY if self.buffer is None else self.buffer[self.parts[index]]
 
     def release(self, stepper: Stepper) -> None:
         """Count a shard whose copies have all taken the step; with the last one the memory is returned."""
@@ -136,13 +136,13 @@ class Replicator:
     def _arena(self, server: int) -> np.ndarray:
         """Return the folded gradients of `server`, where we can read them."""
         memory = self.replication_window.direct(server, self.memory_layout.peers.bytes, self.memory_layout.arena)
-        return NOTHING if memory is None else memory.view(np.float32)
+        return EMPTY if memory is None else memory.view(np.float32)
 
     def send(self, record: Record) -> None:
         """Send `record` to every server whose copy is whole, or on its way before it in the same ring."""
         receivers = self._receivers(record.shard.index)
         record.pending = len(receivers)
-        place = self.stepper.values.folds.place(record.values) if record.values.size else None
+        place = self.stepper.values.folds.arena_offset(record.values) if record.values.size else None
         for server in receivers:
             sender = self.ring_senders[server]
             sender.waiting.append(RecordMessage(record, self.header, place if sender.near else None))

@@ -77,7 +77,7 @@ class RecordMessage:
         """Return the notes of the record."""
         return self.record.notes
 
-    def settled(self) -> None:
+    def acknowledge(self) -> None:
         """Count one server that has taken the step; the last one completes the record."""
         self.record.pending -= 1
         if not self.record.pending:
@@ -120,7 +120,7 @@ class PartMessage:
         """Return the notes of the copy."""
         return self.notes
 
-    def settled(self) -> None:
+    def acknowledge(self) -> None:
         """Report the copy as complete, with its last array."""
         if self.part == self.parts - 1 and not self.follows:
             self.done()
@@ -147,7 +147,7 @@ class CheckMessage:
         """Return no batches."""
         return np.empty(0, np.int64)
 
-    def settled(self) -> None:
+    def acknowledge(self) -> None:
         """Report the comparison as done."""
         self.done()
 

@@ -64,7 +64,7 @@ class Server:
         """Begin the first generation; `epoch_images` and `position`: see `ServerProgress`."""
         world = generation.world
         self.config = world.config
-        cores = numa.threads_cores(self.config.server.threads)
+        cores = numa.cores_of_threads(self.config.server.threads)
         self.thread_pool = ThreadPool(self.config.server.threads, cores)
         # A rank with other roles makes more threads, which would be bound with it.
         if world.place.roles == ("server",):
@@ -213,7 +213,7 @@ class Server:
 
     def _report(self, message: Message) -> None:
         """Send `message` to the coordinator."""
-        self.session.generation.channel.send(message, self.session.world.layout.head)
+        self.session.generation.channel.send(message, self.session.world.layout.coordinator)
 
     def handle(self, message: Message) -> None:
         """Handle an order of the coordinator about snapshots, copies, the store, or the end."""
@@ -223,7 +223,7 @@ class Server:
                 session.world.injector.at("store")
                 self._report(SnapshotHeld("server", list(session.barrier.hold())))
             case TakeSnapshot():
-                session.barrier.at(message.clocks, Path(message.folder))
+                session.barrier.set_limits(message.clocks, Path(message.folder))
             case CompareCopies():
                 self.comparison = Comparison(session)
             case RemoveOldStores():
@@ -256,7 +256,7 @@ class Server:
         state.progress = replace(state.progress, reached=reached)
         if session.memory_layout.strips > 1 and CODECS[self.config.push.codec].feedback:
             state.tables = {index: dict(own.table) for index, own in self.shard_copies.items()}
-        state.went_on = session.clocks.resumed_at
+        state.resumed_at = session.clocks.resumed_at
         self.progress.export_state(state)
 
     def transfers(self) -> list[Any]:

@@ -11,14 +11,14 @@ from itertools import product
 import numpy as np
 
 from adam_mpi.base import trace
-from adam_mpi.base.buffer_pool import NOTHING
+from adam_mpi.base.buffer_pool import EMPTY
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.text import number_ranges
+from adam_mpi.base.text import format_ranges
 from adam_mpi.base.thread_pool import ThreadPool
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.checkpoint.write_behind import WriteBehind
-from adam_mpi.cluster.windows import fence
+from adam_mpi.cluster.shared_memory import memory_fence
 from adam_mpi.server.progress import PusherClocks, ServerProgress
 from adam_mpi.server.push_queue import PushQueue
 from adam_mpi.server.replication import FoldedGradient, Replicator
@@ -74,7 +74,7 @@ class ServerSession:
         for ring, pusher in enumerate(self.push_queue.members):
             self.began[ring % self.memory_layout.strips][pusher] = acknowledged.get(pusher, 0)
         if short := lacking_acknowledged(self.memory_layout, self.shards, self.shard_copies, self.began):
-            raise LostState(f"{self.world.place}: shards {number_ranges(short)} lack acknowledged pushes; the job ends")
+            raise LostState(f"{self.world.place}: shards {format_ranges(short)} lack acknowledged pushes; the job ends")
         self.stepper = self._make_stepper()
         self.replicator = self._make_replicator(lacking)
         known = [clocks.get(pusher, 0) for pusher in self.push_queue.members]
@@ -97,11 +97,11 @@ class ServerSession:
 
     def _make_stepper(self) -> Stepper:
         """Return the stepper of this generation, with what is published beside the weights up to date."""
-        arena = NOTHING
+        arena = EMPTY
         replication = self.generation.replication_window
         if replication is not None:
             layout = self.memory_layout
-            arena = replication.memory[layout.peers.bytes : layout.mirror_bytes].view(np.float32)
+            arena = replication.memory[layout.peers.bytes : layout.replication_bytes].view(np.float32)
         stepper = Stepper(
             config=self.world.config,
             shards=self.shards,
@@ -182,14 +182,14 @@ class ServerSession:
             self.thread_pool.run((_owner(fold.band), partial(fold.step, self.stepper)) for fold in made)
         # Between the weights and the versions that promise them. A call into MPI might raise that a rank is lost: then
         # the step would be in the weights and in no table, and be taken again when its pushes are sent again.
-        fence()
+        memory_fence()
         for shard, messages in ready.items():
             self._record_step(shard, messages)
             self._replicate(shard, messages, folds.get(shard), rate)
         self.progress.counts["steps"] += len(ready)
         self.progress.counts["folded"] += sum(map(len, ready.values()))
         if self.store is not None:
-            self.store.touch(len(self.shards))
+            self.store.mark_dirty(len(self.shards))
         self.world.injector.at("applied")
 
     def _rate(self, ready: Mapping[int, list[ReceivedMessage]]) -> float:
@@ -223,7 +223,7 @@ class ServerSession:
             if message.last and message.shard == shard:
                 trace.receives((message.pusher, message.sequence, self.world.rank))
         if self.store is not None:
-            self.store.touch(self.place[shard])
+            self.store.mark_dirty(self.place[shard])
 
     def _replicate(self, shard: int, messages: list[ReceivedMessage], fold: FoldedGradient | None, rate: float) -> None:
         """Send the step of `shard` to its other copies; its messages are complete when all of them have taken it."""

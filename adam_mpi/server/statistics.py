@@ -26,7 +26,7 @@ def collect(session: ServerSession, busy: float) -> dict[str, Any]:
         "tables": last_pushes(session.memory_layout, session.shards, session.shard_copies, session.began),
         "strips": sorted({owners[shard.index] for shard in session.shards}),
         "dropped": queue.counts["duplicates"],
-        "went_on": session.clocks.resumed_at,
+        "resumed_at": session.clocks.resumed_at,
         "rebuilt": session.replicator.rebuilt if session.replicator else 0,
         "rank": session.world.place.member,
         "cpu": time.process_time(),
@@ -68,4 +68,4 @@ def _store_statistics(store: WriteBehind | None) -> dict[str, Any] | None:
     """Return the statistics of `store`, if there is one."""
     if store is None:
         return None
-    return {"behind": round(store.behind, 3), "bytes": store.written, "whole": store.whole}
+    return {"behind": round(store.lag, 3), "bytes": store.written, "whole": store.complete}

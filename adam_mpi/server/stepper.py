@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from adam_mpi.base.buffer_pool import NOTHING
+from adam_mpi.base.buffer_pool import EMPTY
 from adam_mpi.base.native import address
 from adam_mpi.config import Config
 from adam_mpi.server import apply_kernels, optimizer_rules
@@ -50,7 +50,7 @@ class Stepper:
         memory: np.ndarray,
         factors: Mapping[str, FactorPlan],
         shard_copies: dict[int, ShardCopy] | None = None,
-        arena: np.ndarray = NOTHING,
+        arena: np.ndarray = EMPTY,
     ) -> None:
         """`shards` are served here; `shard_copies` are all copies here, by shard (by default of `shards` only).
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-Piece = tuple[int, int]
+Share = tuple[int, int]
 """A share of a batch: (replica, number of replicas)."""
 
 
 @dataclass(frozen=True)
-class Cuts:
+class BatchCuts:
     """How the batches of an epoch are cut over replicas, one layout after the other; the same on all ranks."""
 
     epoch: int
@@ -33,7 +33,7 @@ class Cuts:
         """Return worker -> replica, of the workers that have a share of `clock`."""
         return next((replicas for first, replicas in reversed(self.layouts) if first <= clock), {})
 
-    def piece(self, clock: int, worker: int) -> Piece:
+    def piece(self, clock: int, worker: int) -> Share:
         """Return the share of `clock` that `worker` has."""
         replicas = self.workers(clock)
         return replicas[worker], len(set(replicas.values()))
@@ -43,7 +43,7 @@ class Cuts:
 class Progress:
     """What one rank knows about the clocks when a generation ends."""
 
-    cuts: Cuts | None = None
+    cuts: BatchCuts | None = None
     """None if the rank has just joined."""
     next: int | None = None
     """Of a worker: the clock of its next push."""
@@ -56,20 +56,20 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Left:
+class BatchRemainder:
     """What is left of a batch of which some replica has pushed its share."""
 
     pushed: int
     """Images of shares that are pushed, and will be reported."""
-    due: tuple[Piece, ...]
+    due: tuple[Share, ...]
     """Shares to be given to their replicas."""
-    lost: tuple[Piece, ...]
+    lost: tuple[Share, ...]
     """Shares that only the dead had."""
 
 
-def first_cuts(batches: np.ndarray, epoch: int, replicas: Mapping[int, int]) -> Cuts:
+def first_cuts(batches: np.ndarray, epoch: int, replicas: Mapping[int, int]) -> BatchCuts:
     """Return the cuts at the start of a job, whose first clock is 0; `batches` says which of `epoch` are done."""
-    return Cuts(epoch, -begun(batches), ((0, replicas),))
+    return BatchCuts(epoch, -begun(batches), ((0, replicas),))
 
 
 def begun(batches: np.ndarray) -> int:
@@ -77,14 +77,14 @@ def begun(batches: np.ndarray) -> int:
     return int(batches.nonzero()[0].max(initial=-1)) + 1
 
 
-def go_on(
+def resume_batches(
     known: Mapping[int, Progress],
     replicas: Mapping[int, int],
     batches: np.ndarray,
     epoch: int,
     keep: bool,
     clock: int | None = None,
-) -> tuple[Cuts, dict[int, Left]]:
+) -> tuple[BatchCuts, dict[int, BatchRemainder]]:
     """Return the cuts of the next generation, and number -> what is left of batches of `epoch` that are begun.
 
     `known`: member -> its progress. `replicas`: worker -> replica in the next generation. `batches`: which batches have
@@ -92,7 +92,7 @@ def go_on(
     strips do not. `clock`: where all continue in synchronous training, which leaves no batch partly done.
     """
     all_cuts = [progress.cuts for progress in known.values() if progress.cuts is not None]
-    earlier = max(all_cuts, key=lambda cuts: cuts.number, default=Cuts(epoch, 0, ()))
+    earlier = max(all_cuts, key=lambda cuts: cuts.number, default=BatchCuts(epoch, 0, ()))
     alive = {
         worker: progress
         for worker, progress in known.items()
@@ -109,11 +109,11 @@ def go_on(
         ends = {worker: end for worker, end in reached.items() if worker not in alive}
         lost |= _lost(earlier, ends, base, base + count)
     layouts = _layouts(earlier, base, base + count, replicas)
-    cuts = Cuts(epoch=epoch, base=base, layouts=layouts, lost=lost, number=earlier.number + 1)
+    cuts = BatchCuts(epoch=epoch, base=base, layouts=layouts, lost=lost, number=earlier.number + 1)
     return cuts, {} if clock is not None else _window(cuts, count, alive)
 
 
-def _lost(earlier: Cuts, ends: Mapping[int, int], base: int, stop: int) -> frozenset[tuple[int, int]]:
+def _lost(earlier: BatchCuts, ends: Mapping[int, int], base: int, stop: int) -> frozenset[tuple[int, int]]:
     """Return (clock, worker) of the shares from clock `base` to `stop` that were lost with workers.
 
     `ends`: worker that is gone -> the clock of its first push that is not applied.
@@ -142,7 +142,7 @@ def _base(known: Collection[Progress], epoch: int, count: int, reached: Mapping[
 
 
 def _layouts(
-    earlier: Cuts, base: int, clock: int, replicas: Mapping[int, int]
+    earlier: BatchCuts, base: int, clock: int, replicas: Mapping[int, int]
 ) -> tuple[tuple[int, Mapping[int, int]], ...]:
     """Return the earlier layouts of batches of this epoch, and the new one from `clock` on."""
     kept = [layout for layout in earlier.layouts if layout[0] < clock]
@@ -150,20 +150,20 @@ def _layouts(
     return *kept[max(0, needless) :], (clock, dict(replicas))
 
 
-def _window(cuts: Cuts, count: int, alive: Mapping[int, Progress]) -> dict[int, Left]:
+def _window(cuts: BatchCuts, count: int, alive: Mapping[int, Progress]) -> dict[int, BatchRemainder]:
     """Return number -> what is left of a batch, where anything is."""
     due = min((known.next - cuts.base for known in alive.values() if known.next is not None), default=count)
     pushed = {number for known in alive.values() for number in known.pushed}
     numbers = pushed | {clock - cuts.base for clock, _ in cuts.lost}
     left = {number: _left(cuts, number, alive) for number in sorted({*numbers, *range(max(0, due), count)})}
-    return {number: rest for number, rest in left.items() if rest != Left(0, (), ())}
+    return {number: rest for number, rest in left.items() if rest != BatchRemainder(0, (), ())}
 
 
-def _left(cuts: Cuts, number: int, alive: Mapping[int, Progress]) -> Left:
+def _left(cuts: BatchCuts, number: int, alive: Mapping[int, Progress]) -> BatchRemainder:
     """Return what is left of batch `number`."""
     clock = cuts.base + number
     pushed = 0
-    due: list[Piece] = []
+    due: list[Share] = []
     for worker in cuts.workers(clock):
         known = alive.get(worker)
         if known is not None and known.next is not None and known.next <= clock:
@@ -171,4 +171,4 @@ def _left(cuts: Cuts, number: int, alive: Mapping[int, Progress]) -> Left:
         elif known is not None and known.base is not None and known.base[0] == cuts.epoch:
             pushed += known.pushed.get(number, 0)
     lost = {cuts.piece(clock, worker) for at, worker in cuts.lost if at == clock}
-    return Left(pushed, tuple(sorted(due)), tuple(sorted(lost)))
+    return BatchRemainder(pushed, tuple(sorted(due)), tuple(sorted(lost)))

@@ -113,7 +113,7 @@ class MemoryLayout:
         return self.rings.bytes
 
     @property
-    def mirror_bytes(self) -> int:
+    def replication_bytes(self) -> int:
         """Return the bytes of a server in the replication window."""
         return self.peers.bytes + self.arena
 

@@ -25,7 +25,7 @@ class RankState:
     """Of a server, in synchronous training: copies whose last step cannot be taken back."""
     served: frozenset[int] = frozenset()
     """Of a server: the shards that it served in the generation."""
-    went_on: tuple[float | None, float | None] = (None, None)
+    resumed_at: tuple[float | None, float | None] = (None, None)
     """Of a server: when it first applied a message of any pusher, and of all, in the generation."""
     positions: dict[int, Position] = field(default_factory=dict)
     """Of a server: the position of training; in synchronous training by clock, before and after the last one."""
@@ -43,11 +43,11 @@ class RankState:
     """Of a server, where pushes may have to be taken back: shard -> pusher -> the highest number of its messages."""
     batches: frozenset[int] = frozenset()
     """Of a worker: ids of batches that it has received and will report."""
-    tally: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
+    epoch_sums: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
     """Of a data rank: epoch, and the sums of images, loss and correct answers so far."""
     unacknowledged: int = 0
     """Of a client of a `ParameterServer`: messages that it will send again."""
-    head: dict[str, Any] | None = None
+    coordinator: dict[str, Any] | None = None
     """The last state of the coordinator that it has received."""
     captured: tuple[str, ...] = ()
     """Layers that push factors; empty on a new rank."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from adam_mpi.config.fields import limited
 from adam_mpi.config.reading import fill, read
-from adam_mpi.config.sections import limited
 
 
 @dataclass

@@ -20,7 +20,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.planning.plan import network
 from adam_mpi.server import apply_kernels
-from adam_mpi.server.optimizer_rules import Coefficients as Numbers
+from adam_mpi.server.optimizer_rules import Coefficients
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.simulate.cluster import Costs
 from adam_mpi.transport import mailbox
@@ -119,7 +119,7 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
             context.train(
                 own.weights, own.gradient, pixels, labels, ids=ids, epoch=0, overwrite=overwrite, **own.options
             )
-            own.step(total, 1e-9, 1.0)
+            own.step(total, -1e-9, 1.0)
 
         return _cold(train, min(CACHES, TIMES * own.gradient.nbytes)) / images
 
@@ -190,7 +190,7 @@ def _apply(size: int) -> float:
     weights, pushed = _arrays(2, size)
     starts = np.zeros(1, np.int64)
     scales = np.full(1, 1e-9, np.float32)
-    numbers = np.array(Numbers(gain=1), np.float32)
+    numbers = np.array(Coefficients(gain=1), np.float32)
     step = partial(apply_kernels.step, apply_kernels.DESCENT, weights, weights, pushed, starts, scales, numbers)
     return _cold(step) / (4 * size)
 

@@ -11,7 +11,7 @@ from time import monotonic
 import simpy
 
 from adam_mpi import config as configuration
-from adam_mpi.base.text import duration
+from adam_mpi.base.text import format_duration
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.batch_loader import AHEAD
@@ -71,7 +71,7 @@ def predict(
     layout = arrange(hosts, config.layout)
     threads = _threads(cluster, config, layout, layout.workers[0])
     images = config.train.batch if config.asynchronous else -(-config.train.batch // (layout.replicas * threads))
-    training = threads * layout.on_host(layout.places[layout.workers[0]].host, "worker")
+    training = threads * layout.count_on_host(layout.places[layout.workers[0]].host, "worker")
     captured = captured_layers(chosen(config, layout, shapes)[1])
     setting = Setting(hosts=cluster.hosts.count, threads=training, own=threads, images=images, captured=captured)
     cluster.costs = measure(cluster.costs, config, description, shapes, setting)
@@ -82,7 +82,7 @@ def predict(
 
 def _threads(cluster: Cluster, config: Config, layout: Layout, rank: int) -> int:
     """Return the number of trainer threads of a worker."""
-    workers = layout.on_host(layout.places[rank].host, "worker")
+    workers = layout.count_on_host(layout.places[rank].host, "worker")
     return config.worker.threads or max(1, cluster.hosts.cores // workers)
 
 
@@ -192,6 +192,6 @@ class Progress:
         """Print the share that is done and the time left, if the last line is INTERVAL old."""
         now = monotonic()
         if now - self.printed >= INTERVAL:
-            left = duration((now - self.begun) * (1 - share) / share) if share >= FIRST else "unknown"
+            left = format_duration((now - self.begun) * (1 - share) / share) if share >= FIRST else "unknown"
             print(f"simulated {share:.0%}, ETA {left}", file=sys.stderr, flush=True)
             self.printed = now

@@ -5,7 +5,7 @@ answer = header (int64 x 8) | ids (int64) | labels (int64) | pixels (uint8 or fl
 
 import numpy as np
 
-from adam_mpi.sharding.batch_parts import Batch, cut_batch, cut_rounds, shares  # noqa: F401
+from adam_mpi.sharding.batch_parts import Batch, shares
 
 # Tags. Every answer has a tag of its own, so that it matches its ask: `ANSWER` plus the number of the ask, from 1 to
 # `NUMBERS` - 1 and round again; asks for the next phase have number 0.

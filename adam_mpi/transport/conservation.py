@@ -52,7 +52,7 @@ class Replaceable(Protocol):
     def factors(self) -> Mapping[str, FactorArrays]: ...
 
 
-class Conservation:
+class ConservationRecorder:
     """Replaces the gradients of one pusher, and records what becomes of its pushes."""
 
     def __init__(self, directory: Path, member: int, batch: int) -> None:
@@ -72,7 +72,7 @@ class Conservation:
         """Return a descriptor that appends to the file `name` of this rank."""
         return os.open(self.folder / f"{name}-{self.member:05d}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def pushed(self, gradient: Replaceable) -> None:
+    def record_push(self, gradient: Replaceable) -> None:
         """Record a push, and replace its gradient by that of a step by 1.
 
         Factors may travel in several messages, with some images each: one image has all of the step, so that a message
@@ -86,25 +86,25 @@ class Conservation:
         self.count += 1
         os.write(self.pushes, b".")
 
-    def acknowledged(self) -> None:
+    def record_acknowledgement(self) -> None:
         """Record that a push is acknowledged by all servers."""
         os.write(self.acknowledgements, b".")
 
-    def given_up(self) -> None:
+    def record_withdrawal(self) -> None:
         """Record that a push is withdrawn."""
         os.write(self.withdrawals, b".")
 
-    def encoded(self, sequence: int, shard: Shard, codec: int, words: np.ndarray) -> None:
+    def record_message(self, sequence: int, shard: Shard, codec: int, words: np.ndarray) -> None:
         """Record a message of a codec with error feedback, before it is sent."""
         record = np.array((sequence, shard.start, shard.size, codec, self.batch, words.size), RECORD)
         os.write(self.messages, record.tobytes() + words.tobytes())
 
-    def decoded(self, sequence: int, shard: Shard) -> None:
+    def withdraw_message(self, sequence: int, shard: Shard) -> None:
         """Record that a message is withdrawn: no server has it, and the residual is as it was before."""
         record = np.array((sequence, shard.start, shard.size, 0, self.batch, WITHDRAWN), RECORD)
         os.write(self.messages, record.tobytes())
 
-    def leave(self, shards: Sequence[Shard], residual: Mapping[int, np.ndarray]) -> None:
+    def write_residual(self, shards: Sequence[Shard], residual: Mapping[int, np.ndarray]) -> None:
         """Write the residual of the codec when the pusher ends; `residual` by the shard's index."""
         path = self.folder / f"residual-{self.member:05d}-{self.attempt}.h5"
         part = path.with_suffix(".part")
@@ -113,7 +113,7 @@ class Conservation:
                 file[str(shard.start)] = residual[shard.index] / np.float32(-self.batch) - _uneven(shard)
         part.rename(path)
 
-    def unsettle(self, shards: Sequence[Shard], residual: Mapping[int, np.ndarray]) -> None:
+    def perturb_residual(self, shards: Sequence[Shard], residual: Mapping[int, np.ndarray]) -> None:
         """Add uneven values to the residual at the start: some codecs would leave nothing out of equal gradients."""
         for shard in shards:
             residual[shard.index][:] += _uneven(shard) * np.float32(-self.batch)

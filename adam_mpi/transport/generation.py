@@ -41,7 +41,7 @@ class Generation:
         replication = None
         if memory_layout.peers.count:
             world.agree()
-            replication = kind.to_write(world.comm, world.node, memory_layout.mirror_bytes if serves else 0)
+            replication = kind.to_write(world.comm, world.node, memory_layout.replication_bytes if serves else 0)
         return cls(
             world=world,
             memory_layout=memory_layout,

@@ -50,7 +50,7 @@ def write_position(message: np.ndarray, position: int) -> None:
     message[:2].view(np.int64)[0] = position
 
 
-def sign(message: np.ndarray) -> None:
+def write_checksum(message: np.ndarray) -> None:
     """Write the checksum of a message that travels."""
     message[2:4].view(np.uint64)[0] = checksum(message)
 

@@ -24,7 +24,7 @@ class OutgoingMessage(Protocol):
     def batches(self) -> np.ndarray:
         """Return the ids of the batches whose gradients are in the message."""
 
-    def settled(self) -> None:
+    def acknowledge(self) -> None:
         """Handle that the server has acknowledged the message."""
 
 
@@ -136,7 +136,7 @@ class RingSender(Generic[M]):
             mailbox.write_position(message, position)
         else:
             mailbox.write_position(message, position)
-            mailbox.sign(message)
+            mailbox.write_checksum(message)
             offset = self.ring_offset + slot * self.slot_bytes
             self.requests[slot] = self.mailbox_window.put(message, self.server, offset)
         self.bytes += message.nbytes
@@ -149,7 +149,7 @@ class RingSender(Generic[M]):
         count = int(self.line[0]) - self.applied
         self.applied += count
         for _ in range(count):
-            self.sent.popleft().settled()
+            self.sent.popleft().acknowledge()
         if self.line[2] != self.asked:
             self.asked = int(self.line[2])
             self._send_again(int(self.line[1]))

@@ -9,10 +9,10 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.joint_batches import Piece
+from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.sharding.joint_batches import Share
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.transport import batch_message as batch
-from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker.gradient_buffer import BatchResult
 
 LEAST = 3
@@ -85,7 +85,7 @@ class DataClient:
         """Reports of training batches that were done before this generation had a phase."""
         self.first_share: Callable[[int, int], int] = lambda epoch, first: first
         """(epoch, the first batch that any worker needs) -> the batch whose share is requested first."""
-        self.piece: Callable[[int], Piece] = lambda number: (world.place.replica or 0, world.layout.replicas)
+        self.piece: Callable[[int], Share] = lambda number: (world.place.replica or 0, world.layout.replicas)
         """Number of a batch -> the share of this worker."""
         self.left: dict[int, int] = {}
         """The batches that each data rank had left when it last answered."""
@@ -123,7 +123,9 @@ class DataClient:
     def next_phase(self) -> None:
         """Request the next phase from the coordinator; it arrives when all workers are done with this one."""
         if not self.waits_for_phase:
-            self._send_ask(self.phase_slot, self.world.layout.head, [batch.NEXT_PHASE, 0, self.phase.number, 0, 0, 0])
+            self._send_ask(
+                self.phase_slot, self.world.layout.coordinator, [batch.NEXT_PHASE, 0, self.phase.number, 0, 0, 0]
+            )
 
     def take(self) -> tuple[Slot, Batch] | None:
         """Return the next batch that has arrived, with the slot that holds it; None if there is none."""
@@ -164,7 +166,7 @@ class DataClient:
         for slot in self.asking if not self.follows else ():
             yield Wait(f"batch {slot.batch}" if self.shared else "a batch", slot.source, id(slot.request))
         if self.waits_for_phase:
-            yield Wait("the next phase", self.world.layout.head, self.phase.number, patient=True)
+            yield Wait("the next phase", self.world.layout.coordinator, self.phase.number, patient=True)
 
     def _phase_arrives(self) -> bool:
         slot = self.phase_slot
@@ -247,7 +249,7 @@ class DataClient:
         self._send_ask(slot, source, words)
         return True
 
-    def _next_share(self) -> tuple[int, int, Piece] | None:
+    def _next_share(self) -> tuple[int, int, Share] | None:
         """Return the data rank, the number and the share of the next joint batch; None after the last one."""
         if self.next_share >= self.shares:
             return None
@@ -256,7 +258,7 @@ class DataClient:
         sources = self.world.layout.data
         return sources[number % len(sources)], number, self.piece(number)
 
-    def _next_source(self) -> tuple[int, int, Piece] | None:
+    def _next_source(self) -> tuple[int, int, Share] | None:
         """Return the data rank to request any batch from, in turns; None when all are exhausted."""
         if len(self.exhausted) == len(self.sources):
             return None

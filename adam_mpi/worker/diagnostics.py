@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.cluster.statistics import NotFiniteStatistics
 from adam_mpi.model.context import Context
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.parameters import Tensor, feeds, tensors, views
-from adam_mpi.transport.batch_message import Batch
+from adam_mpi.sharding.batch_parts import Batch
 
 MOST_IMAGES = 64
 """The most images of a batch that are named."""
@@ -35,7 +36,7 @@ class Trouble:
         return asdict(self)
 
 
-def describe(trouble: dict[str, Any]) -> str:
+def describe(trouble: NotFiniteStatistics) -> str:
     """Return a sentence about `trouble`, the fields of a Trouble."""
     batches = ", ".join(map(str, trouble["batches"]))
     return f"{trouble['what']} is not finite: step {trouble['step']}, epoch {trouble['epoch']}, batch {batches}"

@@ -20,7 +20,7 @@ from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.model.engine.strip_context import EngineStripContext
 from adam_mpi.model.exchange_buffers import Port
 from adam_mpi.model.strip_context import Segment, StripContext
-from adam_mpi.transport.batch_message import Batch
+from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.worker.link import Link, shaped
 
 Arrays = dict[int, np.ndarray]
@@ -92,8 +92,8 @@ class Flow:
 
     def _port(self, number: int, context: StripContext | EngineStripContext, port: Port) -> tuple[int, Arrays, Arrays]:
         """Return the channel of an exchange, and the arrays that are sent and received."""
-        channel = self.channels.index((number, port.passage, port.direction))
-        passage = context.passages[port.passage]
+        channel = self.channels.index((number, port.exchange, port.direction))
+        passage = context.exchange_buffers[port.exchange]
         out = shaped(self.link.out[channel], passage.shapes_out(port.direction))
         return channel, out, shaped(self.link.into[channel], passage.shapes_in(port.direction))
 
@@ -239,16 +239,16 @@ class Flow:
         """Unpack what `flight` has received, compute its next segment, and pack what it sends."""
         context = self.contexts[flight.context]
         ports = self.ports[flight.context]
-        passages = context.passages
+        passages = context.exchange_buffers
         blocks = context.blocks
         if flight.place:
             before = _exchange(flight)
-            passages[before.passage].unpack(before.direction, ports[before][2], blocks)
+            passages[before.exchange].unpack(before.direction, ports[before][2], blocks)
         segment = flight.segments[flight.place]
         for work in segment.work:
             work()
         if segment.port is not None:
-            passages[segment.port.passage].pack(segment.port.direction, ports[segment.port][1], blocks)
+            passages[segment.port.exchange].pack(segment.port.direction, ports[segment.port][1], blocks)
             self.events.put(Event(flight, packed=segment.port))
         for work in segment.meanwhile:
             work()

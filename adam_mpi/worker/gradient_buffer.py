@@ -11,10 +11,10 @@ from numba import njit
 from adam_mpi.config import Config
 from adam_mpi.config.checks import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.sharding.factors import Matrix, matrices
 from adam_mpi.sharding.push_protocol import largest_push
 from adam_mpi.sharding.worker_shards import WorkerShards
-from adam_mpi.transport.batch_message import Batch
 
 MOST_PUSHES = 2
 """The most pushes whose images one buffer takes while servers are slow."""
@@ -230,11 +230,6 @@ def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.nd
                 new[i] += scale * change[i]
         for i in range(new.size):
             own[i] = new[i]
-
-
-def descend(weights: np.ndarray, gradient: np.ndarray, rate: float | np.floating) -> None:
-    """Add `-rate * gradient` to `weights`."""
-    add_scaled(weights, gradient, np.float32(-rate))
 
 
 class Noise:

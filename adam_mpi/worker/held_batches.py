@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import replace
 
 from adam_mpi.config import Config
+from adam_mpi.sharding.batch_parts import Batch
 from adam_mpi.sharding.position import batch_id
 from adam_mpi.sharding.rank_state import RankState
-from adam_mpi.transport.batch_message import Batch
 from adam_mpi.worker.data_client import DataClient
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer, GradientPool
 from adam_mpi.worker.push_client import PushClient
@@ -34,7 +34,7 @@ class HeldBatches:
         while acknowledged:
             buffer = acknowledged.popleft()
             if self.pushes.conservation is not None:
-                self.pushes.conservation.acknowledged()
+                self.pushes.conservation.record_acknowledgement()
             for done in buffer.done if buffer.counted else ():
                 self.images += done.images
                 self.ids.discard(batch_id(done.epoch, done.number))

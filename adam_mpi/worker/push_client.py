@@ -15,7 +15,7 @@ from adam_mpi.sharding.message_format import MOST_PARTS
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
-from adam_mpi.transport.conservation import Conservation
+from adam_mpi.transport.conservation import ConservationRecorder
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
 from adam_mpi.worker.diagnostics import Trouble
@@ -45,7 +45,7 @@ class PushClient:
         self.unacknowledged: deque[GradientBuffer] = deque()
         self.acknowledged: deque[GradientBuffer] = deque()
         """Pushes that are acknowledged as a whole and whose batches are not reported."""
-        self.conservation: Conservation | None = None
+        self.conservation: ConservationRecorder | None = None
         """Counts pushes in a run whose every push adds 1 to every parameter; None in others."""
         self.clock = 0
         """The clock of the next push."""
@@ -83,7 +83,7 @@ class PushClient:
                 continue
             self._count_completed(buffer)
             if self.conservation is not None:
-                self.conservation.acknowledged()
+                self.conservation.record_acknowledgement()
         for buffer in reversed(forgotten):
             if buffer.clock >= clock:
                 self._take_back(buffer, buffer.encoded)
@@ -116,8 +116,8 @@ class PushClient:
         self.residual.take_back(encoded)
         if self.conservation is not None:
             for shard in encoded:
-                self.conservation.decoded(buffer.sequence, self.rings.memory_layout.shards[shard])
-            self.conservation.given_up()
+                self.conservation.withdraw_message(buffer.sequence, self.rings.memory_layout.shards[shard])
+            self.conservation.record_withdrawal()
 
     def push(self, buffer: GradientBuffer) -> None:
         """Send `buffer` to the servers; it stays in use until it is in `acknowledged`."""
@@ -171,7 +171,7 @@ class PushClient:
             buffer.encoded[shard.index] = sent
             if self.conservation is not None and sent.finite:
                 codec = NUMBERS[self.config.push.codec]
-                self.conservation.encoded(buffer.sequence, shard, codec, sent.words)
+                self.conservation.record_message(buffer.sequence, shard, codec, sent.words)
         return buffer.encoded[shard.index]
 
     def header(self, buffer: GradientBuffer, shard: Shard) -> np.ndarray:
@@ -244,16 +244,16 @@ class PushClient:
         self.completed += 1
         self.last = (buffer.sequence, buffer.clock + 1)
 
-    def conserve(self, conservation: Conservation) -> None:
+    def conserve(self, conservation: ConservationRecorder) -> None:
         """Count pushes with `conservation`, in a run whose every push adds 1 to every parameter."""
         self.conservation = conservation
         if self.residual.values.size:
-            conservation.unsettle(self.residual.shards, self.residual.parts)
+            conservation.perturb_residual(self.residual.shards, self.residual.parts)
 
     def record_residual(self) -> None:
         """Record what the codec carries in the end, in a run that checks conservation."""
         if self.conservation is not None and self.residual.values.size:
-            self.conservation.leave(self.residual.shards, self.residual.parts)
+            self.conservation.write_residual(self.residual.shards, self.residual.parts)
 
     @property
     def carried(self) -> float | None:
@@ -269,8 +269,3 @@ class PushClient:
     def bytes(self) -> int:
         """Return the bytes sent, of this generation and earlier ones."""
         return self.bytes_before + self.rings.bytes
-
-    @property
-    def lanes(self) -> list[RingSender[PushMessage]]:
-        """Return the senders to the servers."""
-        return self.rings.senders

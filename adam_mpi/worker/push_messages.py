@@ -70,7 +70,7 @@ class ShardMessage:
         """Return the ids of the batches of the push."""
         return _batches(self.buffer)
 
-    def settled(self) -> None:
+    def acknowledge(self) -> None:
         """Note that the server has handled the message."""
         self.client.acknowledge(self.buffer)
 
@@ -124,7 +124,7 @@ class FactorMessage:
         """Return the ids of the batches of the push."""
         return _batches(self.buffer)
 
-    def settled(self) -> None:
+    def acknowledge(self) -> None:
         """Note that the server has handled the message."""
         self.client.acknowledge(self.buffer)
 

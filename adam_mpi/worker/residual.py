@@ -105,7 +105,7 @@ class ResidualSnapshot:
 
     def at(self, clocks: Sequence[int], folder: Path) -> None:
         """Write the residual to `folder` when all pushes before this pusher's clock of `clocks` are packed."""
-        self.barrier.at([clocks[self.rings.ring]], folder)
+        self.barrier.set_limits([clocks[self.rings.ring]], folder)
         self._release()
 
     def holds(self, clock: int) -> bool:
@@ -133,7 +133,7 @@ class ResidualSnapshot:
                 sender.waiting.append(sender.held.popleft())
 
     def _send(self, message: Message) -> None:
-        self.rings.generation.channel.send(message, self.rings.world.layout.head)
+        self.rings.generation.channel.send(message, self.rings.world.layout.coordinator)
 
 
 @njit(nogil=True, cache=True)

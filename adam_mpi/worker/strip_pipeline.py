@@ -13,7 +13,7 @@ import numpy as np
 from adam_mpi.model.exchange_buffers import FORWARD
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding import batch_parts
-from adam_mpi.transport.batch_message import Batch, cut_batch, cut_rounds
+from adam_mpi.sharding.batch_parts import Batch, cut_batch, cut_rounds
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.flow import Flight, Flow
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer, GradientPool, add_scaled, batch_result, combine
@@ -172,7 +172,7 @@ class StripPipeline:
         for strip, (port, number) in self.flow.awaited().items():
             does = "needs" if port.direction == FORWARD else "gives back"
             side = "left" if strip < self.strip.number else "right"
-            what = f"what {exchanges[port.passage].layer} {does} on the {side}, part {number} of the batches,"
+            what = f"what {exchanges[port.exchange].layer} {does} on the {side}, part {number} of the batches,"
             yield what, strip, number
         for strip in self.sums.missing:
             yield f"its share of sum {self.sums.done} of gradients", strip, self.sums.done

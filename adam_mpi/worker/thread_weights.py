@@ -3,7 +3,7 @@
 Threads that all write the shared weights after every batch spend their time passing cache lines around. So a thread
 takes a copy, steps on that, and adds its steps to the shared weights at the end of a round of batches. Layers too
 large for a copy (`Network.uncopied`) are read from the shared weights, and change at the end of a round only: their
-gradient and their step are then one pass over memory (`EngineContext.settle`), which threads share as well.
+gradient and their step are then one pass over memory (`EngineContext.apply_fused`), which threads share as well.
 
 All scales here are those of `gradient_buffer.StepScales`: `target += scale * values`.
 """
@@ -39,11 +39,11 @@ class ThreadWeights:
         self.start = shared if alone else np.zeros_like(shared)
         """The weights at the start of the round."""
         self.context = network.context(shared)
-        self.options = {"later": True} if network.settled else {}
+        self.options = {"later": True} if network.fused_layers else {}
         """The options of `context.train`."""
         self.ranges = _ranges(network.copied())
         """The spans that are copied."""
-        self.summed = _ranges(network.spans_without(network.settled))
+        self.summed = _ranges(network.spans_without(network.fused_layers))
         """The spans that have a gradient in memory."""
         self.batches = 0
         """The batches of the round so far."""
@@ -75,7 +75,7 @@ class ThreadWeights:
         apply_fused(self.shared, total, self.gradient, self.summed, *scales)
         if isinstance(self.context, EngineContext):
             # The engine subtracts its first scale.
-            self.context.settle(total, -weight_scale, push_scale)
+            self.context.apply_fused(total, -weight_scale, push_scale)
         self.batches = 0
         self.length = ROUND
 
@@ -135,7 +135,3 @@ def apply_fused(
         for i in range(shared.size):
             summed[i] += push_scale * change[i]
             shared[i] += weight_scale * change[i]
-
-
-settle = apply_fused
-ahead = step_copy

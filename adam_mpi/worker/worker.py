@@ -12,7 +12,7 @@ from adam_mpi.base import trace
 from adam_mpi.cluster.messages import Message, Statistics
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.joint_batches import Cuts
+from adam_mpi.sharding.joint_batches import BatchCuts
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
@@ -134,7 +134,7 @@ class Worker:
         for buffer in buffers:
             self.pool.give(buffer)
 
-    def cut_by(self, cuts: Cuts | None) -> None:
+    def cut_by(self, cuts: BatchCuts | None) -> None:
         """Cut joint batches by `cuts` from now on; None in asynchronous training."""
         self.schedule.cut_by(cuts)
 
@@ -189,7 +189,7 @@ class Worker:
         if self.noise is not None:
             self.noise.add(buffer.values)
         if self.pushes.conservation is not None:
-            self.pushes.conservation.pushed(buffer)
+            self.pushes.conservation.record_push(buffer)
         self.pushes.push(buffer)
 
     def _pull(self) -> bool:
@@ -248,7 +248,7 @@ class Worker:
 
     def _send_last_statistics(self) -> None:
         self.pushes.record_residual()
-        self.current.channel.send(Statistics(self.stats(), final=True), self.world.layout.head)
+        self.current.channel.send(Statistics(self.stats(), final=True), self.world.layout.coordinator)
 
     def handle(self, message: Message) -> None:
         """Follow an order of the coordinator: the residual of this worker's pushes belongs to a snapshot."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.joint_batches import Cuts, Piece
-from adam_mpi.transport.batch_message import Batch
+from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.sharding.joint_batches import BatchCuts, Share
 from adam_mpi.transport.generation import Generation
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.held_batches import HeldBatches
@@ -21,12 +21,12 @@ class JointSchedule:
 
     def __init__(self, pushes: PushClient) -> None:
         self.pushes = pushes
-        self.cuts: Cuts | None = None
+        self.cuts: BatchCuts | None = None
         """How joint batches are cut over the replicas; None in asynchronous training."""
         self.base: tuple[int, int] = (0, 0)
         """An epoch, and the clock of its first batch."""
 
-    def cut_by(self, cuts: Cuts | None) -> None:
+    def cut_by(self, cuts: BatchCuts | None) -> None:
         """Cut the joint batches of a generation by `cuts`; call it before any of them is requested."""
         if cuts is not None:
             self.cuts = cuts
@@ -38,7 +38,7 @@ class JointSchedule:
             self.base = (epoch, self.pushes.clock - first)
         return self.pushes.clock - self.base[1]
 
-    def piece(self, number: int) -> Piece:
+    def piece(self, number: int) -> Share:
         """Return the share of this worker of batch `number` of the epoch."""
         assert self.cuts is not None, "joint batches are cut before the generation begins"
         return self.cuts.piece(self.base[1] + number, self.pushes.rings.world.place.member)

@@ -21,10 +21,10 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.transport.batch_message import Batch, shares
+from adam_mpi.sharding.batch_parts import Batch, shares
 from adam_mpi.worker import channels
 from adam_mpi.worker.flow import Flow
-from adam_mpi.worker.gradient_buffer import GradientBuffer, descend
+from adam_mpi.worker.gradient_buffer import GradientBuffer, add_scaled
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.partitioned_replica import REST_SECONDS
 from adam_mpi.worker.sums import Sums
@@ -32,7 +32,7 @@ from adam_mpi.worker.sums import Sums
 SHAPES = MODELS["alexnet"].shapes
 IMAGES, IN_FLIGHT, ROUNDS, SECONDS = 32, 2, 5, 60.0
 """Of a rank's batch, and of each part in flight of a replica whose batch is as large as that of two ranks."""
-ONE = np.float32(-1)
+ONE = np.float32(1)
 Shapes = tuple[LayerShape, ...]
 DELAY = "inject.faults=['delay role=worker at=exchange seconds=0.002']"
 
@@ -87,7 +87,7 @@ class Replica:
                 landed[flight.number] = flight
             while self.next in landed:
                 flight = landed.pop(self.next)
-                descend(self.total.values, flow.gradients[flight.context], ONE)
+                add_scaled(self.total.values, flow.gradients[flight.context], ONE)
                 flow.release(flight)
                 unsummed.append(self.total)
                 self.next += 1
@@ -113,15 +113,15 @@ class Replica:
     def exchange(self) -> float:
         """Once through all exchanges of a batch, one after the other; returns the seconds it took."""
         link, context, number = self.link, self.flow.contexts[0], self.begun + 1
-        ports = sorted(self.flow.ports[0].items(), key=lambda item: (item[0].direction, item[0].passage))
+        ports = sorted(self.flow.ports[0].items(), key=lambda item: (item[0].direction, item[0].exchange))
         self._wait(lambda: link.finished(0, number - 1) and all(link.clear(channel) for _, (channel, _, _) in ports))
         MPI.COMM_WORLD.Barrier()
         began = time.perf_counter()
         for port, (channel, out, into) in ports:
-            context.passages[port.passage].pack(port.direction, out)
+            context.exchange_buffers[port.exchange].pack(port.direction, out)
             link.post(channel, number, {to: values.size for to, values in out.items()})
             self._wait(lambda channel=channel: link.arrived(channel, number))
-            context.passages[port.passage].unpack(port.direction, into)
+            context.exchange_buffers[port.exchange].unpack(port.direction, into)
         took = time.perf_counter() - began
         link.finish(0, number)
         self.begun = self.next = number
@@ -152,7 +152,7 @@ class Alone:
         began, given = time.perf_counter(), self.batch
         for _ in range(batches):
             self.context.train(self.weights, self.gradient, given.pixels, given.labels, given.ids, 1, overwrite=True)
-            descend(self.total, self.gradient, ONE)
+            add_scaled(self.total, self.gradient, ONE)
         return time.perf_counter() - began
 
 

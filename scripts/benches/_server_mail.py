@@ -42,7 +42,7 @@ def serve(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
         finished = comm.Ibarrier()
         while not finished.Test():
             server.server.step()
-    values = server.server.published.weights[0]
+    values = server.server.session.published.weights[0]
     assert np.all(values == values[0]) and values[0] == ROUNDS * PUSHES, "a push was lost or torn"
     return {
         "apply": median_rate(applied, 4 * SIZE),
@@ -80,7 +80,7 @@ def feed(server: ParameterServer, comm: MPI.Comm) -> dict[str, float]:
         pulled.append(timed(lambda: server.wait(server.pull(into=weights))))
         comm.Ibarrier().Wait()
     sender = next(iter(server._client.transfers.ring_senders.values()))
-    return {"pull": median_rate(pulled, 4 * SIZE), "past": sender.copier.way}
+    return {"pull": median_rate(pulled, 4 * SIZE), "past": sender.memcpy.way}
 
 
 def main() -> None:

@@ -91,7 +91,8 @@ def _server(settings: list[str]) -> Contender:
     from mpi4py import MPI
 
     from adam_mpi.cluster.control_channel import ControlChannel
-    from adam_mpi.cluster.world import Idle, World
+    from adam_mpi.cluster.idle import Idle
+    from adam_mpi.cluster.world import World
     from adam_mpi.data.served_phase import ServedData
     from adam_mpi.data.server import DataServer
     from adam_mpi.data.sets import open_set

@@ -14,7 +14,7 @@ from _timing import Times, interleaved
 
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
-from adam_mpi.worker.gradient_buffer import descend
+from adam_mpi.worker.gradient_buffer import add_scaled
 from adam_mpi.worker.thread_weights import ROUND, ThreadWeights
 
 RATE = np.float32(1e-4)
@@ -84,7 +84,7 @@ def engine_step(model: Model, batch: int, engine: str) -> Callable[[], object]:
 
     def step() -> None:
         context.train(weights, gradient, *block, 0, True)
-        descend(weights, gradient, RATE)
+        add_scaled(weights, gradient, -RATE)
 
     return step
 
@@ -149,7 +149,7 @@ def engine_loss(model: Model, start: np.ndarray, block: tuple, engine: str) -> f
     context = Network(model.shapes, batch, 0, engine=engine).context()
     for _ in range(STEPS):
         loss, _ = context.train(weights, gradient, *block, 0, True)
-        descend(weights, gradient, np.float32(SMALL_RATE / batch))
+        add_scaled(weights, gradient, np.float32(-SMALL_RATE / batch))
     return loss / batch
 
 
@@ -195,7 +195,7 @@ def crew(model: Model, batch: int, most: int, engine: str = "generated") -> Call
         copy, start = copies[index], time.thread_time()
         for _ in range(steps):
             copy.context.train(copy.weights, copy.gradient, *block, 0, copy.begin(), **copy.options)
-            copy.step(totals[index], float(RATE), 1.0)
+            copy.step(totals[index], float(-RATE), 1.0)
         cpu[index] = time.thread_time() - start
 
     def run(threads: int, steps: int) -> Times:

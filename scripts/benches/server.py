@@ -10,7 +10,7 @@ from _jobs import under_mpi
 from _timing import interleaved
 
 from adam_mpi.server import apply_kernels
-from adam_mpi.server.optimizer_rules import Coefficients as Numbers
+from adam_mpi.server.optimizer_rules import Coefficients
 from adam_mpi.sharding.memory_layout import MOST_BATCHES
 from adam_mpi.sharding.message_format import message_words
 
@@ -45,7 +45,7 @@ def _kernels() -> Iterator[dict]:
     """
     weights, state = np.zeros(SIZE, np.float32), np.zeros(1, np.float32)
     # As in a ring: messages are a little more than their values apart.
-    apart, numbers = SIZE + message_words(0, MOST_BATCHES), np.array(Numbers(gain=1), np.float32)
+    apart, numbers = SIZE + message_words(0, MOST_BATCHES), np.array(Coefficients(gain=1), np.float32)
     mail, starts = np.ones(MESSAGES * apart, np.float32), apart * np.arange(MESSAGES)
     scales = np.full(MESSAGES, 1e-3, np.float32)
 

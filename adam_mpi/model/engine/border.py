@@ -17,7 +17,7 @@ BYTES_PER_SECOND = 2e9
 """Bandwidth of an exchange."""
 FLOPS_PER_SECOND = 6e10
 """Speed of a core."""
-STEPS = {"direct": 1, "winograd": 2}
+STEPS = {"direct": 1, "winograd2d": 2}
 """Columns that a kernel can begin at; others compute all columns at once."""
 
 

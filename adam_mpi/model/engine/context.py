@@ -78,7 +78,7 @@ class EngineContext:
     ) -> tuple[float, int]:
         """Add the sum of the block's gradients to `gradient`, or overwrite it; return loss sum and number correct.
 
-        `later`: the gradient of large layers (`program.settled`) is not written; `settle` applies it.
+        `later`: the gradient of large layers (`program.fused_layers`) is not written; `apply_fused` applies it.
         """
         self.draw_keys(ids, epoch)
         self.count = len(pixels)
@@ -88,7 +88,7 @@ class EngineContext:
         self.end = self.start + tiles.up(len(pixels), self.program.lanes)
         return result
 
-    def settle(self, contribution: np.ndarray, factor: float, unit: float) -> None:
+    def apply_fused(self, contribution: np.ndarray, factor: float, unit: float) -> None:
         """Apply the fused update of large layers, which ends a round.
 
         `unit` times their gradient is added to `contribution`, `factor` times it subtracted from the shared weights.

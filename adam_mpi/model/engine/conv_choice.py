@@ -11,7 +11,10 @@ from adam_mpi.model.engine.memory import Step
 
 Choice = dict[str, Any]
 """How a convolution is computed; JSON, as it is kept with the run: equal bits need equal choices."""
-TRANSFORMED: dict[str, Callable[[ConvSpec], Step]] = {"winograd": winograd2d_step.step, "lines": winograd1d_step.step}
+TRANSFORMED: dict[str, Callable[[ConvSpec], Step]] = {
+    "winograd2d": winograd2d_step.step,
+    "winograd1d": winograd1d_step.step,
+}
 """Algorithms that transform the inputs first, best first."""
 LARGEST_TILE = 1024
 TILES = {"forward": 2, "data": 2, "weights": 3}
@@ -54,7 +57,7 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
 
 def _fitting(shape: Shape, window: int) -> dict[str, bool]:
     """Return for each algorithm whether it can compute the convolution."""
-    return {"direct": True, "winograd": winograd2d.fits(shape, window), "lines": winograd1d.fits(shape)}
+    return {"direct": True, "winograd2d": winograd2d.fits(shape, window), "winograd1d": winograd1d.fits(shape)}
 
 
 def check(choice: object, shape: Shape, window: int) -> str:

@@ -77,7 +77,7 @@ def _emit_fused(source: Source, calls: Sequence[Call], plan: BufferPlan) -> None
     source("")
     source("")
     source("@entry")
-    with source.inside("def settle(shared, contribution, memory, blocks, factor, unit_value):"):
+    with source.inside("def apply_fused(shared, contribution, memory, blocks, factor, unit_value):"):
         source('"""Update the large layers\' weights with what the last `blocks` blocks of images left in memory."""')
         source("before = flush_to_zero()")
         source("kept, first = 0, 0")

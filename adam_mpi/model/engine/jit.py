@@ -62,9 +62,9 @@ def run(text: str, lanes: int) -> Callable:
 
 
 @cache
-def settle(text: str, lanes: int) -> Callable:
+def apply_fused(text: str, lanes: int) -> Callable:
     """Return the compiled function of a program that applies fused updates, if it has large layers."""
-    return _compiled(text, lanes, "settle", "(float32[::1], float32[::1], float32[::1], int64, float32, float32)")
+    return _compiled(text, lanes, "apply_fused", "(float32[::1], float32[::1], float32[::1], int64, float32, float32)")
 
 
 def timed(text: str, lanes: int) -> Callable:
@@ -88,7 +88,7 @@ def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
     return made
 
 
-def plain(text: str, lanes: int, function: str = "run") -> Callable:
+def uncompiled(text: str, lanes: int, function: str = "run") -> Callable:
     """Return a function of a program uncompiled, with numpy for vectors."""
     from adam_mpi.model.kernels import dropout
 

@@ -20,7 +20,7 @@ class Program:
 
     text: str
     floats: int
-    apart: int
+    unshared_floats: int
     """Floats that its buffers would take if none shared memory with another."""
     blocks: int
     """Blocks of images that go through the network together."""
@@ -34,7 +34,7 @@ class Program:
     """How each convolution is computed."""
     uncopied: tuple[str, ...]
     """Layers whose weights are read in `shared`."""
-    settled: tuple[str, ...]
+    fused_layers: tuple[str, ...]
     """Those of them whose gradient is fused with the update at the end of a round of batches."""
     kept: dict[str, tuple[tuple[int, int], ...]]
     """Captured layer -> where its activations and its errors lie in memory, by image: (offset, floats per image)."""
@@ -77,14 +77,14 @@ def build(
     return Program(
         text=builder.source.text,
         floats=plan.floats,
-        apart=plan.unshared,
+        unshared_floats=plan.unshared,
         blocks=builder.blocks,
         own_blocks=builder.own_blocks,
         lanes=builder.lanes,
         batches=batches,
         choices=builder.choices,
         uncopied=builder.uncopied,
-        settled=builder.fused,
+        fused_layers=builder.fused,
         kept={
             layer: tuple((plan.places[buffer], buffer.floats) for buffer in buffers)
             for layer, buffers in builder.kept.items()

@@ -12,7 +12,7 @@ from adam_mpi.model.engine.segments import Crossing
 from adam_mpi.model.exchange import Assembly
 from adam_mpi.model.exchange_buffers import BACK, AssemblyBuffers, ExchangeBuffers, Port
 from adam_mpi.model.partition import Strip
-from adam_mpi.model.strip_context import Segment, edge
+from adam_mpi.model.strip_context import Segment, set_image_edges
 
 
 class EngineStripContext(EngineContext):
@@ -32,7 +32,7 @@ class EngineStripContext(EngineContext):
         """Blocks in use for the last batch."""
         self.weights = self.unused
         self.gradient = self.unused
-        self.passages = [self._exchange_buffers(strip.number, crossing) for crossing in program.crossings]
+        self.exchange_buffers = [self._exchange_buffers(strip.number, crossing) for crossing in program.crossings]
         self.training = self._segments(True)
         self.evaluating = self._segments(False)
 
@@ -49,7 +49,7 @@ class EngineStripContext(EngineContext):
         """Load a block and return the segments to run; the arguments are those of `StripContext.begin`."""
         self.count = self.load_batch(pixels, labels)
         self.own_count = len(pixels)
-        edge(self.passages, edges)
+        set_image_edges(self.exchange_buffers, edges)
         self.blocks = -(-self.count // self.program.lanes)
         self.weights = weights
         self.result = (0.0, 0)
@@ -85,7 +85,7 @@ class EngineStripContext(EngineContext):
 
         Errors of the loss are known to all strips: each takes its own, without an exchange.
         """
-        buffers = self.passages[port.passage]
+        buffers = self.exchange_buffers[port.exchange]
         if port.direction == BACK and not buffers.exchange.summed:
             segments[-1].work.append(partial(buffers.unpack, BACK, {}))
             return

@@ -11,7 +11,7 @@ from adam_mpi import config
 from adam_mpi.data.sets import open_set
 from adam_mpi.model import parameters
 from adam_mpi.planning.plan import model, network
-from adam_mpi.worker.gradient_buffer import descend
+from adam_mpi.worker.gradient_buffer import add_scaled
 
 TITLE = "Control: synchronous training with the noise of asynchrony"
 KIND = "measured, 2 replicas"
@@ -73,7 +73,7 @@ def stale_fraction(scale: Scale, delay: int) -> float:
         now = compute(weights, indices)
         if step >= STEPS:
             squares.append((np.sum((stale - now) ** 2), np.sum(now**2)))
-        descend(weights, now, rate)
+        add_scaled(weights, now, -rate)
         past = [*past, weights.copy()][-delay - 1 :]
     off, whole = np.sum(squares, axis=0)
     return float(np.sqrt(off / whole))

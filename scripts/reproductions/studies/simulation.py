@@ -11,7 +11,7 @@ from _study import POOL, Found, Points, Scale, Table, conv, dense, job, toml
 from _training import Hosts
 
 from adam_mpi import config
-from adam_mpi.config.sections import LAYERS
+from adam_mpi.config.model_sections import LAYERS
 from adam_mpi.simulate.cluster import Cluster, Costs
 from adam_mpi.simulate.prediction import predict
 
