@@ -1,6 +1,7 @@
 """Faults injected at named points of the program, for studies of stragglers and failures, and for tests.
 
-A fault is a line `KIND key=value ...` with `rank=N` or `role=NAME` for the ranks that have it. See docs/explanation/failures.md.
+A fault is a line `KIND key=value ...` with `rank=N` or `role=NAME` for the ranks that have it.
+docs/explanation/failures.md lists the kinds and the points.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """All sections of the configuration together.
 
 The fields are in `model_sections.py`, `training_sections.py` and `cluster_sections.py`, each with its default, its
-limits and its documentation: the sentence under a field is what `adam_mpi train --help` and docs/reference/configuration.md print.
+limits and its documentation: the sentence under a field is what `adam_mpi train --help` prints, and what is in
+docs/reference/configuration.md.
 """
 
 import math

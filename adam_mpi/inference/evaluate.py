@@ -91,7 +91,8 @@ def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file
     size = 4 * parameters.total(shapes)
     if limit and size > limit:
         raise UserError(
-            f"{file}: {format_bytes(size)} of weights, layout.memory = {format_bytes(limit)}; evaluate on several ranks: "
+            f"{file}: {format_bytes(size)} of weights, layout.memory = {format_bytes(limit)}; evaluate on several "
+            "ranks: "
             f"mpirun -n RANKS python -m adam_mpi eval {file}"
         )
     weights = model_file.read(file, parameters.tensors(shapes), group)

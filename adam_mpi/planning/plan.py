@@ -108,7 +108,8 @@ def _too_few_strips(
     layer = max(shapes, key=lambda shape: shape.parameters)
     needed = worker_bytes(strips)
     return (
-        f"layout.memory = {format_bytes(limit)}: a worker takes {format_bytes(needed)} with layout.partitions = {strips}, "
+        f"layout.memory = {format_bytes(limit)}: a worker takes {format_bytes(needed)} with layout.partitions = "
+        f"{strips}, "
         f"and {layer.name} alone has {format_bytes(4 * layer.parameters)} of weights; {advice}"
     )
 
@@ -121,7 +122,10 @@ def _too_few_servers(limit: int, needed: int, memory_layout: MemoryLayout) -> st
     advice = f"lower server.mailbox_bytes: mailboxes take {format_bytes(fixed)}"
     if limit > fixed:
         advice = f"set layout.servers = {math.ceil(count * (needed - fixed) / (limit - fixed))} or more"
-    return f"layout.memory = {format_bytes(limit)}: a server takes {format_bytes(needed)} with layout.servers = {count}; {advice}"
+    return (
+        f"layout.memory = {format_bytes(limit)}: a server takes {format_bytes(needed)} with "
+        f"layout.servers = {count}; {advice}"
+    )
 
 
 def plan_memory_layout(

@@ -164,6 +164,7 @@ def _working_set(network: Network) -> Iterator[str]:
     weights = 4 * parameters.total(network.shapes)
     apart = f" ({format_bytes(4 * network.program.unshared_floats)} if none shared memory)" if network.program else ""
     yield f"working set of a trainer thread: {format_bytes(2 * weights + network.bytes)}"
-    yield f"  weights {format_bytes(weights)}, gradient {format_bytes(weights)}, buffers {format_bytes(network.bytes)}{apart}"
+    parts = f"weights {format_bytes(weights)}, gradient {format_bytes(weights)}"
+    yield f"  {parts}, buffers {format_bytes(network.bytes)}{apart}"
     caches = ", ".join(f"{level} {format_bytes(size)}" for level, size in cpu.caches().items())
     yield f"  caches here: {caches or 'unknown'}"
