@@ -149,7 +149,7 @@ def test_sums_over_a_replica_are_those_of_all_strips():
     from adam_mpi.worker import channels
     from adam_mpi.worker.gradient_buffer import GradientBuffer
     from adam_mpi.worker.link import Link
-    from adam_mpi.worker.sums import Sums
+    from adam_mpi.worker.strip_pipeline import Sums
 
     world = replica([])
     shapes = infer(STACKS["the paper's"][1], STACKS["the paper's"][0], 5)
@@ -185,7 +185,7 @@ def test_the_strip_that_has_not_read_is_reported():
     from adam_mpi.worker import channels
     from adam_mpi.worker.gradient_buffer import GradientBuffer
     from adam_mpi.worker.link import Link
-    from adam_mpi.worker.sums import Sums
+    from adam_mpi.worker.strip_pipeline import Sums
 
     world = replica([])
     shapes = infer(STACKS["the paper's"][1], STACKS["the paper's"][0], 5)

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi.checkpoint import model_file
-from adam_mpi.checkpoint.process import this_process
+from adam_mpi.checkpoint.claim_file import this_process
 from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load

@@ -11,8 +11,7 @@ import pytest
 
 from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import claim_file, owner
-from adam_mpi.checkpoint.claim_file import ATTEMPT, SUPERVISOR, Claim, Record
-from adam_mpi.checkpoint.process import Process, may_be_alive, start_time
+from adam_mpi.checkpoint.claim_file import ATTEMPT, SUPERVISOR, Claim, Process, Record, may_be_alive, start_time
 from adam_mpi.cluster import failure_report
 
 ALIVE = owner.this_process()

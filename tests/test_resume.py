@@ -20,7 +20,7 @@ from adam_mpi.checkpoint import identity, stores
 from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.config import load
 from adam_mpi.runtime import run
-from adam_mpi.runtime.previous_run import epochs_done
+from adam_mpi.runtime.agreement import epochs_done
 from adam_mpi.sharding.position import Position
 
 # Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.

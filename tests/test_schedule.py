@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_mpi.config import Optimizer, load
+from adam_mpi.server.optimizer_rules import SCHEDULES, images_passed, learning_rate
 from adam_mpi.server.progress import ServerProgress
-from adam_mpi.server.schedule import SCHEDULES, images_passed, learning_rate
 from adam_mpi.sharding.position import Position, batch_id
 
 

@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from adam_mpi import config
 from adam_mpi.base import trace
-from adam_mpi.cluster import clock_offset
 from adam_mpi.cluster.world import World
 from adam_mpi.monitor import timeline
+from adam_mpi.monitor import timeline as clock_offset
 
 SMALL = given("data.images=2000", "train.epochs=1", "store.interval=0.5")
 

@@ -9,10 +9,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint.process import Process
 
 FOLDER = "owner"
 SUPERVISOR = "ADAM_MPI_SUPERVISOR"
@@ -21,6 +20,15 @@ ATTEMPT = "ADAM_MPI_ATTEMPT"
 """Variable in which a supervisor counts the jobs that it starts one after the other."""
 TRIES = 100
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Process(NamedTuple):
+    """A process; one that gets the same pid later has another `started`."""
+
+    machine: str
+    """Boot and pid namespace; empty where the system does not name them."""
+    pid: int
+    started: str
 
 
 @dataclass(frozen=True)
@@ -159,3 +167,31 @@ def _file_system_time(probe: Path | None) -> float:
         return time.time()
     os.utime(probe)
     return _touched(probe)
+
+
+def this_process() -> Process:
+    """Return this process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # Containers on one machine have pids of their own.
+        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return Process("", os.getpid(), "")
+    return Process(machine, os.getpid(), start_time(os.getpid()))
+
+
+def may_be_alive(other: Process) -> bool:
+    """Return whether `other` may be alive; always True for a process on another machine."""
+    if not other.machine or other.machine != this_process().machine:
+        return True
+    return start_time(other.pid) == other.started
+
+
+def start_time(pid: int) -> str:
+    """Return when the process `pid` was started, in the kernel's own count; an empty text if it has ended."""
+    try:
+        # The name, in parentheses, may contain anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -23,16 +23,18 @@ from adam_mpi.checkpoint.claim_file import (
     FOLDER,
     TRIES,
     Claim,
+    Process,
     Record,
     claim_numbers,
     describe_job,
     find_claim,
     make_once,
+    may_be_alive,
     read_record,
     remove_claims_before,
+    this_process,
     write_record,
 )
-from adam_mpi.checkpoint.process import Process, may_be_alive, this_process
 
 BEAT_SECONDS = 2.0
 """How often an owner touches its claim."""

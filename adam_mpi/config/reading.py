@@ -1,12 +1,16 @@
 """Read a configuration from a TOML file, a dict and `--set section.key=value`; check every value against its field."""
 
+import ast
 import copy
 import dataclasses
 import difflib
+import inspect
+import itertools
+import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +151,26 @@ def _type_name(plain: type) -> str:
 def to_toml(config: Config) -> str:
     """Return `config` as TOML text that `from_toml` reads."""
     return tomli_w.dumps(dataclasses.asdict(config))
+
+
+def documentation() -> Iterator[tuple[str, Any, str]]:
+    """Yield (section.key, default, documentation) of every field, in the order of the sections."""
+    for section in dataclasses.fields(Config):
+        yield from _documented(section.name, typing.get_type_hints(Config)[section.name])
+
+
+def _documented(prefix: str, section: Any) -> Iterator[tuple[str, Any, str]]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts = {
+        statement.target.id: " ".join(ast.literal_eval(following.value).split())
+        for statement, following in itertools.pairwise([*body.body, ast.Pass()])
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and isinstance(following, ast.Expr)
+    }
+    for name, hint in typing.get_type_hints(section).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _documented(f"{prefix}.{name}", hint)
+        else:
+            yield f"{prefix}.{name}", getattr(section(), name), texts[name]

@@ -11,10 +11,9 @@ from adam_mpi.base import trace
 from adam_mpi.cluster.control_channel import ControlChannel
 from adam_mpi.cluster.messages import BeginPhase, ClosePhase, Message, Statistics, StopTraining
 from adam_mpi.cluster.world import World
-from adam_mpi.data import answers
-from adam_mpi.data.answers import Ask
+from adam_mpi.data import served_phase
 from adam_mpi.data.batch_loader import BatchLoader, LoadedBatch
-from adam_mpi.data.served_phase import Resumed, ServedData, ServedPhase
+from adam_mpi.data.served_phase import Ask, Resumed, ServedData, ServedPhase
 from adam_mpi.data.sets import DataSet
 from adam_mpi.sharding.phases import Phase
 from adam_mpi.sharding.rank_state import RankState
@@ -197,7 +196,7 @@ class DataServer:
         """Answer `ask` if that is possible now; return whether it was."""
         current = self.current
         if self.ended or (self.stopping and not self._finishes(ask)):
-            self._send(ask, answers.stop())
+            self._send(ask, served_phase.stop())
             return True
         if ask.kind == batch_message.NEXT_PHASE:
             return self._phase_number > ask.phase and self._send_phase(ask)
@@ -205,7 +204,7 @@ class DataServer:
             return False
         if self._phase_number > ask.phase:
             # The ask was under way for long: its phase is over, and it must not get a batch of another.
-            self._send(ask, answers.exhausted(ask.phase))
+            self._send(ask, served_phase.exhausted(ask.phase))
             return True
         if ask.kind == batch_message.SHARE:
             share = current.take_share(ask.number, ask.replica, ask.replicas)
@@ -213,7 +212,7 @@ class DataServer:
         taken = current.take_next(ask.replica)
         if taken is not None:
             return self._send_batch(ask, *taken)
-        return current.is_exhausted(ask.replica) and self._send(ask, answers.exhausted(ask.phase))
+        return current.is_exhausted(ask.replica) and self._send(ask, served_phase.exhausted(ask.phase))
 
     def _finishes(self, ask: Ask) -> bool:
         """Return whether `ask` is for a joint batch of which some replica has a share already."""
@@ -225,14 +224,14 @@ class DataServer:
         phase = self.current.phase
         itemsize = np.dtype(self.served.data.description.dtype).itemsize
         first = self.current.epoch_progress.first_open
-        return self._send(ask, answers.phase(phase, self.served.count(phase.part), itemsize, first))
+        return self._send(ask, served_phase.phase(phase, self.served.count(phase.part), itemsize, first))
 
     def _send_batch(self, ask: Ask, number: int, batch: LoadedBatch) -> bool:
         """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
         assert self.current is not None
         hybrid = self.world.config.layout.scheme == "hybrid"
         with trace.span("serve"):
-            messages = answers.batch(
+            messages = served_phase.batch(
                 self.current.phase, number, batch, ask.columns, remaining=self.current.remaining, hybrid=hybrid
             )
         return self._send(ask, *messages)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ import numpy as np
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Data
-from adam_mpi.data import formats, glyphs, random_images, transform
-from adam_mpi.data.cache import Cache
+from adam_mpi.data import formats, glyphs, transform
 from adam_mpi.data.formats import idx
 from adam_mpi.data.formats.source import BadImages, Source
 
@@ -163,8 +163,8 @@ def open_set(data: Data) -> DataSet:
     """Open a data set; images are read on request. Raises UserError for a name or path that is none."""
     if data.set == "glyphs":
         return DataSet(data, {"train": _glyphs("train", glyphs.TRAIN), "test": _glyphs("test", glyphs.TEST)})
-    if data.set.startswith(random_images.PREFIX):
-        return DataSet(data, random_images.open_parts(data.set))
+    if data.set.startswith(PREFIX):
+        return DataSet(data, open_parts(data.set))
     path = find(data.set) if data.set in NAMES else Path(data.set)
     if data.set not in NAMES and not path.exists():
         raise UserError(f"data set {data.set!r}: unknown; allowed are {', '.join(NAMES)}, or a path of files")
@@ -214,3 +214,82 @@ def _split_order(count: int) -> np.ndarray:
     # The key is fixed, not the run's seed: runs of different seeds are compared on the same validation images.
     # RandomState, because numpy guarantees that its numbers never change.
     return np.random.RandomState(SPLIT_KEY).permutation(count)
+
+
+class Cache:
+    """Keeps the first images that it reads and never evicts one: each epoch reads each image once, in a new random
+    order, so eviction never pays. One thread at a time may read.
+    """
+
+    def __init__(self, source: Source, limit: int) -> None:
+        """Make room for `limit` bytes of images of `source`; for none if they are in memory anyway."""
+        self.source = source
+        room = 0 if source.in_memory else min(len(source), limit // source.image_bytes)
+        # Pages that are never written take no memory.
+        self.kept = np.empty((room, *source.shape), source.dtype)
+        self.place = np.full(len(source), -1, np.int64)
+        self.used = 0
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return the images at `indices`; raise BadImages for those that the source cannot read."""
+        place = self.place[indices]
+        hits = place >= 0
+        if hits.all():
+            return self.kept[place]
+        images = np.empty((len(indices), *self.source.shape), self.source.dtype)
+        images[hits] = self.kept[place[hits]]
+        positions = np.flatnonzero(~hits)
+        positions = positions[np.argsort(indices[positions])]
+        images[positions] = fresh = self._fetch(indices, positions)
+        self._keep(indices[positions], fresh)
+        return images
+
+    def _fetch(self, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the images indices[positions] from the source; positions in a BadImages are those in `indices`."""
+        try:
+            return self.source.read(indices[positions])[0]
+        except BadImages as error:
+            error.positions = positions[error.positions].tolist()
+            raise
+
+    def _keep(self, indices: np.ndarray, images: np.ndarray) -> None:
+        """Keep as many of the `images` as there is room for."""
+        count = min(len(indices), len(self.kept) - self.used)
+        self.kept[self.used : self.used + count] = images[:count]
+        self.place[indices[:count]] = np.arange(self.used, self.used + count)
+        self.used += count
+
+
+IMAGES = {"train": 50_000, "test": 10_000}
+PREFIX = "noise:"
+
+
+def open_parts(name: str) -> dict[str, Source]:
+    """Return the parts of a set of noise: "noise:3x32x32:10" has color images, "noise:440:8000" rows of 440 numbers."""
+    found = re.fullmatch(r"noise:([1-9]\d*)(?:x([1-9]\d*)x([1-9]\d*))?:([1-9]\d*)", name)
+    if found is None:
+        raise UserError(f"data set {name!r}: give noise:CHANNELSxHEIGHTxWIDTH:CLASSES, or noise:FEATURES:CLASSES")
+    channels, height, width, classes = (int(number or 1) for number in found.groups())
+    dtype = np.dtype(np.uint8 if found[2] else np.float32)
+    shape = channels, height, width
+    return {part: _source(part, shape, dtype, classes) for part in IMAGES}
+
+
+def _source(part: str, shape: tuple[int, int, int], dtype: np.dtype, classes: int) -> Source:
+    """Return images whose pixels depend on `part` and index only, and whose labels take turns."""
+    key = list(IMAGES).index(part)
+    labels = np.arange(IMAGES[part]) % classes
+
+    def draw(index: int) -> np.ndarray:
+        random = np.random.Generator(np.random.SFC64([key, int(index)]))
+        return random.integers(0, 256, shape, dtype) if dtype == np.uint8 else random.standard_normal(shape, dtype)
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        drawn = np.empty((len(indices), *shape), dtype)
+        for place, index in enumerate(indices):
+            drawn[place] = draw(index)
+        return drawn
+
+    return Source(
+        name=lambda index: f"noise {part} {index}", shape=shape, dtype=dtype, labels=labels, rows=rows, classes=classes
+    )

@@ -1,9 +1,11 @@
 """The view of a running job in a terminal: a line about the run, a table by role, and one by rank."""
 
 import json
+import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,6 +14,7 @@ from rich.text import Text
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.text import format_bytes, format_duration
+from adam_mpi.sharding.phases import Phase
 
 ENDS = {"DONE": "done", "STOPPED": "stopped", "log/failure.txt": "failed"}
 """File that a job leaves -> how it ended."""
@@ -124,3 +127,71 @@ def view(run: Path, status: dict[str, Any]) -> Group:
     if any(spares.values()):
         note += f"; spares: {spares['ready']} stand by, {spares['coming']} are starting"
     return Group(Text(note, style="bold"), run_line(status["run"]), by_rank(status["ranks"]))
+
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+
+class Progress:
+    """Prints the state of the job at intervals."""
+
+    def __init__(self, epochs: int) -> None:
+        """Show the progress of a job of `epochs` epochs."""
+        self.epochs = epochs
+        # Launchers put a pipe between a rank and the terminal; scripts/train knows whether a terminal is at its end.
+        terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        self.live = _live() if terminal or os.environ.get("ADAM_MPI_TERMINAL", "") == "1" else None
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Show the state of the job; `status`: as in `status.json`."""
+        if self.live is None:
+            self.say(plain(status["run"]))
+            return
+        from rich.console import Group
+
+        pass
+
+        run = status["run"]
+        # The empty line: mpirun forwards whole lines only, and the view ends without an end of line.
+        view = Group(run_line(run), by_role(status["groups"], run["staleness"]), "")
+        self.live.update(view, refresh=True)
+
+    def end(self, status: dict[str, Any]) -> None:
+        """Print the line of a phase that is over; it stays."""
+        self.say(plain(status["run"]))
+
+    def close(self) -> None:
+        """Remove the view from the terminal."""
+        if self.live is not None:
+            self.live.update("", refresh=True)
+            self.live.stop()
+            self.live = None
+
+    def say(self, text: str) -> None:
+        """Print `text` above the view."""
+        if self.live is not None:
+            self.live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def name(self, phase: Phase) -> str:
+        """Return the name of `phase` for people."""
+        return f"epoch {phase.epoch}/{self.epochs} {phase.part}" if phase.part != "test" else "test"
+
+
+def plain(run: dict[str, Any]) -> str:
+    """Return the line about the `run` part of a status, without control codes."""
+    pass
+
+    text = "  ".join(f"{name} {value}" for name, value in figures(run).items())
+    return f"{run['name']}  {run['share']:4.0%}  {text}"
+
+
+def _live() -> "Live":
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live("", console=Console(force_terminal=True), auto_refresh=False, redirect_stdout=False)
+    live.start()
+    return live

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adam_mpi.base import trace
-from adam_mpi.cluster import clock_offset
 from adam_mpi.cluster.world import World
 
 MOST_EVENTS = 1_000_000
@@ -34,7 +35,7 @@ class Timeline:
         self.part.unlink(missing_ok=True)
         self.room = MOST_EVENTS // world.comm.size
         """The most events of this rank."""
-        self.offset, wrong = clock_offset.offset(world)
+        self.offset, wrong = offset(world)
         self.began = trace.now()
         log.info("clock %+.6f s from rank 0's, to %.6f s", -self.offset / 1e9, wrong / 1e9)
         self.recorder = trace.start(self.room)
@@ -48,7 +49,7 @@ class Timeline:
         """Write the part of this rank at the end of the job, corrected for the drift of its clock. Collective."""
         trace.stop()
         # Another rank may be rank 0 now: then only what was measured at the start is known.
-        last = clock_offset.offset(world)[0] if world.generation == self.generation else self.offset
+        last = offset(world)[0] if world.generation == self.generation else self.offset
         drift = (last - self.offset) / max(trace.now() - self.began, 1)
 
         def aligned(time: int) -> float:
@@ -97,3 +98,51 @@ def _event(event: trace.Event, aligned: Callable[[int], float]) -> TraceEvent:
         return {"name": name, "ph": "X", "ts": start, "dur": round(aligned(ended) - start, 3)}
     flow = {"name": "push", "cat": "push", "id": "-".join(map(str, arrow)), "ts": start}
     return flow | ({"ph": "s"} if name == trace.TAIL else {"ph": "f", "bp": "e"})
+
+
+ROUNDS = 16
+SECONDS = 30.0
+"""Seconds after which a rank that does not answer counts as lost."""
+TAG = 77
+
+
+def offset(world: World, now: Callable[[], int] = trace.now) -> tuple[int, int]:
+    """Return the nanoseconds to add to this rank's clock `now` to get rank 0's, and their maximum error (collective).
+
+    Rank 0 serves one rank after the other. The quickest of its answers counts: it is taken to have been made half-way
+    between question and answer.
+    """
+    if world.rank:
+        return _ask(world, now)
+    for rank in range(1, world.comm.size):
+        for _ in range(ROUNDS):
+            _receive(world, rank)
+            _send(world, rank, now())
+    return 0, 0
+
+
+def _ask(world: World, now: Callable[[], int]) -> tuple[int, int]:
+    """Return the offset to rank 0's clock and its maximum error from the quickest of several questions."""
+    offset = 0
+    shortest = 1 << 62
+    for _ in range(ROUNDS):
+        asked = now()
+        _send(world, 0, 0)
+        there = _receive(world, 0)
+        answered = now()
+        if answered - asked < shortest:
+            offset = there - (asked + answered) // 2
+            shortest = answered - asked
+    return offset, shortest // 2
+
+
+def _send(world: World, rank: int, value: int) -> None:
+    request = world.comm.Isend(np.array([value], np.int64), rank, TAG)
+    world.wait(request.Test, f"rank {rank} to compare clocks", SECONDS)
+
+
+def _receive(world: World, rank: int) -> int:
+    value = np.zeros(1, np.int64)
+    request = world.comm.Irecv(value, rank, TAG)
+    world.wait(request.Test, f"rank {rank} to compare clocks", SECONDS)
+    return int(value[0])

@@ -12,7 +12,7 @@ from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
 from adam_mpi.planning import memory
-from adam_mpi.planning.job_plan import JobPlan, plan_job
+from adam_mpi.planning.plan import JobPlan, plan_job
 from adam_mpi.sharding import batch_parts as parts
 from adam_mpi.sharding.memory_layout import WIDTHS
 from adam_mpi.sharding.push_protocol import largest_push

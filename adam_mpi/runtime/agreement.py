@@ -1,9 +1,11 @@
 """How all ranks agree on a job: on its configuration, its run directory, and what it resumes from."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,10 +14,12 @@ from mpi4py import MPI
 from adam_mpi import config as configuration
 from adam_mpi.base import files
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint import identity, run_directory, stores
+from adam_mpi.checkpoint import identity, run_directory, snapshot, stores
 from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import resume as resume_points
+from adam_mpi.checkpoint.identity import Identity
 from adam_mpi.checkpoint.owner import Process
+from adam_mpi.checkpoint.resume import Resume
 from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.world import World, gather
@@ -25,8 +29,8 @@ from adam_mpi.model import parameters
 from adam_mpi.model.partition import partition
 from adam_mpi.monitor import metrics
 from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
-from adam_mpi.runtime import compile, previous_run
-from adam_mpi.runtime.initial_state import initial_weights
+from adam_mpi.runtime import compile
+from adam_mpi.runtime.generation_setup import initial_weights
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, ClaimedRun, Job, JobRequest
 
 T = TypeVar("T")
@@ -123,7 +127,7 @@ def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: Wor
     `seen` has the stores of the run that the ranks have found.
     """
     until = time.time() + 60 * request.minutes
-    run = previous_run.PreviousRun(
+    run = PreviousRun(
         config=config,
         directory=claimed.directory,
         identity=claimed.identity,
@@ -179,3 +183,68 @@ def _held_spans(world: World, job: Job) -> list[tuple[int, int]]:
     layout = plan_memory_layout(job.config, cut, world.layout, job.replicas)
     shards = (*layout.held.get(world.rank, ()), *layout.copied.get(world.rank, ()))
     return [(shard.start, shard.stop) for shard in shards]
+
+
+def saved_config(directory: str | None, resume: bool) -> Path | None:
+    """Return the configuration of the run that is resumed; None if there is none."""
+    saved = Path(directory or "") / "config.toml"
+    return saved if resume and directory and saved.exists() else None
+
+
+def epochs_done(given: Given, overrides: Sequence[str], directory: str | None) -> int:
+    """Return the number of epochs of a run that has all wanted epochs with this very configuration; otherwise 0."""
+    run = Path(directory or "")
+    if not directory or not (run / "DONE").exists():
+        return 0
+    try:
+        epochs = json.loads((run / "summary.json").read_text())["epochs"]
+    except (OSError, ValueError, KeyError):
+        return 0
+    wanted = configuration.load(given, overrides)
+    if epochs < wanted.train.epochs or wanted != configuration.load(run / "config.toml"):
+        return 0
+    return epochs
+
+
+def keeps_store(config: Config) -> bool:
+    """Return whether servers write stores: with clocks only snapshots are of use, as a store has no single clock."""
+    return config.asynchronous and config.store.interval > 0
+
+
+@dataclass(frozen=True)
+class PreviousRun:
+    """A run directory as rank 0 finds it."""
+
+    config: Config
+    directory: Path
+    identity: Identity
+    replicas: int
+    parameters: int
+    seen: FoundStores
+    """The stores of the run that the ranks have found."""
+
+    def find_resume_point(self) -> Resume | None:
+        """Return what the job resumes from, or None; print what is not complete and is not used."""
+        snapshot.finish_renames(self.directory / "snapshots")
+        found, passed_over = resume_points.find_resume_point(self.config, self.directory, self.seen)
+        for trouble in passed_over:
+            print(f"adam_mpi: passed over: {trouble}", file=sys.stderr, flush=True)
+        if found is None:
+            return None
+        note = resume_points.check_resume(found, self.config, self.replicas, self.parameters)
+        if note:
+            print(f"adam_mpi: {note}", file=sys.stderr, flush=True)
+        if found.kind == "store":
+            # A store knows which acknowledged pushes it lacks.
+            return found
+        cost = resume_points.describe_lost_work(found, self.directory, self.config)
+        return replace(found, note=found.note + cost)
+
+    def new_attempt(self) -> Path:
+        """Return the folder of the stores of the new job, with a description of them in it."""
+        place = stores.folder(self.config, self.directory, self.identity)
+        folder = resume_points.next_attempt(place, self.seen)
+        if keeps_store(self.config):
+            with suppress(OSError):
+                resume_points.describe_store(folder, self.config, self.replicas, self.parameters, self.identity)
+        return folder

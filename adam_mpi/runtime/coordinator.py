@@ -21,7 +21,7 @@ from adam_mpi.cluster.messages import (
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.server import DataServer
-from adam_mpi.monitor.progress import Progress
+from adam_mpi.monitor.live_view import Progress
 from adam_mpi.runtime.checkpoint_manager import CheckpointManager
 from adam_mpi.runtime.completion import Completion
 from adam_mpi.runtime.coordinator_state import CoordinatorResources, CoordinatorState, JobRecord, phase_to_json

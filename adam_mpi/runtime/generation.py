@@ -22,15 +22,20 @@ from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import partition
 from adam_mpi.runtime import compile
+from adam_mpi.runtime.agreement import keeps_store
 from adam_mpi.runtime.coordinator import Coordinator
 from adam_mpi.runtime.coordinator_state import CoordinatorState
-from adam_mpi.runtime.generation_setup import Setup, available_cores, set_up
-from adam_mpi.runtime.initial_state import attempt_folder, initial_residual, initial_state
+from adam_mpi.runtime.generation_setup import (
+    Setup,
+    attempt_folder,
+    available_cores,
+    initial_residual,
+    initial_state,
+    set_up,
+)
 from adam_mpi.runtime.job import Job
-from adam_mpi.runtime.previous_run import keeps_store
-from adam_mpi.runtime.rank_runtime import RankRuntime
+from adam_mpi.runtime.rank_runtime import RankRuntime, Role
 from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
-from adam_mpi.runtime.roles import Role
 from adam_mpi.server.server import Server
 from adam_mpi.sharding.joint_batches import BatchCuts, first_cuts
 from adam_mpi.sharding.memory_layout import cut_for

@@ -1,8 +1,9 @@
 """The runtime of a rank in one generation: it runs the roles of the rank in turn and passes them their messages."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from adam_mpi.base.errors import Regroup
 from adam_mpi.cluster import watchdog
@@ -31,12 +32,43 @@ from adam_mpi.cluster.world import World
 from adam_mpi.data.sets import DataSet
 from adam_mpi.runtime.coordinator import Coordinator
 from adam_mpi.runtime.coordinator_state import CoordinatorState
-from adam_mpi.runtime.roles import Role, WorkerRole
 from adam_mpi.sharding.joint_batches import BatchCuts, Progress
 from adam_mpi.sharding.rank_state import RankState
 
 LATE_SECONDS = 60.0
 """How long after the end of its generation a transfer may still arrive."""
+
+
+class Role(Protocol):
+    """A role of a rank: data, server or worker."""
+
+    def step(self) -> bool:
+        """Do what can be done now without waiting; return whether anything was done."""
+
+    def handle(self, message: Message) -> None:
+        """Handle a control message for this role."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return the statistics of this role for the coordinator."""
+
+    def export_state(self, state: RankState) -> None:
+        """Add to `state` what the role brings into the next generation."""
+
+    def awaits(self) -> Iterable[Wait]:
+        """Return what other ranks owe this role now."""
+
+    def transfers(self) -> list[Any]:
+        """Return what may be in transfer when a generation ends: its memory has to stay for a while."""
+
+
+class WorkerRole(Role, Protocol):
+    """A role with trainer threads."""
+
+    def rest(self, seconds: float) -> bool:
+        """Wait for a trainer thread for at most `seconds`; return False, at once, if none is busy."""
+
+    def compute_on(self) -> None:
+        """Leave the trainer threads work while this rank agrees with the others on a membership."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import Given
 from adam_mpi.monitor.timeline import Timeline
 from adam_mpi.runtime import ending
-from adam_mpi.runtime.agreement import agree_on_job, from_first_rank
+from adam_mpi.runtime.agreement import agree_on_job, epochs_done, from_first_rank, saved_config
 from adam_mpi.runtime.generation import begin_generation
 from adam_mpi.runtime.job import DONE, Job, JobRequest
-from adam_mpi.runtime.previous_run import epochs_done, saved_config
 from adam_mpi.runtime.rank_runtime import RankRuntime
 from adam_mpi.runtime.standby import wait_to_join
 from adam_mpi.runtime.supervision import connect_sentinel, join_sentinel, watch_recoveries

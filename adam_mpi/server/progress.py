@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adam_mpi.config import Config
-from adam_mpi.server import schedule
+from adam_mpi.server import optimizer_rules
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.rank_state import RankState
@@ -99,8 +99,8 @@ class ServerProgress:
         return self._rate_at(self.position)
 
     def _rate_at(self, position: Position) -> float:
-        images = schedule.images_passed(position, self.config.train.batch, self.epoch_images)
-        return schedule.learning_rate(self.config.optimizer, images, self.total_images)
+        images = optimizer_rules.images_passed(position, self.config.train.batch, self.epoch_images)
+        return optimizer_rules.learning_rate(self.config.optimizer, images, self.total_images)
 
     def rate_of(self, version: int, batches: np.ndarray, images: int) -> float:
         """Return the rate of the step to `version`: the current one; in synchronous training that of its clock."""

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.base import numa, trace
+from adam_mpi.base import thread_pool, trace
 from adam_mpi.base.thread_pool import ThreadPool
 from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.write_behind import WriteBehind
@@ -64,11 +64,11 @@ class Server:
         """Begin the first generation; `epoch_images` and `position`: see `ServerProgress`."""
         world = generation.world
         self.config = world.config
-        cores = numa.cores_of_threads(self.config.server.threads)
+        cores = thread_pool.cores_of_threads(self.config.server.threads)
         self.thread_pool = ThreadPool(self.config.server.threads, cores)
         # A rank with other roles makes more threads, which would be bound with it.
         if world.place.roles == ("server",):
-            numa.bind(cores[0])
+            thread_pool.bind(cores[0])
         self.progress = ServerProgress(self.config, position or Position(0), epoch_images)
         self.counts = self.progress.counts
         self.shard_copies: dict[int, ShardCopy] = {}

@@ -20,11 +20,10 @@ from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.cluster.shared_memory import memory_fence
 from adam_mpi.server.progress import PusherClocks, ServerProgress
-from adam_mpi.server.push_queue import PushQueue
+from adam_mpi.server.push_queue import PushQueue, StagedMessages
 from adam_mpi.server.replication import FoldedGradient, Replicator
 from adam_mpi.server.replication_messages import Record, notes
 from adam_mpi.server.shard_placement import lacking_acknowledged, place_copies
-from adam_mpi.server.staging import StagedMessages
 from adam_mpi.server.stepper import Stepper, Work
 from adam_mpi.sharding import message_format
 from adam_mpi.sharding.memory_layout import MOST_BATCHES, RECORD_BATCHES

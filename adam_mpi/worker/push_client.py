@@ -20,8 +20,7 @@ from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
 from adam_mpi.worker.diagnostics import Trouble
 from adam_mpi.worker.gradient_buffer import Encoded, GradientBuffer, takes_back
-from adam_mpi.worker.push_messages import FactorMessage, PushMessage, ShardMessage
-from adam_mpi.worker.push_rings import PushRings
+from adam_mpi.worker.push_messages import FactorMessage, PushMessage, PushRings, ShardMessage
 from adam_mpi.worker.residual import Residual, ResidualSnapshot
 
 

@@ -21,7 +21,7 @@ from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.spans import Spans
 from adam_mpi.sharding.worker_shards import WorkerShards
 from adam_mpi.worker.gradient_buffer import Encoded
-from adam_mpi.worker.push_rings import PushRings
+from adam_mpi.worker.push_messages import PushRings
 
 
 class Residual:

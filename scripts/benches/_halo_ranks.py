@@ -27,7 +27,7 @@ from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.gradient_buffer import GradientBuffer, add_scaled
 from adam_mpi.worker.link import Link
 from adam_mpi.worker.partitioned_replica import REST_SECONDS
-from adam_mpi.worker.sums import Sums
+from adam_mpi.worker.strip_pipeline import Sums
 
 SHAPES = MODELS["alexnet"].shapes
 IMAGES, IN_FLIGHT, ROUNDS, SECONDS = 32, 2, 5, 60.0
