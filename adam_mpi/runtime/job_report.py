@@ -10,7 +10,7 @@ from adam_mpi.base.files import write_json
 from adam_mpi.base.provenance import provenance
 from adam_mpi.cluster.world import World
 from adam_mpi.data.server import DataServer
-from adam_mpi.monitor import figures
+from adam_mpi.monitor import figures as outcome
 from adam_mpi.monitor import status
 from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.monitor.live_view import Progress
@@ -118,7 +118,7 @@ class JobReport:
     def check_losses(self, phase: Phase, figures: Figures, done: bool) -> None:
         """Raise UserError if the job computes nothing but NaN; `done` says whether the phase is over."""
         config = self.world.config
-        if config.inject.conserve or not figures.diverged(figures, config.train.batch, done):
+        if config.inject.conserve or not outcome.diverged(figures, config.train.batch, done):
             return
         self.want_summary()
         self.status_writer.wait_until_written(DISK_SECONDS)
@@ -207,7 +207,7 @@ class JobReport:
         results = self.record.results
         parts = [part for part in ("test", "validation") if f"{part}_accuracy" in results]
         labels = {part: self.data.data.labels(part) for part in parts}
-        return figures.warnings(results, labels, self.statistics.gauges()["layers"])
+        return outcome.warnings(results, labels, self.statistics.gauges()["layers"])
 
     def say_result(self) -> None:
         """Show the accuracy of the trained network, what it has taken, and the warnings."""
