@@ -60,12 +60,12 @@ def waits(server: ParameterServer, comm: MPI.Comm, folder: Path) -> dict[str, fl
     if role is not None:
         sys.setswitchinterval(SWITCH_SECONDS)
         role.open_store(folder / f"server-{comm.rank}.h5", lambda: None)
-        store = role.store
+        store = role.session.store
     found: dict[str, list[float]] = {"off": [], "on": []}
     for _ in range(ROUNDS):
         for name in found:
             if role is not None:
-                role.store = store if name == "on" else None
+                role.session.store = store if name == "on" else None
             found[name] += [value for took in comm.allgather(turn(server, comm, MOST["waits"])) for value in took]
     return {name: float(np.percentile(values, 99)) for name, values in found.items()}
 

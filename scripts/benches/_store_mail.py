@@ -22,11 +22,11 @@ def serve(server: ParameterServer, comm: MPI.Comm, folder: Path) -> dict[str, li
     sys.setswitchinterval(SWITCH_SECONDS)
     role = server.server
     role.open_store(folder / "server.h5", lambda: None)
-    store = role.store
+    store = role.session.store
     rates: dict[str, list[float]] = {"off": [], "on": []}
     for turn in range(2 * ROUNDS):
         name = ("off", "on")[turn % 2]
-        role.store = store if name == "on" else None
+        role.session.store = store if name == "on" else None
         comm.Barrier()
         start, before, written = time.perf_counter(), role.counts["applied"], store.written
         while time.perf_counter() - start < SECONDS:
