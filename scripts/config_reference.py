@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tomli_w  # noqa: E402
 
-from adam_mpi.config import Config, reading  # noqa: E402
+from adam_mpi.config import Config, documentation  # noqa: E402
 from adam_mpi.model.layers import FUNCTIONS, KINDS  # noqa: E402
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "configuration.md"
@@ -67,7 +67,7 @@ def _shown(key: str, default: Any) -> str:
 
 def page() -> str:
     allowed, parts = limits(), [HEAD]
-    for section, rows in itertools.groupby(reading(), lambda row: row[0].rpartition(".")[0]):
+    for section, rows in itertools.groupby(documentation(), lambda row: row[0].rpartition(".")[0]):
         parts.append(f"\n## {section}\n\n| key | default | allowed | |\n| --- | --- | --- | --- |\n")
         for key, default, sentence in rows:
             parts.append(f"| `{key}` | {_shown(key, default)} | {allowed[key]} | {sentence} |\n")

@@ -124,10 +124,8 @@ def test_a_snapshot_whose_name_hangs_is_left_out_and_touches_nothing_later(tmp_p
     go = threading.Event()
     coordinator = servers.snapshots
     servers.take(1, 0, 1)
-    coordinator.renaming = lambda: hangs.set() or go.wait()
-    coordinator.seconds = 60
-    coordinator.keep = 1
-    servers.wait_until_sealed = lambda: None
+    servers.change_settings(before_rename=lambda: hangs.set() or go.wait(), seconds=60, keep=1)
+    servers.wait = lambda: None
     servers.take(2, 0, 2)
     thread = coordinator.sealing.thread
     assert hangs.wait(20)
@@ -135,7 +133,7 @@ def test_a_snapshot_whose_name_hangs_is_left_out_and_touches_nothing_later(tmp_p
     coordinator.step()
     assert not coordinator.busy and "the disk has taken nothing for 60 s" in coordinator.error and coordinator.hung
     assert "warning: no snapshot: " in capsys.readouterr().err and coordinator.taken == ["epoch-0001"]
-    coordinator.renaming = lambda: None
+    servers.change_settings(before_rename=lambda: None)
     go.set()
     thread.join(20)
     assert not thread.is_alive()
@@ -148,7 +146,7 @@ def test_a_snapshot_that_cannot_be_named_is_left_out_whatever_the_reason(tmp_pat
     def fail():
         raise MemoryError
 
-    servers.snapshots.renaming = fail
+    servers.change_settings(before_rename=fail)
     with caplog.at_level(logging.WARNING):
         servers.take(1, 0, 1)
     assert servers.snapshots.error.endswith(".part-0-1: MemoryError") and servers.snapshots.taken == []

@@ -124,7 +124,7 @@ def test_mpirun_as_it_is_written_starts_here_with_two_cores_as_whoever_we_are(wo
 @pytest.fixture
 def sandbox(tmp_path):
     """A folder with what the documents speak of."""
-    (tmp_path / "my.toml").write_text("[optimizer]\nrate = 0.02\n")
+    (tmp_path / "my.toml").write_text("[optimizer]\nlearning_rate = 0.02\n")
     (tmp_path / "cluster.toml").write_text("[hosts]\ncount = 2\n")
     images, labels = glyphs.draw(1, "test", np.arange(5))
     (tmp_path / "digits").mkdir()
@@ -221,6 +221,6 @@ def test_sweeps_of_the_first_pages_do_not_share_a_folder():
 def test_every_environment_variable_is_in_the_reference():
     listed = set(re.findall(r"^\| `(ADAM_MPI_\w+)`", (ROOT / "docs/reference/environment.md").read_text(), re.M))
     folders = [ROOT / name for name in ("adam_mpi", "scripts", "slurm", ".ci")]
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in ("", ".py", ".sh") and path.is_file()]
     used = {name for path in files for name in re.findall(r"ADAM_MPI_[A-Z_]+[A-Z]", path.read_text())}
     assert used == listed

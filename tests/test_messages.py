@@ -15,6 +15,7 @@ EXAMPLES = {
     "list[int]": [3, 1, 2],
     "list[Any] | None": [4, "train", 0.5],
     "list[dict[str, float]]": [{"seconds": 0.25}],
+    "collections.abc.Mapping[str, Any]": {"images": 10},
     "dict[str, Any]": {"images": 10, "loss": [0.5, None]},
 }
 

@@ -86,7 +86,7 @@ def draw(file: Path, module: ModuleType, points: dict[str, dict[str, Any]]) -> N
         axes.set_title(f"{module.TITLE} ({module.KIND})")
         module.paint(axes, points)
 
-    file.write_bytes(charts.rendered(SIZE, paint, "svg"))
+    file.write_bytes(charts.render(SIZE, paint, "svg"))
 
 
 def shown(result: dict[str, Any]) -> str:
