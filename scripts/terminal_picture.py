@@ -18,7 +18,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS, SECONDS = 110, 24, 180.0
-KILLED = "inject.faults=['kill rank=2 at=apply step=400']"
+KILLED = "inject.faults=['kill rank=2 at=apply step=250']"
 SETTINGS = (
     f'--set layout.servers=2 --set server.copies=2 --set observe.interval=1 --set train.epochs=6 --set "{KILLED}"'
 )
@@ -49,7 +49,7 @@ def main() -> None:
     tmux(socket, "new-session", "-d", *size, "-c", str(ROOT), "bash", "-c", f"{command}; sleep 60")
     try:
         wait(lambda: tmux(socket, "capture-pane", "-p"), r"lost;")
-        wait(lambda: tmux(socket, "capture-pane", "-p"), r"epoch [3-6]/6")
+        wait(lambda: tmux(socket, "capture-pane", "-p"), r"(?s)lost;.*epoch \d/6")
         screen = tmux(socket, "capture-pane", "-p", "-e").rstrip()
     finally:
         subprocess.run(["tmux", "-L", socket, "kill-server"], capture_output=True, check=False, timeout=20)
