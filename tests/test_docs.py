@@ -221,6 +221,7 @@ def test_sweeps_of_the_first_pages_do_not_share_a_folder():
 def test_every_environment_variable_is_in_the_reference():
     listed = set(re.findall(r"^\| `(ADAM_MPI_\w+)`", (ROOT / "docs/reference/environment.md").read_text(), re.M))
     folders = [ROOT / name for name in ("adam_mpi", "scripts", "slurm", ".ci")]
-    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in ("", ".py", ".sh") and path.is_file()]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.suffix in ("", ".py", ".sh")]
+    files = [path for path in paths if path.is_file()]
     used = {name for path in files for name in re.findall(r"ADAM_MPI_[A-Z_]+[A-Z]", path.read_text())}
     assert used == listed
