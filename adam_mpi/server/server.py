@@ -6,7 +6,7 @@ A push passes these functions, from its ring in the mailbox to its acknowledgeme
       ServerSession.collect          session.py
         PushQueue.collect            push_queue.py     bad messages are refused, those sent again are recognized
           RingReceiver.collect       mailbox.py        (transport) messages that have arrived whole
-      ServerSession.stage            session.py        StagedMessages.add (staging.py) for each of its shards
+      ServerSession.stage            session.py        StagedMessages.add (push_queue.py) for each of its shards
       ServerSession.apply_staged     session.py        StagedMessages.take_ready: messages that can be applied now
         Stepper.step                 stepper.py        on the apply threads; FoldedGradient.step with replication
           apply_kernels.steps        apply_kernels.py
