@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
+from adam_mpi.server.session import ServerSession
 
 SIZE, CLIENTS, ROUNDS = 4000, 2, 60
 COUNTER = SIZE - 1
@@ -54,14 +55,15 @@ def die() -> None:
 def kill_after(server: ParameterServer, folded: int) -> None:
     """Kill this server when it has applied `folded` messages, before it acknowledges the last of them."""
     role = server.server
-    apply = role._apply
+    apply = ServerSession._apply
 
-    def applying(ready) -> None:
-        apply(ready)
+    def applying(session, ready) -> None:
+        apply(session, ready)
         if role.counts["folded"] >= folded:
             die()
 
-    role._apply = applying
+    # Of all generations: each has a session of its own.
+    ServerSession._apply = applying
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def test_a_part_of_a_store_takes_the_memory_of_that_part(store):
 
 
 def test_a_store_that_is_passed_round_takes_the_memory_of_a_ranks_part(store):
-    found = few(lambda: stores.state(MPI.COMM_SELF, store.parent, {store.name: 0}, SIZE, SPANS))
+    found = few(lambda: stores.read_everywhere(MPI.COMM_SELF, store.parent, {store.name: 0}, SIZE, SPANS))
     check(found["weights"])
     found["state"].flat *= -1
     check(found["state"])

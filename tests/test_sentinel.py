@@ -21,12 +21,20 @@ def failure_file(tmp_path):
     return tmp_path / "log" / "failure.txt"
 
 
+def command_line(process):
+    """Return the words that started `process`; none of one that has ended and that nobody has waited for."""
+    try:
+        return process.cmdline()
+    except psutil.ZombieProcess:
+        return []
+
+
 class Watched:
     """A sentinel with ranks whose deaths are the ends of their connections."""
 
     def __init__(self, failure_file, ranks, **options):
         self.path = sentinel.start(failure_file, ranks, **options)
-        [self.process] = [child for child in psutil.Process().children() if self.path in child.cmdline()]
+        [self.process] = [child for child in psutil.Process().children() if self.path in command_line(child)]
         # The process to be killed must not be this one.
         self.stand_in = subprocess.Popen(["sleep", "1000"])
         self.connections = [self.connect(f"rank {rank}, worker on h") for rank in range(ranks)]

@@ -131,10 +131,10 @@ def recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
         **_recipes.TOLD["sets"]["mnist"],
         "train": {"batch": batch, "epochs": EPOCHS, "target": TARGET, "test": False},
         "optimizer": {
-            "rate": settings["rate"],
+            "learning_rate": settings["rate"],
             "momentum": settings["momentum"],
             "schedule": "constant",
-            "average": (images if math.isinf(bound) else batch) / settings["averaged"],
+            "ema": (images if math.isinf(bound) else batch) / settings["averaged"],
         },
         "push": {"images": images},
         "pull": {"images": images},
