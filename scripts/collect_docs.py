@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Collects the pages of the documentation site in build/docs, and checks that public names have docstrings.
+"""Collect the pages of the documentation site in build/docs, and check that public names have docstrings.
 
-Pages are kept where a reader of the repository looks for them; the site has them in one folder, so links between them
-are rewritten. A link to a file that is no page (a program, a data file) becomes plain text.
+Pages are kept where a reader of the repository looks for them. The site has them in one folder, so links between them
+are rewritten. A link to a file that is not a page (a program, a data file) becomes plain text.
 """
 
 import inspect
@@ -29,22 +29,22 @@ MOVED = {
     "data/README.md": "howto/data.md",
     "examples/README.md": "howto/examples.md",
 }
-SHOWN = (".md", ".svg", ".png")
+SHOWN = (".md", ".svg", ".png", ".css")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)?(#[^)]*)?\)")
 
 
 def places() -> dict[Path, Path]:
-    """Return where each page and picture of the repository is on the site, relative to both roots."""
+    """Return where each page, picture and style sheet of the repository is on the site, relative to both roots."""
     own = {path.relative_to(ROOT): path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*")}
     pages = {source: target for source, target in own.items() if source.suffix in SHOWN}
     return pages | {Path(source): Path(target) for source, target in MOVED.items() if (ROOT / source).exists()}
 
 
 def rewrite(text: str, source: Path, known: dict[Path, Path]) -> str:
-    """Return the text of the page at `source` with links as they must be on the site."""
+    """Return `text`, the page at `source`, with its links as they must be on the site."""
 
     def link(found: re.Match[str]) -> str:
-        picture, label, target, anchor = found[1], found[2], found[3] or "", found[4] or ""
+        picture, label, target, anchor = found.groups(default="")
         if not target or target.startswith(("http:", "https:", "mailto:")):
             return found[0]
         file = Path(os.path.normpath(source.parent / target))
@@ -72,7 +72,7 @@ def undocumented() -> Iterator[str]:
 
 
 def collect() -> None:
-    """Write all pages and pictures of the site into build/docs."""
+    """Write all pages, pictures and style sheets of the site into build/docs."""
     shutil.rmtree(TARGET, ignore_errors=True)
     known = places()
     for source, target in known.items():
