@@ -19,11 +19,13 @@ from adam_mpi.model.layers import FUNCTIONS, KINDS  # noqa: E402
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "configuration.md"
 HEAD = """# Configuration reference
 
-Made by `scripts/config_reference.py` from `adam_mpi/config/sections.py`; `adam_mpi train --help` prints it too.
+A configuration is a TOML file with these sections; `--set section.key=value` overrides single keys. Unknown keys and
+values that are not allowed are named before anything starts. `python -m adam_mpi models` lists ready configurations.
+A run
+keeps its resolved configuration as `config.toml`.
 
-A configuration is a TOML file with these sections; `--set section.key=value` goes over it. Unknown keys and values that
-are not allowed are named before anything starts. Ready ones: `python -m adam_mpi models`. A run keeps its resolved
-configuration as `config.toml`.
+`scripts/config_reference.py` makes this page from the dataclasses in `adam_mpi/config`; `adam_mpi train --help` prints it
+too.
 """
 LAYERS = """
 ## Layers of `model.layers`
@@ -31,7 +33,7 @@ LAYERS = """
 Each entry is the name of an activation, or a table with a `kind` and the fields below (defaults in parentheses; fields
 without one are required). Layers are named by kind and number: `conv1`, `relu1`, `max_pool1`.
 
-| kind | fields | |
+| kind | fields | meaning |
 | --- | --- | --- |
 """
 
@@ -68,7 +70,7 @@ def _shown(key: str, default: Any) -> str:
 def page() -> str:
     allowed, parts = limits(), [HEAD]
     for section, rows in itertools.groupby(documentation(), lambda row: row[0].rpartition(".")[0]):
-        parts.append(f"\n## {section}\n\n| key | default | allowed | |\n| --- | --- | --- | --- |\n")
+        parts.append(f"\n## {section}\n\n| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n")
         for key, default, sentence in rows:
             parts.append(f"| `{key}` | {_shown(key, default)} | {allowed[key]} | {sentence} |\n")
     return "".join(parts) + layers()
