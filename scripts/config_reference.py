@@ -24,8 +24,8 @@ values that are not allowed are named before anything starts. `python -m adam_mp
 A run
 keeps its resolved configuration as `config.toml`.
 
-`scripts/config_reference.py` makes this page from the dataclasses in `adam_mpi/config`; `adam_mpi train --help` prints it
-too.
+`scripts/config_reference.py` makes this page from the dataclasses in `adam_mpi/config`; `adam_mpi train --help` prints
+it too.
 """
 LAYERS = """
 ## Layers of `model.layers`
