@@ -65,7 +65,9 @@ def check_summary(summary, ranks, seconds):
     assert summary["generation"] == 0 and summary["recoveries"] == []
     assert 0 < summary["seconds"] < seconds
     assert summary["images_per_second"] > summary["images"] / summary["seconds"] * 0.99
-    assert 0.97 <= summary["validation_accuracy"] <= 1 and 0 < summary["train_loss"] < 0.5
+    # The mean over the first epoch has its untrained beginning in it, at a loss of 2.3.
+    highest_loss = 1.0 if summary["epochs"] == 1 else 0.5
+    assert 0.97 <= summary["validation_accuracy"] <= 1 and 0 < summary["train_loss"] < highest_loss
     roles = summary["ranks"]
     wanted = {1: (1, 1, 1), 2: (1, 1, 1)}.get(ranks, (1, ranks - 1 - max(1, ranks // 4), max(1, ranks // 4)))
     assert (roles["data"], roles["worker"], roles["server"]) == wanted and roles["total"] == ranks
