@@ -150,7 +150,7 @@ def test_a_rank_that_does_not_answer_is_logged_with_its_stack(rank, start_job):
     )
     job.until(lambda: any(expected.search(text) for text in job.logs().values()), "the message of the watchdog")
     job.rank(rank).resume()
-    stack = re.compile(r"^  File .*run\.py\", line \d+ in _serve$", re.M)
+    stack = re.compile(r"^  File .*run\.py\", line \d+ in _run_roles$", re.M)
     job.until(lambda: stack.search(job.logs()[f"rank-{rank:05d}"]), "the stack of the other rank's main thread")
 
 
