@@ -60,7 +60,9 @@ def main() -> None:
         if comm.rank == 0:
             print(f"best possible: {log_loss(truth(), *unseen):.4f}", flush=True)
         for epoch in range(EPOCHS + 1):
-            loss = log_loss(server.wait(server.pull()), *unseen)
+            # Other clients may have begun to train when this one pulls for the first time.
+            weights = server.wait(server.pull()) if epoch else np.zeros(FEATURES, np.float32)
+            loss = log_loss(weights, *unseen)
             if comm.rank == 0:
                 print(f"after {epoch} epochs: log-loss {loss:.4f}", flush=True)
             if epoch < EPOCHS:
