@@ -25,6 +25,7 @@ from adam_mpi.runtime.rank_runtime import LATE_SECONDS, Abandoned
 from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
 from adam_mpi.server.server import Server
 from adam_mpi.sharding import memory_layout as memory
+from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.transport.generation import Generation
 
@@ -76,7 +77,12 @@ class Membership:
 
     def _open_server(self, settled: RecoveryPlan | None) -> None:
         """Make the server role of this rank, or take it into this generation."""
-        raise NotImplementedError
+        if self.server is None or settled is None:
+            self.server = Server(self.generation, 0)
+        else:
+            self.server.discard([shard for rank, shard in settled.stale if rank == self.world.rank])
+            self.server.rewind(Position.unpack(settled.position.pack()), None, 0)
+            self.server.begin(self.generation, settled.clocks, settled.lacking)
 
     def _meet(self, what: str) -> None:
         """Wait until every rank has called this; collective."""

@@ -17,9 +17,6 @@ from adam_mpi.parameter_server import arguments, shutdown
 from adam_mpi.parameter_server.client import Client, Filter
 from adam_mpi.parameter_server.generations import Membership, arrange_roles
 from adam_mpi.parameter_server.handles import Handle, V
-from adam_mpi.runtime.recovery import RecoveryPlan
-from adam_mpi.server.server import Server
-from adam_mpi.sharding.position import Position
 
 
 class ParameterServer(Membership):
@@ -375,14 +372,6 @@ class ParameterServer(Membership):
         if not self._survive(partial(self._client.start_ready, handle)):
             self._client.waiting.append(handle)
         return handle
-
-    def _open_server(self, settled: RecoveryPlan | None) -> None:
-        if self.server is None or settled is None:
-            self.server = Server(self.generation, 0)
-        else:
-            self.server.discard([shard for rank, shard in settled.stale if rank == self.world.rank])
-            self.server.rewind(Position.unpack(settled.position.pack()), None, 0)
-            self.server.begin(self.generation, settled.clocks, settled.lacking)
 
 
 def _check_thread(what: str = "used") -> None:
