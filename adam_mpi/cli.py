@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.cluster.launcher import print_line, print_once, rank
+from adam_mpi.cluster.failure_report import launched_rank, print_line, print_once
 from adam_mpi.options import parser
 
 NO_CACHE = "no locator available"
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_once(f"adam_mpi: compiled kernels can be kept neither in {Path(__file__).parent} nor at home; {advice}")
         return 2
     except KeyboardInterrupt as interruption:
-        if not rank():
+        if not launched_rank():
             print_line(f"adam_mpi: {interruption or 'interrupted'}")
         return 130
     except BrokenPipeError:
@@ -76,7 +76,7 @@ def plan(options: argparse.Namespace) -> int:
 
 def fetch(options: argparse.Namespace) -> int:
     """Download or copy a data set into the data folder."""
-    from adam_mpi.data.fetch import fetch
+    from adam_mpi.data.fetch_and_pack import fetch
     from adam_mpi.data.sets import home
 
     fetch(options.name, options.source, home() / options.name)
@@ -85,7 +85,7 @@ def fetch(options: argparse.Namespace) -> int:
 
 def pack(options: argparse.Namespace) -> int:
     """Write a data set as one chunked HDF5 file."""
-    from adam_mpi.data.pack import pack
+    from adam_mpi.data.fetch_and_pack import pack
 
     print(pack(options.source, Path(options.output), options.size, options.on_bad))
     return 0
@@ -134,7 +134,7 @@ def _inspect_model(options: argparse.Namespace) -> int:
 
 def merge(options: argparse.Namespace) -> int:
     """Write a snapshot as one HDF5 file with a dataset per tensor."""
-    from adam_mpi.checkpoint.merge import merge
+    from adam_mpi.checkpoint.model_file import merge
 
     print(merge(Path(options.path), Path(options.output)))
     return 0
@@ -188,7 +188,7 @@ def export(options: argparse.Namespace) -> int:
 
 def import_(options: argparse.Namespace) -> int:
     """Convert the weights of another program to a file that training can start from."""
-    from adam_mpi.inference.export.foreign import import_weights
+    from adam_mpi.inference.import_weights import import_weights
 
     print(import_weights(options.file, config.load(options.config, options.set), options.output))
     return 0

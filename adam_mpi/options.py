@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import adam_mpi
 from adam_mpi import config
-from adam_mpi.cluster.launcher import print_once, rank
+from adam_mpi.cluster.failure_report import launched_rank, print_once
 from adam_mpi.config.models import names
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
         """Print the help from one rank."""
-        if not rank():
+        if not launched_rank():
             super().print_help(file)
 
 
@@ -35,7 +35,7 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         """Print the version, and exit with 0."""
-        if not rank():
+        if not launched_rank():
             print(f"adam-mpi {adam_mpi.__version__}")
         parser.exit()
 

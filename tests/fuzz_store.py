@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_mpi.base.checksum import checksum
+from adam_mpi.base.files import checksum
 from adam_mpi.checkpoint import store_file
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
-from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Position
 
 SIZES = (700, 64, 5000, 1, 2048)
 SHARDS = [Shard(i, "dense1", start, stop - start) for i, (start, stop) in enumerate(pairwise(np.cumsum((0, *SIZES))))]

@@ -9,8 +9,8 @@ from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.server.server import Server
 from adam_mpi.sharding import memory_layout
-from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.push_protocol import choose
+from adam_mpi.sharding.training_state import Position
 from adam_mpi.transport.generation import Generation
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer
 from adam_mpi.worker.pull_client import PullClient

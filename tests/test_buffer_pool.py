@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_mpi.base.buffer_pool import BufferPool
+from adam_mpi.base.pools import BufferPool
 
 
 @pytest.mark.parametrize(("size", "room"), [(1, 1024), (1024, 1024), (1025, 2048), (5000, 8192)])

@@ -15,8 +15,8 @@ from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, MaxPool, inf
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
 from adam_mpi.planning import plan
-from adam_mpi.sharding.batch_parts import Batch
-from adam_mpi.sharding.factors import Matrix
+from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.push_protocol import Matrix
 from adam_mpi.worker import gradient_buffer, trainer
 from adam_mpi.worker.thread_weights import ThreadWeights
 

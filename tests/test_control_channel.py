@@ -7,8 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.control_channel import ControlChannel
-from adam_mpi.cluster.messages import DumpStacks, SignOfLife, SnapshotHeld, SparesReport, encode
+from adam_mpi.cluster.control_messages import ControlChannel, DumpStacks, SignOfLife, SnapshotHeld, SparesReport, encode
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi

@@ -11,10 +11,10 @@ from adam_mpi.config import load
 from adam_mpi.monitor.status_writer import StatusWriter
 from adam_mpi.runtime import job_report
 from adam_mpi.runtime.completion import Completion
-from adam_mpi.runtime.coordinator_state import CoordinatorResources, CoordinatorState, JobRecord
+from adam_mpi.runtime.job import CoordinatorResources, CoordinatorState, JobRecord
 from adam_mpi.runtime.job_report import JobReport
 from adam_mpi.runtime.recovery_log import Recovery, RecoveryLog
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.training_state import Phase
 
 
 def state(**changes):

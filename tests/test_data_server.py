@@ -5,10 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from adam_mpi.cluster.messages import BeginPhase, ClosePhase, StopTraining
+from adam_mpi.cluster.control_messages import BeginPhase, ClosePhase, StopTraining
 from adam_mpi.config import load
-from adam_mpi.sharding.phases import Phase
-from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.training_state import Phase, Position
 
 COUNT, BATCH, SHAPE = 203, 8, (1, 2, 6)
 pytestmark = pytest.mark.mpi
@@ -35,7 +34,7 @@ class DataRanks:
     def __init__(self, path, data, replicas, *settings, columns=None, resumed=None):
         from mpi4py import MPI
 
-        from adam_mpi.cluster.control_channel import ControlChannel
+        from adam_mpi.cluster.control_messages import ControlChannel
         from adam_mpi.cluster.layout import Layout, Place
         from adam_mpi.cluster.world import World
         from adam_mpi.data.served_phase import ServedData
@@ -298,7 +297,7 @@ def test_a_job_stopped_inside_an_epoch_leaves_all_replicas_at_the_same_clock(pat
 
 
 def test_a_late_ask_gets_nothing_of_the_next_phase(path):
-    from adam_mpi.transport import batch_message as batch
+    from adam_mpi.sharding import message_formats as batch
 
     ranks = DataRanks(path, 1, size())
     ranks.begin(Phase(0, "train", 1))

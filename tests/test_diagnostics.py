@@ -11,7 +11,7 @@ from test_network import block, prepare
 
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.report.layer_report import statistics
-from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.sharding.batches import Batch
 from adam_mpi.worker.diagnostics import NaNDetector, describe, suspects
 
 INSPECT = [sys.executable, "-m", "adam_mpi", "inspect"]

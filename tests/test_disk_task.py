@@ -12,9 +12,9 @@ from test_snapshot import Servers
 from adam_mpi.checkpoint import disk_task, snapshot_barrier
 from adam_mpi.checkpoint.disk_task import DiskTask, reason, report_progress
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
-from adam_mpi.cluster.messages import SnapshotHeld
-from adam_mpi.sharding.position import Position
+from adam_mpi.cluster.control_messages import SnapshotHeld
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Position
 
 
 def over(task, seconds=20):

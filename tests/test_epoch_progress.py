@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from adam_mpi.data.epoch_progress import EpochProgress
-from adam_mpi.data.order import Order
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.data.epoch import EpochProgress, Order
+from adam_mpi.sharding.training_state import Phase
 
 
 def start(done=None, strips=1):

@@ -14,9 +14,8 @@ from adam_mpi.model.parameters import Tensor
 from adam_mpi.planning.report import plan as planned_text
 from adam_mpi.server import stepper
 from adam_mpi.sharding import memory_layout
-from adam_mpi.sharding.factors import FactorPlan, matrices, plans
-from adam_mpi.sharding.message_format import MOST_PARTS
-from adam_mpi.sharding.push_protocol import choose, largest_push
+from adam_mpi.sharding.message_formats import MOST_PARTS
+from adam_mpi.sharding.push_protocol import FactorPlan, choose, largest_push, matrices, plans
 from adam_mpi.worker.gradient_buffer import Factors
 from adam_mpi.worker.push_messages import FactorMessage
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data import fetch as fetching
-from adam_mpi.data.fetch import fetch
+from adam_mpi.data import fetch_and_pack as fetching
+from adam_mpi.data.fetch_and_pack import fetch
 
 CONTENT = {"images.gz": bytes(range(256)) * 1000, "labels.gz": b"label" * 999}
 

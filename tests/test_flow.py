@@ -15,7 +15,7 @@ from adam_mpi.model.layers import infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.sharding.batches import Batch
 
 pytestmark = pytest.mark.mpi(min_size=2)
 CONTEXTS = 3
@@ -95,9 +95,8 @@ def fly(world, flow, cut, weights):
 @pytest.mark.parametrize("transport", ["shared", "send"])
 @pytest.mark.parametrize("stack", ["overlapping pools", *(pytest.param(s, marks=pytest.mark.full) for s in FURTHER)])
 def test_contexts_may_complete_in_any_order(stack, transport):
-    from adam_mpi.worker import channels
     from adam_mpi.worker.flow import Flow
-    from adam_mpi.worker.link import Link
+    from adam_mpi.worker.link import Link, plan_channels
 
     delays = "inject.faults=['delay role=data at=exchange seconds=0.001']"
     world = replica([f"cluster.transport={transport}", delays])
@@ -110,7 +109,7 @@ def test_contexts_may_complete_in_any_order(stack, transport):
     contexts = [net.strip_context() for _ in range(CONTEXTS)]
     flow = Flow(contexts, [np.zeros(strip.parameters, np.float32) for _ in contexts], world.injector)
     flow.ready = Shuffled(world.rank)
-    link = Link(world, channels.plan(cut, CONTEXTS, contexts[0].room))
+    link = Link(world, plan_channels(cut, CONTEXTS, contexts[0].room))
     flow.attach(link)
     flow.start(2)
     recorder = trace.start(room=1000)
@@ -146,16 +145,15 @@ def test_the_wait_for_a_hanging_thread_is_limited():
 
 
 def test_sums_over_a_replica_are_those_of_all_strips():
-    from adam_mpi.worker import channels
     from adam_mpi.worker.gradient_buffer import GradientBuffer
-    from adam_mpi.worker.link import Link
+    from adam_mpi.worker.link import Link, plan_channels
     from adam_mpi.worker.strip_pipeline import Sums
 
     world = replica([])
     shapes = infer(STACKS["the paper's"][1], STACKS["the paper's"][0], 5)
     cut = partition(shapes, world.comm.size)
     strip = cut.strips[world.place.strip]
-    link = Link(world, channels.plan(cut, 1, IMAGES))
+    link = Link(world, plan_channels(cut, 1, IMAGES))
     sums = Sums(link, cut)
     given = [
         GradientBuffer(0, np.full(strip.parameters, 10.0**world.rank * (turn + 1), np.float32)) for turn in range(7)
@@ -182,25 +180,24 @@ def test_sums_over_a_replica_are_those_of_all_strips():
 
 
 def test_the_strip_that_has_not_read_is_reported():
-    from adam_mpi.worker import channels
     from adam_mpi.worker.gradient_buffer import GradientBuffer
-    from adam_mpi.worker.link import Link
+    from adam_mpi.worker.link import SUMS, Link, plan_channels
     from adam_mpi.worker.strip_pipeline import Sums
 
     world = replica([])
     shapes = infer(STACKS["the paper's"][1], STACKS["the paper's"][0], 5)
     cut = partition(shapes, world.comm.size)
-    link = Link(world, channels.plan(cut, 1, IMAGES))
+    link = Link(world, plan_channels(cut, 1, IMAGES))
     sums = Sums(link, cut)
     values = np.zeros(cut.strips[world.place.strip].parameters, np.float32)
-    assert all(sums.begin(GradientBuffer(0, values)) for _ in range(channels.SUMS))
+    assert all(sums.begin(GradientBuffer(0, values)) for _ in range(SUMS))
     world.comm.Barrier()
     reads = world.rank > 0
-    assert not reads or all(sums.step() for _ in range(channels.SUMS))
+    assert not reads or all(sums.step() for _ in range(SUMS))
     world.comm.Barrier()
     assert (sums.begin(GradientBuffer(0, values)), sums.unread) == (False, [0])
     world.comm.Barrier()
-    assert reads or all(sums.step() for _ in range(channels.SUMS))
+    assert reads or all(sums.step() for _ in range(SUMS))
     world.comm.Barrier()
     assert sums.unread == [] and sums.begin(GradientBuffer(0, values))
     world.comm.Barrier()

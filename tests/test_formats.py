@@ -12,7 +12,7 @@ import pytest
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Data
 from adam_mpi.data import formats, sets
-from adam_mpi.data.pack import pack
+from adam_mpi.data.fetch_and_pack import pack
 
 RANDOM = np.random.default_rng(5)
 COLORED = {

@@ -26,8 +26,8 @@ from adam_mpi.model.parameters import initial, total
 from adam_mpi.model.partition import partition
 from adam_mpi.model.strip_context import StripContext
 from adam_mpi.planning.report import plan
-from adam_mpi.sharding import batch_parts
-from adam_mpi.sharding.batch_parts import Batch, cut_rounds, shares
+from adam_mpi.sharding import batches
+from adam_mpi.sharding.batches import Batch, cut_rounds, shares
 
 IMAGES = 9
 BATCH = 104
@@ -133,7 +133,7 @@ def test_errors_return_by_the_adjoint_of_the_forward_exchange(edges, lanes):
 @limits(max_examples=200, deadline=None)
 @drawn(st.integers(0, 300), st.integers(1, 6), st.integers(1, 300))
 def test_rounds_have_every_image_once_and_fit_their_room(images, ranks, more):
-    count = batch_parts.count(images, ranks, ranks)
+    count = batches.count_parts(images, ranks, ranks)
     edges = shares(images, ranks)
     seen = []
     for rank in range(ranks):
@@ -142,7 +142,7 @@ def test_rounds_have_every_image_once_and_fit_their_room(images, ranks, more):
         for number, part in enumerate(cut_rounds(batch, count, rank)):
             a, b = part.edges[rank : rank + 2]
             np.testing.assert_array_equal(part.ids[a:b], part.pixels)
-            assert part.labels.size <= (room := batch_parts.largest(images + more, ranks, ranks))
+            assert part.labels.size <= (room := batches.largest_part(images + more, ranks, ranks))
             assert b - a <= -(-room // ranks)
             seen += [(number, image) for image in part.pixels] if part.edges[-1] == part.ids.size else []
     assert sorted(image for _, image in seen) == list(range(images))

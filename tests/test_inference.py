@@ -24,7 +24,7 @@ from adam_mpi.data.formats import arrays
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import open_set
 from adam_mpi.inference import predict as predicting
-from adam_mpi.inference.export.matching import match
+from adam_mpi.inference.import_weights import match
 from adam_mpi.inference.trained import infer_shapes
 from adam_mpi.model import parameters
 from adam_mpi.model.parameters import Tensor

@@ -1,8 +1,8 @@
 """The statistics of the whole job from the last report of every rank."""
 
-from adam_mpi.cluster.messages import Statistics
+from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.monitor.job_statistics import JobStatistics
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.training_state import Phase
 
 
 def worker(rank=0, sent=0, waited=0.0, **more):

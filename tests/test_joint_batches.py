@@ -9,14 +9,12 @@ import pytest
 
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.config import load
-from adam_mpi.data.order import Order
+from adam_mpi.data.epoch import Order
 from adam_mpi.runtime.recovery import plan_recovery
 from adam_mpi.server.progress import ServerProgress
-from adam_mpi.sharding.joint_batches import BatchCuts, BatchRemainder, Progress, begun, first_cuts, resume_batches
-from adam_mpi.sharding.phases import Phase
-from adam_mpi.sharding.position import Position, batch_id
-from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.sharding.batches import BatchCuts, BatchRemainder, Progress, begun, first_cuts, resume_batches
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Phase, Position, RankState, batch_id
 
 BATCHES, IMAGES, STALENESS = 12, 10, 3
 ORDER = Order(Phase(0, "train", 1), BATCHES * IMAGES, IMAGES, 0)

@@ -14,8 +14,7 @@ from adam_mpi.checkpoint import model_file, store_file, stores
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.cli import main
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.sharding.shards import Shard
-from adam_mpi.sharding.spans import Spans
+from adam_mpi.sharding.shards import Shard, Spans
 
 ROWS, COLUMNS, COUNT = 1024, 4096, 64
 SIZE = ROWS * COLUMNS

@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from adam_mpi.sharding import message_format
-from adam_mpi.sharding.message_format import HEADER_WORDS
+from adam_mpi.sharding import message_formats
+from adam_mpi.sharding.message_formats import HEADER_WORDS
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.mailbox import ABSENT, FIRST_SUMMED, TORN, WHOLE
 
@@ -18,7 +18,7 @@ GUARD = 0xDEADBEEF
 def message(body, batches=(), position=1, seed=0, **fields):
     """Return a slot with a message and its checksum, and the length of the message in words."""
     slot = np.zeros(SLOT, np.uint32)
-    header = np.zeros((), message_format.HEADER)
+    header = np.zeros((), message_formats.HEADER)
     header["words"], header["batches"] = body, len(batches)
     for name, value in fields.items():
         header[name] = value
@@ -41,8 +41,8 @@ BATCHES = st.lists(st.integers(0, 2**40), max_size=5)
 def test_a_whole_message_is_received_with_all_it_carries(body, batches):
     slot, length = message(body, batches, shard=7, sequence=11, clock=3)
     assert state(slot) == WHOLE
-    assert length == message_format.message_words(body, len(batches)) and length % 2 == 0
-    header = slot[:HEADER_WORDS].view(message_format.HEADER)[0]
+    assert length == message_formats.message_words(body, len(batches)) and length % 2 == 0
+    header = slot[:HEADER_WORDS].view(message_formats.HEADER)[0]
     assert (header["shard"], header["sequence"], header["clock"], header["words"]) == (7, 11, 3, body)
     assert slot[length - 2 * len(batches) : length].view(np.int64).tolist() == batches
 
@@ -94,9 +94,9 @@ def test_a_message_that_has_arrived_in_part_is_not_received(body, batches, data)
 def test_wrong_sizes_in_a_header_are_read_nowhere_else(words, batches, near):
     """The slot is the last of its memory: words beyond it must not be summed."""
     slot, _ = message(10)
-    header = slot[:HEADER_WORDS].view(message_format.HEADER)
+    header = slot[:HEADER_WORDS].view(message_formats.HEADER)
     header["words"], header["batches"] = words, batches
-    fits = 0 <= words <= SLOT and 0 <= batches <= SLOT and message_format.message_words(words, batches) <= SLOT
+    fits = 0 <= words <= SLOT and 0 <= batches <= SLOT and message_formats.message_words(words, batches) <= SLOT
     found = state(slot, near=near)
     assert found == (WHOLE if near and fits else TORN) or (words, batches, found) == (10, 0, WHOLE)
 
@@ -133,7 +133,7 @@ def test_arrived_messages_of_all_rings_are_found_in_one_call(collected, slots, d
 
 def test_sealing_leaves_the_rest_of_the_slot_alone():
     slot = np.full(SLOT, GUARD, np.uint32)
-    header = np.zeros((), message_format.HEADER)
+    header = np.zeros((), message_formats.HEADER)
     header["words"], header["batches"] = 5, 1
     length = mailbox.seal(slot, header, np.array([77]))
     assert length == HEADER_WORDS + 6 + 2

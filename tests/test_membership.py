@@ -9,17 +9,17 @@ import pytest
 
 from adam_mpi.base.errors import LostRun, RankFailure, Stall
 from adam_mpi.cluster import fence, sentinel
-from adam_mpi.cluster.messages import Grow, SparesReport, Spawn
+from adam_mpi.cluster.control_messages import Grow, SparesReport, Spawn
 from adam_mpi.config import load
-from adam_mpi.runtime import membership
-from adam_mpi.runtime.membership import LivenessMonitor, SpareKeeper, may_join
+from adam_mpi.runtime import supervision
+from adam_mpi.runtime.supervision import LivenessMonitor, SpareKeeper, may_join
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """The monotonic clock, which only the test moves."""
     now = types.SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(membership.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(supervision.time, "monotonic", lambda: now.seconds)
     return now
 
 
@@ -112,7 +112,7 @@ def test_a_coordinator_that_was_stopped_finds_out_whether_others_have_its_place(
 def test_a_disk_that_hangs_does_not_hold_up_a_coordinator_that_was_stopped(monitor, clock, monkeypatch):
     threads = []
     back = threading.Event()
-    monkeypatch.setattr(membership, "DISK_SECONDS", 0.01)
+    monkeypatch.setattr(supervision, "DISK_SECONDS", 0.01)
     monkeypatch.setattr(fence, "check", lambda *arguments: threads.append(threading.current_thread()) or back.wait(20))
     clock.seconds += 2
     monitor.step()

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from adam_mpi.cluster.messages import Message, decode, encode
+from adam_mpi.cluster.control_messages import Message, decode, encode
 
 EXAMPLES = {
     "bool": True,

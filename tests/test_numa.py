@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from adam_mpi.base import thread_pool
-from adam_mpi.base.thread_pool import ThreadPool
+from adam_mpi.base import pools
+from adam_mpi.base.pools import ThreadPool
 
 
 def tree(folder, *lists):
@@ -19,12 +19,12 @@ def tree(folder, *lists):
 
 def test_nodes_are_read_in_the_order_of_their_numbers(tmp_path):
     lists = ["0-3,8", "4-5", "", *(str(core) for core in range(20, 29))]
-    found = thread_pool.nodes(tree(tmp_path, *lists))
+    found = pools.nodes(tree(tmp_path, *lists))
     assert found == [{0, 1, 2, 3, 8}, {4, 5}, *({core} for core in range(20, 29))]
 
 
 def test_a_system_without_the_folder_has_no_nodes(tmp_path):
-    assert thread_pool.nodes(tmp_path) == thread_pool.nodes(tmp_path / "missing") == []
+    assert pools.nodes(tmp_path) == pools.nodes(tmp_path / "missing") == []
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_a_system_without_the_folder_has_no_nodes(tmp_path):
     ],
 )
 def test_a_thread_gets_the_allowed_cores_of_one_node(allowed, threads, wanted):
-    assert thread_pool.assign([range(4), range(4, 8)], allowed, threads) == wanted
+    assert pools.assign([range(4), range(4, 8)], allowed, threads) == wanted
 
 
 def test_with_one_node_no_thread_is_bound():
-    assert thread_pool.assign([range(8)], range(8), 2) == [frozenset()] * 2
+    assert pools.assign([range(8)], range(8), 2) == [frozenset()] * 2
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")

@@ -8,7 +8,7 @@ from adam_mpi import config
 from adam_mpi.server import apply_kernels, optimizer_rules
 from adam_mpi.server.optimizer_rules import ImageCounts
 from adam_mpi.server.replication_messages import Record, RecordMessage
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.transport.mailbox import ReceivedMessage
 
 SIZE, BATCH = 300, 8
@@ -183,7 +183,7 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
             done=print,
             image_counts=counts,
         )
-        header = RecordMessage(record, np.zeros((), message_format.HEADER), 0).write(np.zeros(0, np.uint32))
+        header = RecordMessage(record, np.zeros((), message_formats.HEADER), 0).write(np.zeros(0, np.uint32))
         carried = ImageCounts(*(int(header[name]) for name in ("clock", "part", "codec")))
         copy.server.session.stepper.step_folded(0, values, float(header["seen"].view(np.float64)), carried)
     for one, other in zip(local.server.shard_copies[0].parts, copy.server.shard_copies[0].parts, strict=True):
@@ -193,7 +193,7 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
 
 
 def message(sequence, images, part, finite=1):
-    fields = dict.fromkeys(message_format.HEADER.names, 0) | {"ring": 0, "start": 0, "sequence": sequence}
+    fields = dict.fromkeys(message_formats.HEADER.names, 0) | {"ring": 0, "start": 0, "sequence": sequence}
     return ReceivedMessage(**fields | {"images": images, "part": part, "parts": 2, "finite": finite})
 
 

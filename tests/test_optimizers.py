@@ -11,13 +11,13 @@ from adam_mpi.checkpoint.claim_file import this_process
 from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
-from adam_mpi.data.order import Order
+from adam_mpi.data.epoch import Order
 from adam_mpi.data.sets import open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
-from adam_mpi.runtime import agreement, generation, run
+from adam_mpi.runtime import agreement, begin_generation, run
 from adam_mpi.runtime.job import JobRequest
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.training_state import Phase
 
 EPOCHS = 2
 IMAGES = 200
@@ -45,7 +45,7 @@ def drawn():
     """Let every job use the same generated data set."""
     with pytest.MonkeyPatch.context() as patch:
         data = open_set(load(None, SETTINGS).data)
-        for module in (agreement, generation):
+        for module in (agreement, begin_generation):
             patch.setattr(module, "open_set", lambda _: data)
         yield data
 
@@ -58,7 +58,7 @@ def trained(settings, folder):
     request = JobRequest(directory=str(folder / "run"))
     claimed = agreement.claim_run(config, request, world, [this_process()])
     job = agreement.prepare(config, claimed, request, world, FoundStores())
-    runtime = generation.begin_generation(world, job)
+    runtime = begin_generation.begin_generation(world, job)
     run._run_roles(world, runtime)
     runtime.free()
     job.owner.release()

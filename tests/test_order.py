@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
-from adam_mpi.data.order import Order
-from adam_mpi.data.order import owners as draw_owners
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.data.epoch import Order
+from adam_mpi.data.epoch import owners as draw_owners
+from adam_mpi.sharding.training_state import Phase
 
 
 def epoch(number, count, batch, seed=1, part="train"):

@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from adam_mpi.data.epoch_progress import EpochProgress
-from adam_mpi.data.order import Order
-from adam_mpi.monitor import figures
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.data.epoch import EpochProgress, Order
+from adam_mpi.monitor import aggregate_statistics
+from adam_mpi.sharding.training_state import Phase
 
 TEN = np.arange(1000) % 10
 
@@ -28,7 +27,7 @@ TEN = np.arange(1000) % 10
     ],
 )
 def test_a_phase_of_nothing_but_nan_ends_the_job(images, not_finite, done, ends):
-    assert figures.diverged({"images": images, "images_not_finite": not_finite}, 32, done) is ends
+    assert aggregate_statistics.diverged({"images": images, "images_not_finite": not_finite}, 32, done) is ends
 
 
 def test_a_loss_that_is_not_finite_is_counted_separately():
@@ -42,13 +41,13 @@ def test_a_loss_that_is_not_finite_is_counted_separately():
 @pytest.mark.parametrize(("accuracy", "share"), [(0.08, 0.1), (0.1, 0.1), (0.128, 0.1), (0.129, None), (0.99, None)])
 def test_an_accuracy_within_the_noise_of_the_largest_class_is_guessed(accuracy, share):
     """Of 1,000 images in ten classes: three deviations of 0.95 % above a tenth."""
-    assert figures.guessed(accuracy, TEN) == share
+    assert aggregate_statistics.guessed(accuracy, TEN) == share
 
 
 def test_the_largest_class_counts():
     uneven = np.array([0] * 900 + [1] * 100)
-    assert figures.guessed(0.92, uneven) == 0.9 and figures.guessed(0.95, uneven) is None
-    assert figures.guessed(1.0, np.zeros(5, np.int64)) is None
+    assert aggregate_statistics.guessed(0.92, uneven) == 0.9 and aggregate_statistics.guessed(0.95, uneven) is None
+    assert aggregate_statistics.guessed(1.0, np.zeros(5, np.int64)) is None
 
 
 @pytest.mark.parametrize(
@@ -62,15 +61,15 @@ def test_the_largest_class_counts():
     ],
 )
 def test_a_layer_is_dead_when_no_error_comes_through_it(layers, dead):
-    assert figures.dead(layers) == dead
+    assert aggregate_statistics.dead(layers) == dead
 
 
 def test_the_test_part_counts_before_the_validation_part():
     results, layers = {"test_accuracy": 0.1135, "validation_accuracy": 0.9}, {}
-    (warning,) = figures.warnings(results, {"test": TEN, "validation": TEN}, layers)
+    (warning,) = aggregate_statistics.warnings(results, {"test": TEN, "validation": TEN}, layers)
     assert warning.startswith("nothing was learned: test accuracy 11.35%, and always the largest class is 10.00%; try")
-    assert figures.warnings(results, {"validation": TEN}, layers) == []
-    assert figures.warnings(results, {"test": TEN[:0]}, layers) == []
-    assert figures.warnings({}, {}, {"a": {"dead": 1.0}, "b": {"gradient_norm": 1.0}}) == [
+    assert aggregate_statistics.warnings(results, {"validation": TEN}, layers) == []
+    assert aggregate_statistics.warnings(results, {"test": TEN[:0]}, layers) == []
+    assert aggregate_statistics.warnings({}, {}, {"a": {"dead": 1.0}, "b": {"gradient_norm": 1.0}}) == [
         "all units of a are dead: no image makes one of them answer"
     ]

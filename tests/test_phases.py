@@ -1,7 +1,7 @@
 """The phases of a job: train, validate, repeat or stop, test once."""
 
 from adam_mpi.config import Train
-from adam_mpi.sharding.phases import PhaseSchedule
+from adam_mpi.sharding.training_state import PhaseSchedule
 
 
 def walk(train, validates=True, accuracies=(), **resumed):

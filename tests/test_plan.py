@@ -7,7 +7,7 @@ import pytest
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import format_bytes
+from adam_mpi.base.log import format_bytes
 from adam_mpi.model.engine import cpu
 from adam_mpi.planning.report import plan
 

@@ -8,10 +8,10 @@ import pytest
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
-from adam_mpi.config.checks import MOST_BATCHES
+from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.sharding import memory_layout, message_format
-from adam_mpi.sharding.message_format import MOST_PARTS
+from adam_mpi.sharding import memory_layout, message_formats
+from adam_mpi.sharding.message_formats import MOST_PARTS
 from adam_mpi.sharding.push_protocol import Choice
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.generation import Generation
@@ -89,7 +89,7 @@ class Client(PushClient):
             for slot in range(self.memory_layout.slots):
                 start = slot * self.memory_layout.slot_bytes
                 message = self.mailboxes.held[server][start : start + self.memory_layout.slot_bytes].view(np.uint32)
-                header = np.ndarray((), message_format.HEADER, message)
+                header = np.ndarray((), message_formats.HEADER, message)
                 if header["position"]:
                     body = mailbox.body(message)[: int(header["words"])].copy()
                     found[int(header["shard"])][int(header["sequence"])] = int(header["finite"]), body
@@ -214,7 +214,7 @@ def test_the_parts_of_a_joint_batch_are_one_batch():
     client.push(buffer)
     client.step()
     slot = client.mailboxes.held[0][: client.memory_layout.slot_bytes].view(np.uint32)
-    assert np.ndarray((), message_format.HEADER, slot)["batches"] == 1
+    assert np.ndarray((), message_formats.HEADER, slot)["batches"] == 1
 
 
 def test_a_buffer_is_full_when_there_is_no_room_for_one_more_batch():

@@ -8,7 +8,7 @@ import pytest
 from local_server import LocalServer, additive
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import CODECS, NUMBERS
 
 SIZE = 500  # four shards, the last one smaller
@@ -37,11 +37,11 @@ class Forged:
     answered: bool = False
 
     def write(self, body):
-        header = np.zeros((), message_format.HEADER)
+        header = np.zeros((), message_formats.HEADER)
         body[: self.words.size] = self.words
         plain = {
             "shard": 1,
-            "kind": message_format.DELTA,
+            "kind": message_formats.DELTA,
             "values": 100,
             "words": self.words.size,
             "finite": 1,
@@ -75,7 +75,7 @@ WRONG = {
     "codec": (Forged({"codec": 50}), "codec 50"),
     "negative codec": (Forged({"codec": -1}), "codec -1"),
     "index": (
-        Forged({"kind": message_format.SPARSE, "values": 2}, pairs([1, 128])),
+        Forged({"kind": message_formats.SPARSE, "values": 2}, pairs([1, 128])),
         "an index beyond the 128 parameters",
     ),
     "top index": (
@@ -154,7 +154,7 @@ def test_a_nan_costs_its_own_shard_of_one_push_only(codec, build):
     assert local.weights[128:256].any()
 
 
-@pytest.mark.parametrize("word", [8, message_format.HEADER_WORDS, message_format.HEADER_WORDS + 50])
+@pytest.mark.parametrize("word", [8, message_formats.HEADER_WORDS, message_formats.HEADER_WORDS + 50])
 def test_a_torn_message_is_asked_for_again_and_applied_once(word, build, caplog):
     local = build()
     local.pushes.push(local.gradient_buffer(1.0))

@@ -5,13 +5,12 @@ import math
 import pytest
 
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.text import format_ranges
+from adam_mpi.base.log import format_ranges
 from adam_mpi.cluster.layout import Layout, Place
 from adam_mpi.runtime.recovery import earliest, plan_recovery
 from adam_mpi.runtime.shard_recovery import choose_members
-from adam_mpi.sharding.position import Position, batch_id
-from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Position, RankState, batch_id
 
 SHARDS = [Shard(index, "dense1", 10 * index, 10) for index in range(6)]
 

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
-from adam_mpi.base.buffer_pool import EMPTY, BufferPool
+from adam_mpi.base.pools import EMPTY, BufferPool
 
 pytestmark = pytest.mark.mpi
 COMM = MPI.COMM_WORLD

@@ -16,12 +16,12 @@ from launch import Job, available, given, start
 from mpi4py import MPI
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint import identity, stores
 from adam_mpi.checkpoint import resume as resume_points
+from adam_mpi.checkpoint import run_directory, stores
 from adam_mpi.config import load
 from adam_mpi.runtime import run
 from adam_mpi.runtime.agreement import epochs_done
-from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.training_state import Position
 
 # Longer than its jobs may take, so that a job that hangs is ended by its own limit, which names the rank.
 pytestmark = pytest.mark.timeout(430)
@@ -157,7 +157,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, setting
 
 def stored(run, folder=None):
     """What a run would resume from, with its shards."""
-    seen = stores.find_stores(MPI.COMM_SELF, folder or run / "store", identity.load_or_create(run), True)
+    seen = stores.find_stores(MPI.COMM_SELF, folder or run / "store", run_directory.load_or_create_identity(run), True)
     found, passed_over = resume_points.find_resume_point(load(run / "config.toml"), run, seen)
     assert found.kind == "store" and found.midway and passed_over == []
     return found, [piece for file in seen.attempt.files.values() for piece in file.written]
@@ -206,7 +206,7 @@ def test_stores_on_disks_of_single_nodes_are_read_where_they_lie(start_job, sett
     assert len({file.parts[1] for file in files}) == 2, files
     # One of them alone is not whole.
     place = (tmp_path / files[0]).parent.parent
-    alone = stores.find_stores(MPI.COMM_SELF, place, identity.load_or_create(first.run), True)
+    alone = stores.find_stores(MPI.COMM_SELF, place, run_directory.load_or_create_identity(first.run), True)
     assert alone.attempt is None and len(alone.trouble) == 1 and alone.last == 1
     fast = given("inject.faults=[]", "layout.servers=1", "layout.data=2")
     second = done(start_job(4, "train", "--run", first.run, "--resume", *fast, **options))

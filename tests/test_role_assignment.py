@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_mpi.base.errors import LostState
-from adam_mpi.cluster.layout import Place, arrange
-from adam_mpi.cluster.role_assignment import NEW, reassign_roles
+from adam_mpi.cluster.layout import NEW, Place, arrange, reassign_roles
 from adam_mpi.config import Layout
 
 

@@ -13,7 +13,7 @@ from launch import ROOT, clean_environment
 
 from adam_mpi.base import files
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint import identity, owner, run_directory, stores
+from adam_mpi.checkpoint import owner, run_directory, stores
 from adam_mpi.cli import main
 from adam_mpi.config import load
 from adam_mpi.data.formats import hdf5
@@ -58,7 +58,7 @@ def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_killed(ru
     files.write_text(run / "config.toml", "of the job before")
     (run / "log").mkdir()
     held, _ = owner.claim_run(run, [owner.this_process()])
-    claimed = ClaimedRun(run, identity.load_or_create(run), held, describe(config.data), shapes)
+    claimed = ClaimedRun(run, run_directory.load_or_create_identity(run), held, describe(config.data), shapes)
     world = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
     seen = []
     write = type(run).write_text

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from adam_mpi.config import Optimizer, load
 from adam_mpi.server.optimizer_rules import SCHEDULES, images_passed, learning_rate
 from adam_mpi.server.progress import ServerProgress
-from adam_mpi.sharding.position import Position, batch_id
+from adam_mpi.sharding.training_state import Position, batch_id
 
 
 def rates(schedule, images, total=900, warmup=0.0):

@@ -7,9 +7,8 @@ import pytest
 
 from adam_mpi.config import load
 from adam_mpi.data.served_phase import Resumed, ServedPhase
-from adam_mpi.sharding.joint_batches import BatchRemainder
-from adam_mpi.sharding.phases import Phase
-from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.batches import BatchRemainder
+from adam_mpi.sharding.training_state import Phase, Position
 
 IMAGES, BATCH, BATCHES = 50, 8, 7
 TRAIN = Phase(3, "train", 2)

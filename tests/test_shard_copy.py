@@ -11,15 +11,13 @@ from local_server import LocalServer, additive
 
 from adam_mpi.base.errors import LostState
 from adam_mpi.config import Config
-from adam_mpi.server.progress import ServerProgress
+from adam_mpi.server.progress import ServerProgress, last_pushes
 from adam_mpi.server.replication import Replicator
 from adam_mpi.server.replication_messages import PART, PartMessage
-from adam_mpi.server.statistics import last_pushes
-from adam_mpi.sharding.message_format import MOST_PARTS
-from adam_mpi.sharding.position import Position, batch_id
-from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.sharding.message_formats import MOST_PARTS
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Position, RankState, batch_id
 
 SHARD = Shard(0, "dense1", 0, 4)
 HEADER = ("kind", "sequence", "shard", "words", "values", "part", "parts", "first")

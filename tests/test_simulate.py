@@ -14,9 +14,8 @@ from adam_mpi.data.sets import describe  # noqa: E402
 from adam_mpi.model import parameters  # noqa: E402
 from adam_mpi.planning.plan import model  # noqa: E402
 from adam_mpi.simulate import prediction  # noqa: E402
-from adam_mpi.simulate.cluster import Cluster  # noqa: E402
+from adam_mpi.simulate.hosts import EAGER, LOOKS, SLICES, Cluster, Host, Rank, Steps  # noqa: E402
 from adam_mpi.simulate.load import load  # noqa: E402
-from adam_mpi.simulate.machine import EAGER, LOOKS, SLICES, Host, Rank, Steps  # noqa: E402
 from adam_mpi.simulate.prediction import predict  # noqa: E402
 from adam_mpi.simulate.roles import rank_generator  # noqa: E402
 

@@ -22,13 +22,13 @@ from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
 from adam_mpi.checkpoint.stores import Attempt, FoundStores
 from adam_mpi.cli import main
-from adam_mpi.cluster.messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
+from adam_mpi.cluster.control_messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.config import load
 from adam_mpi.model.parameters import Tensor, views
 from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
 from adam_mpi.runtime.snapshot_seal import SnapshotSeal, SnapshotSettings
-from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import cut
+from adam_mpi.sharding.training_state import Position
 
 TENSORS = (
     Tensor("conv1/weight", "conv1", (4, 3, 5, 5), 0, 300),

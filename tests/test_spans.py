@@ -6,7 +6,7 @@ from hypothesis import strategies as some
 
 from adam_mpi.model.layers import Activation, Conv, Dense, infer
 from adam_mpi.model.parameters import drawn, initial, total
-from adam_mpi.sharding.spans import Spans, gathered, joined, meets
+from adam_mpi.sharding.shards import Spans, gathered, joined, meets
 
 SIZE = 60
 edges = some.lists(some.integers(0, SIZE), max_size=8).map(lambda given: sorted({0, SIZE, *given}))

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import spares
-from adam_mpi.cluster.messages import SparesReport
+from adam_mpi.cluster.control_messages import SparesReport
 from adam_mpi.cluster.spares import PING, Invitation, JoinPackage, Spare, Spares, admitting_ranks
 from adam_mpi.config import load
 

@@ -7,16 +7,16 @@ from test_job_statistics import server, worker
 from test_network import block, prepare
 
 from adam_mpi.cluster import layout
+from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.cluster.layout import Place, arrange
-from adam_mpi.cluster.messages import Statistics
 from adam_mpi.config import Layout
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.monitor import status
-from adam_mpi.monitor.figures import coarse
+from adam_mpi.monitor.aggregate_statistics import coarse
 from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.worker import diagnostics
-from adam_mpi.worker.statistics import Waits
+from adam_mpi.worker.diagnostics import Waits
 
 LAYOUT = arrange(["a"] * 6, Layout(data=1, servers=1))
 

@@ -12,10 +12,9 @@ import pytest
 from adam_mpi.base import log as logs
 from adam_mpi.base.errors import LostRun
 from adam_mpi.checkpoint import owner
-from adam_mpi.checkpoint.run_directory import grow
+from adam_mpi.checkpoint.run_directory import RequestWatcher, grow
 from adam_mpi.monitor import metrics, status_writer
 from adam_mpi.monitor.metrics import Metrics
-from adam_mpi.monitor.request_watcher import RequestWatcher
 from adam_mpi.monitor.status_writer import StatusWriter
 
 

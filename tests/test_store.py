@@ -22,8 +22,8 @@ from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
-from adam_mpi.sharding.position import Position, batch_id
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Position, batch_id
 
 SHARDS = [Shard(0, "conv1", 0, 100), Shard(1, "conv1", 100, 28), Shard(2, "dense1", 128, 300)]
 PARTS = ("weights", "state", "ema")

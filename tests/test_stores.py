@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi.base.errors import LostRun, UserError
-from adam_mpi.checkpoint import identity, owner, resume, store_file, stores
+from adam_mpi.checkpoint import owner, resume, run_directory, store_file, stores
 from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
 from adam_mpi.checkpoint.stores import VisibleFile
@@ -76,10 +76,10 @@ def two(tmp_path):
     runs = [tmp_path / name / "mine" for name in ("a", "b")]
     for run in runs:
         run.mkdir(parents=True)
-        place = stores.folder(config, run, identity.load_or_create(run))
+        place = stores.folder(config, run, run_directory.load_or_create_identity(run))
         for _ in range(2):
             attempt = resume.next_attempt(place)
-            resume.describe_store(attempt, config, 1, 300, identity.load_or_create(run))
+            resume.describe_store(attempt, config, 1, 300, run_directory.load_or_create_identity(run))
             store_file.create(attempt / "server-00000.h5", [Shard(0, "dense1", 0, 300)], ["weights"], 8)
     return config, runs
 
@@ -90,25 +90,28 @@ def claim(run, by_force=False):
 
 
 def attempts(config, run):
-    return [path.name for path in stores.attempt_folders(stores.folder(config, run, identity.load_or_create(run)))]
+    return [
+        path.name
+        for path in stores.attempt_folders(stores.folder(config, run, run_directory.load_or_create_identity(run)))
+    ]
 
 
 def test_runs_of_one_name_neither_see_nor_remove_each_other(two):
     config, (one, other) = two
     assert attempts(config, one) == attempts(config, other) == ["0001", "0002"]
-    place = stores.folder(config, one, identity.load_or_create(one))
+    place = stores.folder(config, one, run_directory.load_or_create_identity(one))
     held = claim(one)
-    stores.remove_earlier_attempts(place / "0002", identity.load_or_create(one), held)
+    stores.remove_earlier_attempts(place / "0002", run_directory.load_or_create_identity(one), held)
     assert attempts(config, one) == ["0002"] and attempts(config, other) == ["0001", "0002"]
 
 
 def test_what_is_marked_as_another_run_s_is_neither_read_nor_removed(two):
     """Even where it lies among ours."""
     config, (one, other) = two
-    mine = identity.load_or_create(one)
+    mine = run_directory.load_or_create_identity(one)
     place = stores.folder(config, one, mine)
     description = json.loads((place / "0001" / stores.DESCRIPTION).read_text())
-    description["run"] = identity.load_or_create(other).id
+    description["run"] = run_directory.load_or_create_identity(other).id
     (place / "0001" / stores.DESCRIPTION).write_text(json.dumps(description))
     shutil.rmtree(place / "0002")
     seen = stores.find_stores(MPI.COMM_SELF, place, mine, True)
@@ -121,7 +124,7 @@ def test_what_is_marked_as_another_run_s_is_neither_read_nor_removed(two):
 
 def test_a_store_of_format_3_is_refused_by_name(two):
     config, (one, _) = two
-    mine = identity.load_or_create(one)
+    mine = run_directory.load_or_create_identity(one)
     place = stores.folder(config, one, mine)
     shutil.rmtree(place / "0001")
     description = json.loads((place / "0002" / stores.DESCRIPTION).read_text())
@@ -134,28 +137,31 @@ def test_a_store_of_format_3_is_refused_by_name(two):
 
 def test_a_job_that_has_lost_the_run_removes_no_store(two):
     config, (one, _) = two
-    place = stores.folder(config, one, identity.load_or_create(one))
+    place = stores.folder(config, one, run_directory.load_or_create_identity(one))
     held = claim(one)
     claim(one, by_force=True)
     with pytest.raises(LostRun):
-        stores.remove_earlier_attempts(place / "0002", identity.load_or_create(one), held)
+        stores.remove_earlier_attempts(place / "0002", run_directory.load_or_create_identity(one), held)
     assert attempts(config, one) == ["0001", "0002"]
 
 
 def test_a_run_that_is_moved_keeps_its_stores_and_a_copy_of_it_gets_its_own(two, tmp_path):
     config, (one, _) = two
-    before = identity.load_or_create(one)
+    before = run_directory.load_or_create_identity(one)
     place = stores.folder(config, one, before)
     shutil.copytree(one, tmp_path / "copy" / "mine")
-    copy = identity.load_or_create(tmp_path / "copy" / "mine")
+    copy = run_directory.load_or_create_identity(tmp_path / "copy" / "mine")
     assert copy.id != before.id and copy.known == (copy.id, before.id)
-    assert identity.load_or_create(tmp_path / "copy" / "mine") == copy and identity.load_or_create(one) == before
+    assert (
+        run_directory.load_or_create_identity(tmp_path / "copy" / "mine") == copy
+        and run_directory.load_or_create_identity(one) == before
+    )
     assert attempts(config, tmp_path / "copy" / "mine") == []
     moved = one.rename(tmp_path / "renamed")
-    now = identity.load_or_create(moved)
+    now = run_directory.load_or_create_identity(moved)
     assert now.id == before.id and stores.folder(config, moved, now) == place
-    (moved / identity.FILE).write_text('{"id": "../../elsewhere", "directory": "", "before": []}')
-    assert ".." not in identity.load_or_create(moved).id
+    (moved / run_directory.IDENTITY_FILE).write_text('{"id": "../../elsewhere", "directory": "", "before": []}')
+    assert ".." not in run_directory.load_or_create_identity(moved).id
 
 
 def test_attempts_are_counted_beyond_four_digits(tmp_path):
@@ -165,5 +171,5 @@ def test_attempts_are_counted_beyond_four_digits(tmp_path):
     assert resume.next_attempt(tmp_path).name == "10001"
     run = tmp_path / "run"
     run.mkdir()
-    stores.remove_earlier_attempts(tmp_path / "10000", identity.load_or_create(run), claim(run))
+    stores.remove_earlier_attempts(tmp_path / "10000", run_directory.load_or_create_identity(run), claim(run))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10000", "mine", "run"]

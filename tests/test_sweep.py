@@ -15,7 +15,7 @@ from launch import given
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.cli import main
-from adam_mpi.sweep.points import lines, points
+from adam_mpi.sweep.jobs import command_lines, points
 from adam_mpi.sweep.table import Outcome, Row, advice, read, rows, usual_target
 
 SMALL = given('model.layers=[{kind="dense",units=10}]', "kernels.engine=reference", "data.images=320", "train.epochs=2")
@@ -27,7 +27,7 @@ def test_points_are_all_combinations_with_all_seeds():
     assert [point.seed for point in found] == [1] * 4 + [2] * 4
     assert found[1].values == ("consistency.staleness=0", "push.codec=topk")
     assert found[1].run == Path("s/consistency.staleness=0_push.codec=topk_seed=1")
-    line = lines(found, ["my conf.toml"]).splitlines()[1]
+    line = command_lines(found, ["my conf.toml"]).splitlines()[1]
     assert shlex.split(line) == [
         "my conf.toml",
         "--set",

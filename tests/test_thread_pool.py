@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from adam_mpi.base.thread_pool import ThreadPool
+from adam_mpi.base.pools import ThreadPool
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from adam_mpi.config import load
-from adam_mpi.sharding.position import batch_id
+from adam_mpi.sharding.training_state import batch_id
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer, GradientPool, StepScales, add_scaled
-from adam_mpi.worker.held_batches import HeldBatches
 from adam_mpi.worker.replica import Computed
 from adam_mpi.worker.thread_replica import JointShare, ThreadReplica
 from adam_mpi.worker.trainer import TaskResult
 from adam_mpi.worker.worker import Worker
-from adam_mpi.worker.worker_generation import WorkerGeneration
+from adam_mpi.worker.worker_generation import HeldBatches, WorkerGeneration
 
 
 class Thread:

@@ -9,8 +9,8 @@ from launch import given, spread
 
 from adam_mpi.base.errors import Stall
 from adam_mpi.cluster import watchdog
+from adam_mpi.cluster.control_messages import DumpStacks, SignOfLife
 from adam_mpi.cluster.layout import Place
-from adam_mpi.cluster.messages import DumpStacks, SignOfLife
 from adam_mpi.cluster.watchdog import Wait, Watchdog
 from adam_mpi.config import load
 

@@ -10,7 +10,7 @@ import h5py
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import model_file, snapshot, store_file, stores
 from adam_mpi.checkpoint.hdf5_file import open_file
-from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.training_state import Position
 
 Finding = tuple[str, bool]
 """A line of text, and whether what it is about is whole."""

@@ -1,4 +1,4 @@
-"""Files of weights: HDF5 with one plain dataset per tensor, such as `conv1/weight`, that any reader of HDF5 opens.
+"""Files of weights: HDF5 with one plain dataset per tensor, such as `conv1/weight`; `merge` makes one of a snapshot.
 
 In a snapshot they are virtual datasets over the servers' files; `adam_mpi merge` makes one file of them. Besides the
 weights there are `optimizer/conv1/weight`, and `ema/conv1/weight` where a running average is kept.
@@ -17,13 +17,12 @@ from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.disk_task import report_progress
 from adam_mpi.checkpoint.hdf5_file import new_file, open_file
 from adam_mpi.model.parameters import PIECE, Tensor, views
-from adam_mpi.sharding.spans import joined, meets
+from adam_mpi.sharding.shards import joined, meets
 
 KIND = "model"
 INPUTS = "inputs"
 """Name of the JSON text about the network's inputs; a dataset, as HDF5 attributes hold only a few thousand numbers."""
 GROUPS = {"weights": "", "state": "optimizer/", "ema": "ema/"}
-
 Slab = tuple[tuple[slice, ...], int, int]
 """A part of an array: its slices, and its first and last index in memory order."""
 
@@ -178,3 +177,48 @@ def _check_stored(path: Path, dataset: h5py.Dataset) -> None:
     stored = dataset.id.get_storage_size()
     if not dataset.is_virtual and stored < announced:
         raise UserError(f"{path}:{dataset.name}: incomplete: {announced} bytes announced, {stored} are in the file")
+
+
+def merge(path: Path, output: Path) -> str:
+    """Copy every tensor of the snapshot `path`, or of the newest one of the run `path`, into `output`."""
+    folder = path if (path / snapshot.MANIFEST).exists() else newest_snapshot(path)
+    snapshot.check(folder)
+    count = 0
+    with open_file(folder / snapshot.MODEL, KIND) as source, new_file(output, KIND) as file:
+        for key, value in source.attrs.items():
+            file.attrs[key] = value
+
+        def copy(name: str, item: object) -> None:
+            nonlocal count
+            if isinstance(item, h5py.Dataset):
+                _copy(item, file, name)
+                count += item.dtype == np.float32
+
+        source.visititems(copy)
+    return f"{output}: {count} tensors of {folder.name}"
+
+
+def _copy(source: h5py.Dataset, file: h5py.File, name: str) -> None:
+    """Copy a dataset a few rows at a time: a tensor may be larger than memory."""
+    if not source.shape:
+        file[name] = source[()]
+        return
+    copied = file.create_dataset(name, source.shape, source.dtype)
+    step = max(1, PIECE // math.prod(source.shape[1:]))
+    for first in range(0, len(source), step):
+        copied[first : first + step] = source[first : first + step]
+
+
+def newest_snapshot(run: Path) -> Path:
+    """Return the newest snapshot of `run` that is whole; raise a UserError where there is none.
+
+    The error of the newest one is part of that: it says why it cannot be read.
+    """
+    trouble = ""
+    for folder in snapshot.list_snapshots(run / "snapshots")[::-1]:
+        try:
+            snapshot.check(folder)
+            return folder
+        except UserError as error:
+            trouble = trouble or f" ({error})"
+    raise UserError(f"{run}: no whole snapshot{trouble}; give the folder of a snapshot or of a run")

@@ -18,13 +18,12 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.base.files import write_json
 from adam_mpi.checkpoint import snapshot, store_file, stores
 from adam_mpi.checkpoint.hdf5_file import FORMAT
-from adam_mpi.checkpoint.identity import Identity
-from adam_mpi.checkpoint.run_directory import read_metrics
+from adam_mpi.checkpoint.run_directory import Identity, read_metrics
 from adam_mpi.checkpoint.stores import Attempt, FoundStores, StoreDescription
 from adam_mpi.config import Config
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.spans import Piece, Spans, gathered
+from adam_mpi.sharding.shards import Piece, Spans, gathered
+from adam_mpi.sharding.training_state import Position
 
 NO_STORES = FoundStores()
 

@@ -1,14 +1,79 @@
-"""The run directory: its name, the requests that people leave in it for a running job, and its metrics."""
+"""The run directory: its name and identity, its metrics, and the requests that people leave in it for a running job.
+
+A run directory that does not answer keeps no rank waiting.
+"""
 
 import json
+import logging
+import re
+import threading
 import time
+import uuid
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.base.files import write_json
 from adam_mpi.checkpoint import owner
+from adam_mpi.checkpoint.owner import Heartbeat
 from adam_mpi.config import Config
+
+IDENTITY_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which run a directory holds."""
+
+    id: str
+    directory: str = ""
+    """Where the run was when a job used it last."""
+    before: tuple[str, ...] = ()
+    """For a copy: the identities of the runs that it is a copy of."""
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Return the identities that stores inside the run directory may be marked with."""
+        return (self.id, *self.before)
+
+
+def load_or_create_identity(run: Path) -> Identity:
+    """Return the identity of the run in the directory `run`; draw one if it has none or is a copy of another run."""
+    here = str(run.resolve())
+    found = _read_identity(run)
+    if found is None:
+        now = Identity(_draw_identity(), here)
+    elif found.directory != here and _still_there(found, run):
+        now = Identity(_draw_identity(), here, found.known)
+    else:
+        now = Identity(found.id, here, found.before)
+    if now != found:
+        write_json(run / IDENTITY_FILE, asdict(now))
+    return now
+
+
+def _draw_identity() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def _read_identity(run: Path) -> Identity | None:
+    try:
+        content = json.loads((run / IDENTITY_FILE).read_text())
+        found = Identity(content["id"], str(content["directory"]), tuple(content["before"]))
+        # It becomes a part of a path.
+        return found if all(re.fullmatch("[0-9a-f]{16}", id) for id in found.known) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _still_there(found: Identity, run: Path) -> bool:
+    """Return whether the run `found` is still at its old directory, so that `run` is a copy of it and was not moved."""
+    other = Path(found.directory)
+    there = _read_identity(other)
+    return there is not None and there.id == found.id and not other.samefile(run)
+
 
 COMPARE = "COMPARE"
 """File that asks a running job to compare all copies of its shards."""
@@ -84,3 +149,53 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             if isinstance(read := json.loads(line), dict):
                 found.append(read)
     return found
+
+
+STOP = "STOP"
+LOOK_SECONDS = 0.25
+log = logging.getLogger(__name__)
+
+
+class RequestWatcher:
+    """Collects the requests STOP, COMPARE and GROW."""
+
+    def __init__(self, directory: Path, heart: Heartbeat) -> None:
+        """Watch `directory` while the job has the run, as its `heart` shows: later requests are for other jobs."""
+        self.directory = directory
+        self.heart = heart
+        self.stop = False
+        """Whether the job is to stop."""
+        self.compare = 0
+        """Requests to compare copies that were not taken yet."""
+        self.ranks = 0
+        """Ranks to add that were not taken yet."""
+        threading.Thread(target=self._run, name="requests", daemon=True).start()
+
+    def take_compare(self) -> bool:
+        """Return whether there was a request to compare the copies of all shards; forget it."""
+        requested = self.compare > 0
+        self.compare = 0
+        return requested
+
+    def take_ranks(self) -> int:
+        """Return how many ranks were requested; forget them."""
+        ranks = self.ranks
+        self.ranks = 0
+        return ranks
+
+    def _run(self) -> None:
+        while self.heart.alive:
+            with suppress(OSError):
+                self._look()
+            time.sleep(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        self.stop = (self.directory / STOP).exists()
+        if (self.directory / COMPARE).exists():
+            (self.directory / COMPARE).unlink()
+            self.compare += 1
+        if (self.directory / GROW).exists():
+            text = (self.directory / GROW).read_text()
+            (self.directory / GROW).unlink()
+            with suppress(ValueError):
+                self.ranks += int(text)

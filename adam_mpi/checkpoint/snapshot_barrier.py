@@ -18,8 +18,8 @@ import numpy as np
 from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.disk_task import DiskTask, reason
 from adam_mpi.checkpoint.hdf5_file import aligned_memory
-from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Position
 
 log = logging.getLogger(__name__)
 

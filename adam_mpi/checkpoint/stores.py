@@ -21,11 +21,11 @@ from mpi4py import MPI
 from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import store_file
 from adam_mpi.checkpoint.hdf5_file import check_format
-from adam_mpi.checkpoint.identity import Identity
 from adam_mpi.checkpoint.owner import Owner
+from adam_mpi.checkpoint.run_directory import Identity
 from adam_mpi.checkpoint.store_file import StoreContent
 from adam_mpi.config import Config
-from adam_mpi.sharding.spans import Piece, Spans, gathered
+from adam_mpi.sharding.shards import Piece, Spans, gathered
 
 DESCRIPTION = "store.json"
 # Clocks of nodes may differ by as much as this.

@@ -22,8 +22,8 @@ from typing import Any
 from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
+from adam_mpi.cluster.control_messages import SparesReport
 from adam_mpi.cluster.layout import Place
-from adam_mpi.cluster.messages import SparesReport
 
 PING = "ping"
 """The message by which a rank asks whether a spare responds, and the answer."""

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from adam_mpi.base.errors import Stall
-from adam_mpi.cluster.control_channel import ControlChannel
-from adam_mpi.cluster.messages import DumpStacks, SignOfLife
+from adam_mpi.cluster.control_messages import ControlChannel, DumpStacks, SignOfLife
 from adam_mpi.cluster.world import World
 
 ASK = signal.SIGUSR2

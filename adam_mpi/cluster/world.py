@@ -16,7 +16,7 @@ from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import layout, spares
 from adam_mpi.cluster.fault_injection import Injector, check, parse
 from adam_mpi.cluster.idle import Idle
-from adam_mpi.cluster.role_assignment import reassign_roles
+from adam_mpi.cluster.layout import reassign_roles
 from adam_mpi.cluster.spares import Invitation, Spares, return_errors
 from adam_mpi.config import Config
 

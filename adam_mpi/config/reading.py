@@ -18,8 +18,7 @@ import tomli_w
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import models
-from adam_mpi.config.checks import check_together
-from adam_mpi.config.sections import Config
+from adam_mpi.config.sections import Config, check_together
 
 Given = str | Path | Mapping[str, Any] | Config | None
 

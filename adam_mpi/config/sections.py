@@ -1,13 +1,14 @@
-"""All sections of the configuration together.
+"""All sections of the configuration together, and the checks that involve several keys.
 
-The fields are in `model_sections.py`, `training_sections.py` and `cluster_sections.py`, each with its default, its
-limits and its documentation: the sentence under a field is what `adam_mpi train --help` prints, and what is in
+The fields are in `training_sections.py` and `cluster_sections.py`, each with its default, its limits and its
+documentation: the sentence under a field is what `adam_mpi train --help` prints, and what is in
 docs/reference/configuration.md.
 """
 
 import math
 from dataclasses import dataclass, field
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.config.cluster_sections import (
     Cluster,
     Inject,
@@ -21,10 +22,19 @@ from adam_mpi.config.cluster_sections import (
     Worker,
 )
 from adam_mpi.config.fields import limited
-from adam_mpi.config.model_sections import LAYERS as LAYERS
-from adam_mpi.config.model_sections import Data, Kernels, Model
-from adam_mpi.config.model_sections import Transform as Transform
-from adam_mpi.config.training_sections import Consistency, Epoch, Optimizer, Pull, Push, Train
+from adam_mpi.config.training_sections import LAYERS as LAYERS
+from adam_mpi.config.training_sections import (
+    Consistency,
+    Data,
+    Epoch,
+    Kernels,
+    Model,
+    Optimizer,
+    Pull,
+    Push,
+    Train,
+)
+from adam_mpi.config.training_sections import Transform as Transform
 
 
 @dataclass
@@ -67,3 +77,75 @@ class Config:
     def static(self) -> bool:
         """Return whether each replica has its own fixed share of an epoch."""
         return self.epoch.assignment == "static" or self.data.skew != "none"
+
+
+MOST_BATCHES = 64
+"""Maximum number of batches in one push: a message has room for this many batch numbers."""
+
+
+def check_together(config: Config) -> None:
+    """Raise UserError for values that are allowed one by one, but not together."""
+    staleness = config.consistency.staleness
+    if not config.asynchronous and staleness != int(staleness):
+        raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
+    _check_shares(config)
+    _check_rule(config.optimizer)
+    _check_push_size(config)
+    _check_injection(config)
+    _check_places(config.layout.place)
+
+
+def _check_push_size(config: Config) -> None:
+    room = MOST_BATCHES * config.train.batch
+    if config.asynchronous and config.push.images > room:
+        least = -(-config.push.images // MOST_BATCHES)
+        what = f"push.images = {config.push.images}: at most {room}, {MOST_BATCHES} batches of train.batch"
+        raise UserError(f"{what} = {config.train.batch}; set it to {room} or less, or train.batch to {least} or more")
+
+
+def _check_injection(config: Config) -> None:
+    partitions = config.layout.partitions
+    if config.inject.conserve and partitions != 1 and config.push.codec not in ("onebit", "topk"):
+        # When partitions give up a push, some shards may have applied their part of it; only codecs that leave their
+        # residuals in files show which.
+        raise UserError(f"inject.conserve: needs layout.partitions = 1, not {partitions}")
+    if config.inject.noise and (partitions != 1 or config.push.protocol != "delta"):
+        raise UserError('inject.noise: needs push.protocol = "delta" and layout.partitions = 1')
+
+
+def _check_places(place: dict[str, list[str]]) -> None:
+    for role, patterns in place.items():
+        if role not in ("data", "worker", "server"):
+            raise UserError(f"layout.place.{role}: unknown role; allowed: data, worker, server")
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise UserError(f"layout.place.{role} = {patterns!r}: expected a list of host patterns")
+
+
+def _check_rule(optimizer: Optimizer) -> None:
+    """Raise UserError for a rule that workers do not have, and for a decay that would flip the sign of weights."""
+    defaults = Optimizer()
+    for key in ("kind", "momentum", "decay"):
+        value = getattr(optimizer, key)
+        allowed = getattr(defaults, key)
+        if optimizer.where == "worker" and value != allowed:
+            given = f'optimizer.{key} = {value!r}: workers take plain steps; with optimizer.where = "worker" it must be'
+            raise UserError(f'{given} {allowed!r}, or set optimizer.where = "server"')
+    if optimizer.kind != "adagrad" and optimizer.learning_rate * optimizer.decay >= 1:
+        given = f"optimizer.decay = {optimizer.decay:g}: with optimizer.learning_rate = {optimizer.learning_rate:g}"
+        raise UserError(f"{given} a step leaves nothing of a weight; learning_rate * decay must be below 1")
+
+
+def _check_shares(config: Config) -> None:
+    kind, _, alpha = config.data.skew.partition(":")
+    if config.data.skew not in ("none", "by_class") and not (kind == "dirichlet" and _positive(alpha)):
+        raise UserError(f"data.skew = {config.data.skew!r}: must be none, by_class or dirichlet:ALPHA with ALPHA > 0")
+    if config.epoch.quorum < 1 and not (config.static and config.asynchronous):
+        needed = 'epoch.assignment = "static" and consistency.staleness = inf'
+        raise UserError(f"epoch.quorum = {config.epoch.quorum:g}: needs {needed}")
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False

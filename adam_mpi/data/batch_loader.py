@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from adam_mpi.base import trace
-from adam_mpi.data.order import Order
+from adam_mpi.data.epoch import Order
 from adam_mpi.data.sets import DataSet
 from adam_mpi.data.transform import SAMPLE, Transformer
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.training_state import Phase
 
 GROUP = 256
 """Images that a thread loads at a time."""

@@ -8,15 +8,13 @@ import numpy as np
 
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
-from adam_mpi.data import order
+from adam_mpi.data import epoch
 from adam_mpi.data.batch_loader import AHEAD, GROUP, BatchLoader, LoadedBatch, PhaseBatches, PrefetchQueue
-from adam_mpi.data.epoch_progress import EpochProgress
-from adam_mpi.data.order import Order
+from adam_mpi.data.epoch import EpochProgress, Order
 from adam_mpi.data.sets import DataSet
-from adam_mpi.sharding.joint_batches import BatchRemainder, Share
-from adam_mpi.sharding.phases import Phase
-from adam_mpi.sharding.position import Position
-from adam_mpi.transport import batch_message
+from adam_mpi.sharding import message_formats
+from adam_mpi.sharding.batches import BatchRemainder, Share
+from adam_mpi.sharding.training_state import Phase, Position
 
 
 class ServedData:
@@ -43,7 +41,7 @@ class ServedData:
         skew = self.config.data.skew
         if skew == "none":
             return None
-        return order.owners(skew, self.data.labels("train"), replicas, self.config.run.seed)
+        return epoch.owners(skew, self.data.labels("train"), replicas, self.config.run.seed)
 
 
 @dataclass(frozen=True)
@@ -244,18 +242,18 @@ class Ask:
 
 def stop() -> np.ndarray:
     """Return the answer to every ask once the job stops."""
-    return _header_only(batch_message.STOP)
+    return _header_only(message_formats.STOP)
 
 
 def exhausted(phase: int) -> np.ndarray:
     """Return the answer that no batch of `phase` is left."""
-    return _header_only(batch_message.EXHAUSTED, phase)
+    return _header_only(message_formats.EXHAUSTED, phase)
 
 
 def phase(phase: Phase, count: int, itemsize: int, first: int) -> np.ndarray:
     """Return the answer that names `phase`: its `count` images, the bytes of a pixel, its `first` batch not done."""
-    part = batch_message.PARTS.index(phase.part)
-    return _header_only(batch_message.PHASE, phase.number, part, phase.epoch, count, itemsize, first)
+    part = message_formats.PARTS.index(phase.part)
+    return _header_only(message_formats.PHASE, phase.number, part, phase.epoch, count, itemsize, first)
 
 
 def batch(
@@ -266,18 +264,18 @@ def batch(
     A strip gets its `columns` of all images, a rank of a hybrid replica all columns of its images.
     `remaining` is the number of batches that are not handed out.
     """
-    part = batch_message.PARTS.index(phase.part)
-    header = [batch_message.BATCH, phase.number, part, phase.epoch, number, batch.ids.size, remaining]
+    part = message_formats.PARTS.index(phase.part)
+    header = [message_formats.BATCH, phase.number, part, phase.epoch, number, batch.ids.size, remaining]
     if hybrid:
-        edges = batch_message.shares(batch.ids.size, len(columns))
+        edges = message_formats.shares(batch.ids.size, len(columns))
         pixels = [batch.pixels[first:last] for first, last in pairwise(edges)]
     else:
         pixels = [batch.pixels[..., own] for own in columns]
-    return [batch_message.pack(header, batch.ids, batch.labels, own) for own in pixels]
+    return [message_formats.pack_batch(header, batch.ids, batch.labels, own) for own in pixels]
 
 
 def _header_only(*header: int) -> np.ndarray:
     """Return a message without images."""
-    return batch_message.pack(
+    return message_formats.pack_batch(
         list(header), ids=np.empty(0, np.int64), labels=np.empty(0, np.int64), pixels=np.empty(0, np.uint8)
     )

@@ -8,16 +8,14 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.base import trace
-from adam_mpi.cluster.control_channel import ControlChannel
-from adam_mpi.cluster.messages import BeginPhase, ClosePhase, Message, Statistics, StopTraining
+from adam_mpi.cluster.control_messages import BeginPhase, ClosePhase, ControlChannel, Message, Statistics, StopTraining
 from adam_mpi.cluster.world import World
 from adam_mpi.data import served_phase
 from adam_mpi.data.batch_loader import BatchLoader, LoadedBatch
 from adam_mpi.data.served_phase import Ask, Resumed, ServedData, ServedPhase
 from adam_mpi.data.sets import DataSet
-from adam_mpi.sharding.phases import Phase
-from adam_mpi.sharding.rank_state import RankState
-from adam_mpi.transport import batch_message
+from adam_mpi.sharding import message_formats
+from adam_mpi.sharding.training_state import Phase, RankState
 
 
 class DataServer:
@@ -168,14 +166,14 @@ class DataServer:
         worked = False
         status = MPI.Status()
         comm = self.world.traffic
-        while comm.Iprobe(tag=batch_message.ASK, status=status):
+        while comm.Iprobe(tag=message_formats.ASK, status=status):
             words = np.empty(status.Get_count(MPI.INT64_T), np.int64)
-            comm.Recv(words, status.source, batch_message.ASK)
+            comm.Recv(words, status.source, message_formats.ASK)
             self.asks.append(Ask.parse(status.source, words))
             worked = True
-        while comm.Iprobe(tag=batch_message.REPORT, status=status):
-            report = np.empty(batch_message.REPORT_WORDS)
-            comm.Recv(report, status.source, batch_message.REPORT)
+        while comm.Iprobe(tag=message_formats.REPORT, status=status):
+            report = np.empty(message_formats.REPORT_WORDS)
+            comm.Recv(report, status.source, message_formats.REPORT)
             self._count(report)
             worked = True
         return worked
@@ -198,7 +196,7 @@ class DataServer:
         if self.ended or (self.stopping and not self._finishes(ask)):
             self._send(ask, served_phase.stop())
             return True
-        if ask.kind == batch_message.NEXT_PHASE:
+        if ask.kind == message_formats.NEXT_PHASE:
             return self._phase_number > ask.phase and self._send_phase(ask)
         if current is None or self._phase_number < ask.phase:
             return False
@@ -206,7 +204,7 @@ class DataServer:
             # The ask was under way for long: its phase is over, and it must not get a batch of another.
             self._send(ask, served_phase.exhausted(ask.phase))
             return True
-        if ask.kind == batch_message.SHARE:
+        if ask.kind == message_formats.SHARE:
             share = current.take_share(ask.number, ask.replica, ask.replicas)
             return share is not None and self._send_batch(ask, ask.number, share)
         taken = current.take_next(ask.replica)
@@ -216,7 +214,7 @@ class DataServer:
 
     def _finishes(self, ask: Ask) -> bool:
         """Return whether `ask` is for a joint batch of which some replica has a share already."""
-        return ask.kind == batch_message.SHARE and self.current is not None and self.current.is_begun(ask.number)
+        return ask.kind == message_formats.SHARE and self.current is not None and self.current.is_begun(ask.number)
 
     def _send_phase(self, ask: Ask) -> bool:
         """Answer an ask for the next phase."""
@@ -243,6 +241,6 @@ class DataServer:
         strips = self.world.layout.strips(ask.source)
         for rank, message in zip(strips, messages if len(messages) > 1 else messages * len(strips), strict=True):
             self.served.bytes += message.nbytes
-            request = self.world.traffic.Isend(message, rank, batch_message.ANSWER + ask.slot)
+            request = self.world.traffic.Isend(message, rank, message_formats.ANSWER + ask.slot)
             self.sending.append((request, message))
         return True

@@ -12,7 +12,7 @@ import numpy as np
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import format_bytes
+from adam_mpi.base.log import format_bytes
 from adam_mpi.checkpoint import model_file
 from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.config import Config
@@ -22,7 +22,7 @@ from adam_mpi.inference.trained import weights_file
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.planning.plan import model, network
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.training_state import Phase
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -18,9 +18,9 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import Partition, partition
 from adam_mpi.planning.plan import network
 from adam_mpi.runtime import compile
-from adam_mpi.sharding.batch_parts import Batch
-from adam_mpi.sharding.spans import Spans
-from adam_mpi.worker import channels
+from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.shards import Spans
+from adam_mpi.worker import link
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.link import Link
 
@@ -51,7 +51,7 @@ class Evaluation:
         context = net.strip_context()
         no_gradient = np.zeros(0, np.float32)
         self.flow = Flow([context], [no_gradient], self.world.injector)
-        self.link = Link(self.world, channels.plan(cut, 1, context.room))
+        self.link = Link(self.world, link.plan_channels(cut, 1, context.room))
         self.flow.attach(self.link)
         self.flow.start(1)
 

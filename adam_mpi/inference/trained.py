@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint import merge, model_file, snapshot
+from adam_mpi.checkpoint import model_file, snapshot
 from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.config import Config, from_toml
 from adam_mpi.data.inputs import Inputs
@@ -86,7 +86,7 @@ def weights_file(path: Path) -> Path:
     if (path / snapshot.MANIFEST).exists():
         return path / snapshot.MODEL
     if (path / "snapshots").is_dir():
-        return merge.newest_snapshot(path) / snapshot.MODEL
+        return model_file.newest_snapshot(path) / snapshot.MODEL
     raise UserError(f"{path}: no weights; give a run directory, a snapshot or a file of weights")
 
 

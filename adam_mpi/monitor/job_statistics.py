@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, overload
 
+from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.cluster.layout import Layout
-from adam_mpi.cluster.messages import Statistics
 from adam_mpi.cluster.statistics import (
     DataStatistics,
     NotFiniteStatistics,
@@ -19,7 +19,7 @@ from adam_mpi.cluster.statistics import (
     WorkerStatistics,
 )
 from adam_mpi.monitor import status
-from adam_mpi.monitor.figures import (
+from adam_mpi.monitor.aggregate_statistics import (
     Distribution,
     Gauges,
     WorkerTimes,
@@ -30,7 +30,7 @@ from adam_mpi.monitor.figures import (
     mean,
 )
 from adam_mpi.monitor.status import Activity, RankRow
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.training_state import Phase
 
 
 @dataclass(frozen=True)

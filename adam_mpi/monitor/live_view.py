@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import format_bytes, format_duration
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.base.log import format_bytes, format_duration
+from adam_mpi.sharding.training_state import Phase
 
 ENDS = {"DONE": "done", "STOPPED": "stopped", "log/failure.txt": "failed"}
 """File that a job leaves -> how it ended."""

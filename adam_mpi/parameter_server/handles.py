@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.shards import Shard
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ class RangeMessage:
         sender = self.client.transfers.ring_sender(self.shard)
         world = self.client.transfers.generation.world
         size = self.values.size
-        header = np.zeros((), message_format.HEADER)
+        header = np.zeros((), message_formats.HEADER)
         if self.indices is None:
-            header["kind"] = message_format.DELTA
+            header["kind"] = message_formats.DELTA
             header["words"] = size
             header["first"] = self.first
             header["finite"] = sender.copy(body, self.values.view(np.uint32))
         else:
-            header["kind"] = message_format.SPARSE
+            header["kind"] = message_formats.SPARSE
             header["words"] = 2 * size
             body[:size] = self.indices
             header["finite"] = sender.copy(body[size:], self.values.view(np.uint32))

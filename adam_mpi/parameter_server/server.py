@@ -15,8 +15,8 @@ from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.world import World
 from adam_mpi.parameter_server import arguments, shutdown
 from adam_mpi.parameter_server.client import Client, Filter
-from adam_mpi.parameter_server.generations import Membership, arrange_roles
 from adam_mpi.parameter_server.handles import Handle, V
+from adam_mpi.parameter_server.membership import Membership, arrange_roles
 
 
 class ParameterServer(Membership):

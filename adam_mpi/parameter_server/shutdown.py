@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure
-from adam_mpi.cluster.messages import RankRaised, encode
+from adam_mpi.cluster.control_messages import RankRaised, encode
 from adam_mpi.cluster.world import World
 
 SEND_SECONDS = 5.0

@@ -12,10 +12,9 @@ from adam_mpi.data.sets import Description
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.factors import matrices
 from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
-from adam_mpi.sharding.push_protocol import largest_push
-from adam_mpi.transport.batch_message import message_bytes
+from adam_mpi.sharding.message_formats import batch_message_bytes
+from adam_mpi.sharding.push_protocol import largest_push, matrices
 from adam_mpi.worker.gradient_buffer import gradient_buffers, takes_back
 
 
@@ -48,7 +47,7 @@ def worker(
         total += size * (1 + count * takes_back(config, memory_layout.strips))
     total += contexts * net.bytes + len(memory_layout.servers) * memory_layout.ring_bytes
     item = np.dtype(description.dtype).itemsize
-    return total + config.data.prefetch * message_bytes(config.train.batch, description.shape, item)
+    return total + config.data.prefetch * batch_message_bytes(config.train.batch, description.shape, item)
 
 
 def served(config: Config, memory_layout: MemoryLayout, server: int, survivable: bool = True) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import format_bytes
+from adam_mpi.base.log import format_bytes
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.sets import Description, describe
@@ -17,7 +17,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition, Strip, fitting, most, partition
 from adam_mpi.planning import memory
-from adam_mpi.sharding import batch_parts as parts
+from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding import memory_layout as memory_layouts
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose, largest_push
@@ -51,7 +51,7 @@ def network(
     engine = config.kernels.engine if description.dtype == "uint8" else "reference"
     images = config.train.batch
     if strip is not None:
-        images = parts.largest(images, *parts.most(config.worker.in_flight, strip.ranks))
+        images = parts.largest_part(images, *parts.most_parts(config.worker.in_flight, strip.ranks))
     return Network(
         shapes,
         images,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from adam_mpi.base.text import format_bytes
+from adam_mpi.base.log import format_bytes
 from adam_mpi.config import Config
 from adam_mpi.model import parameters
 from adam_mpi.model.engine import cpu
@@ -13,7 +13,7 @@ from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
 from adam_mpi.planning import memory
 from adam_mpi.planning.plan import JobPlan, plan_job
-from adam_mpi.sharding import batch_parts as parts
+from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding.memory_layout import WIDTHS
 from adam_mpi.sharding.push_protocol import largest_push
 
@@ -125,7 +125,7 @@ def _border_first(net: Network) -> list[str]:
 def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
     """Yield how the ranks of a hybrid replica share a batch."""
     first = next(shape.name for shape in cut.shapes if isinstance(shape.layer, Dense))
-    rounds = parts.count(config.train.batch, *parts.most(1, len(cut)))
+    rounds = parts.count_parts(config.train.batch, *parts.most_parts(1, len(cut)))
     images = -(-config.train.batch // len(cut))
     yield f"{len(cut)} ranks, hybrid: each has {images} whole images of a batch before {first}, in {rounds} rounds;"
     yield "  then the units that each owns of a layer's output, and how many of its input come from the others"

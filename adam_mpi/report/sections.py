@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.text import format_bytes
+from adam_mpi.base.log import format_bytes
 from adam_mpi.config import Config
 from adam_mpi.inference.trained import Trained, load
-from adam_mpi.monitor.figures import coarse
+from adam_mpi.monitor.aggregate_statistics import coarse
 from adam_mpi.report import charts
-from adam_mpi.report.evaluation import evaluate
-from adam_mpi.report.run_data import Run
+from adam_mpi.report.run_data import Run, evaluate
 
 WORST = 30
 """Images with the least probability of their class that are shown."""

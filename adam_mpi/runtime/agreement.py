@@ -14,12 +14,12 @@ from mpi4py import MPI
 from adam_mpi import config as configuration
 from adam_mpi.base import files
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint import identity, run_directory, snapshot, stores
 from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import resume as resume_points
-from adam_mpi.checkpoint.identity import Identity
+from adam_mpi.checkpoint import run_directory, snapshot, stores
 from adam_mpi.checkpoint.owner import Process
 from adam_mpi.checkpoint.resume import Resume
+from adam_mpi.checkpoint.run_directory import Identity
 from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.world import World, gather
@@ -30,8 +30,8 @@ from adam_mpi.model.partition import partition
 from adam_mpi.monitor import metrics
 from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
 from adam_mpi.runtime import compile
-from adam_mpi.runtime.generation_setup import initial_weights
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, ClaimedRun, Job, JobRequest
+from adam_mpi.runtime.role_setup import initial_weights
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
             print(f"adam_mpi: run directory {path}: {note}", file=sys.stderr, flush=True)
             # The previous owner may be alive: it has to notice before anything in the directory changes.
             time.sleep(ownership.NOTICE_SECONDS if request.take_over else 0.0)
-        return ClaimedRun(path, identity.load_or_create(path), owner, description, shapes)
+        return ClaimedRun(path, run_directory.load_or_create_identity(path), owner, description, shapes)
     except BaseException as error:
         owner.release()
         if not isinstance(error, OSError):

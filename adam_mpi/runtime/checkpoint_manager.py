@@ -9,7 +9,7 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint import model_file, snapshot
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.resume import order_settings
-from adam_mpi.cluster.messages import RemoveOldStores
+from adam_mpi.cluster.control_messages import RemoveOldStores
 from adam_mpi.config import to_toml
 from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.runtime.job import Job

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi.base import files
-from adam_mpi.base.checksum import checksum
 from adam_mpi.base.errors import UserError
+from adam_mpi.base.files import checksum
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.engine import tuner
@@ -19,7 +19,7 @@ from adam_mpi.model.partition import Strip
 from adam_mpi.planning.plan import network
 from adam_mpi.runtime.job import Job
 from adam_mpi.server import apply_kernels
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.transport import mailbox, shared_memcpy
 from adam_mpi.worker import gradient_buffer, thread_weights
 
@@ -101,7 +101,7 @@ def _turns(world: World) -> tuple[list[str], list[str]]:
 
 def _warm(role: str, net: Network | None) -> None:
     """Compile the kernels of `role`, or load them from the cache, by calling each of them with little data."""
-    message = np.zeros(message_format.message_words(2, 1), np.uint32)
+    message = np.zeros(message_formats.message_words(2, 1), np.uint32)
     for copy in shared_memcpy.WAYS:
         copy(message, message)
     if role == "server":
@@ -135,7 +135,7 @@ def _warm_worker(message: np.ndarray, net: Network) -> None:
         net.context(values)
     else:
         warm(net.shapes)
-    mailbox.seal(message, np.zeros((), message_format.HEADER), np.zeros(1, np.int64))
+    mailbox.seal(message, np.zeros((), message_formats.HEADER), np.zeros(1, np.int64))
     mailbox.write_checksum(message)
     thread_weights.apply_fused(values, values, values, ranges, one, one)
     thread_weights.take(values, values, values, ranges)

@@ -5,13 +5,11 @@ from typing import Any
 
 from adam_mpi.base.errors import LostState, UserError
 from adam_mpi.checkpoint.disk_task import DiskTask, disk_seconds, reason
-from adam_mpi.cluster.control_channel import ControlChannel
-from adam_mpi.cluster.messages import FinishServer, JobOver
+from adam_mpi.cluster.control_messages import ControlChannel, FinishServer, JobOver
 from adam_mpi.runtime.checkpoint_manager import CheckpointManager
-from adam_mpi.runtime.coordinator_state import CoordinatorResources
-from adam_mpi.runtime.job import DONE, STOPPED
+from adam_mpi.runtime.job import DONE, STOPPED, CoordinatorResources
 from adam_mpi.runtime.job_report import JobReport
-from adam_mpi.runtime.membership import DISK_SECONDS, send_to_all
+from adam_mpi.runtime.supervision import DISK_SECONDS, send_to_all
 
 
 class Completion:

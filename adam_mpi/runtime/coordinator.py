@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from adam_mpi.base.files import write_json
-from adam_mpi.cluster.messages import (
+from adam_mpi.cluster.control_messages import (
     BeginPhase,
     ClosePhase,
     CompareCopies,
@@ -24,13 +24,12 @@ from adam_mpi.data.server import DataServer
 from adam_mpi.monitor.live_view import Progress
 from adam_mpi.runtime.checkpoint_manager import CheckpointManager
 from adam_mpi.runtime.completion import Completion
-from adam_mpi.runtime.coordinator_state import CoordinatorResources, CoordinatorState, JobRecord, phase_to_json
-from adam_mpi.runtime.job import Job
+from adam_mpi.runtime.job import CoordinatorResources, CoordinatorState, Job, JobRecord, phase_to_json
 from adam_mpi.runtime.job_report import JobReport
-from adam_mpi.runtime.membership import LivenessMonitor, SpareKeeper, send_to_all, survivable_losses
 from adam_mpi.runtime.recovery import RecoveryPlan
 from adam_mpi.runtime.recovery_log import RecoveryLog
-from adam_mpi.sharding.phases import Phase, PhaseSchedule
+from adam_mpi.runtime.supervision import LivenessMonitor, SpareKeeper, send_to_all, survivable_losses
+from adam_mpi.sharding.training_state import Phase, PhaseSchedule
 from adam_mpi.transport.generation import Generation
 
 SNAPSHOTS_PER_GENERATION = 1000

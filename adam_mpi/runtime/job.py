@@ -1,16 +1,23 @@
-"""What a job is: what its caller wants of it, and what all its ranks agree on before they start."""
+"""A job: what its caller wants, what all ranks agree on, and the state that goes from coordinator to coordinator."""
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from adam_mpi.checkpoint.identity import Identity
+from adam_mpi.checkpoint.disk_task import DiskTask
 from adam_mpi.checkpoint.owner import Owner
 from adam_mpi.checkpoint.resume import Resume
+from adam_mpi.checkpoint.run_directory import Identity, RequestWatcher
 from adam_mpi.config import Config, Given
 from adam_mpi.data.sets import Description
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.monitor.job_statistics import JobStatistics
+from adam_mpi.monitor.metrics import Metrics
+from adam_mpi.monitor.status_writer import StatusWriter
+from adam_mpi.sharding.training_state import Phase
 
 DONE = "DONE"
 STOPPED = "STOPPED"
@@ -68,3 +75,120 @@ class Job:
     def failure_file(self) -> Path:
         """Return the file that says why the job failed."""
         return self.directory / FAILURE
+
+
+@dataclass(frozen=True)
+class CoordinatorState:
+    """The state of a coordinator at the begin of a phase or the end of a generation."""
+
+    number: int
+    """It grows with every phase of every coordinator: the highest is the newest."""
+    phase: Phase | None
+    best: float
+    best_epoch: int
+    reason: str
+    """Why the job ends when its phases are over."""
+    results: dict[str, Any]
+    train_seconds: float
+    started_at: float
+    stopped_by: str
+    stale: bool
+    """Whether the weights are newer than the newest snapshot."""
+    snapshots: list[str]
+    recoveries: list[dict[str, Any]]
+    pushes: dict[str, list[int]]
+    """Pusher -> its pushes sent and acknowledged."""
+    carried: dict[str, float]
+    """Pusher -> the norm of what its codec carries."""
+    spares_started: list[dict[str, float]]
+    refusal_reported: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return asdict(self) | {"phase": phase_to_json(self.phase)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "CoordinatorState":
+        """Return the state that `to_json` made `values` from."""
+        known = {field.name: values[field.name] for field in fields(cls)}
+        phase = values["phase"]
+        return cls(**(known | {"phase": None if phase is None else Phase(*phase)}))
+
+
+def phase_to_json(phase: Phase | None) -> list[Any] | None:
+    """Return number, part and epoch of `phase`; None for None."""
+    return None if phase is None else [phase.number, phase.part, phase.epoch]
+
+
+@dataclass
+class JobRecord:
+    """What the job has reached so far, over all its coordinators."""
+
+    results: dict[str, Any]
+    train_seconds: float = 0.0
+    started_at: float = field(default_factory=time.time)
+    """When the job started, in seconds since 1970."""
+    began: float = field(default_factory=time.monotonic)
+    """The same on the monotonic clock of this rank."""
+    stopped_by: str = ""
+    """What stopped the job before its end; empty if nothing did."""
+    images_before: int = 0
+    """Images that earlier jobs of the run have trained on."""
+
+    @classmethod
+    def start(cls, resume: Resume | None) -> "JobRecord":
+        """Return the record of a job that starts, or starts from `resume`."""
+        epochs = resume.epochs if resume else 0
+        results = {"epochs": epochs, "images": 0, "images_skipped": 0, "train_loss": None}
+        return cls(results, images_before=resume.images if resume else 0)
+
+    def continue_from(self, state: CoordinatorState) -> None:
+        """Continue the record of the coordinator before."""
+        self.results = state.results
+        self.train_seconds = state.train_seconds
+        self.stopped_by = state.stopped_by
+        self.started_at = state.started_at
+        self.began = time.monotonic() - (time.time() - state.started_at)
+
+    def end_phase(self, phase: Phase, figures: dict[str, Any], seconds: float) -> None:
+        """Add the `figures` of a phase that has taken `seconds`."""
+        if not phase.training:
+            self.results[f"{phase.part}_accuracy"] = figures["accuracy"]
+            self.results[f"{phase.part}_loss"] = figures["loss"]
+            return
+        self.train_seconds += seconds
+        self.results |= {"epochs": phase.epoch, "train_loss": figures["loss"]}
+        self.results["images"] += figures["images"]
+        self.results["images_skipped"] += figures["images_skipped"]
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long the job has been running."""
+        return time.monotonic() - self.began
+
+    @property
+    def images_per_second(self) -> float:
+        """Return the rate of images in training."""
+        return self.results["images"] / max(self.train_seconds, 1e-9)
+
+
+@dataclass
+class CoordinatorResources:
+    """The threads and files of a coordinator, which its process keeps over all generations."""
+
+    statistics: JobStatistics
+    status_writer: StatusWriter
+    requests: RequestWatcher
+    metrics: Metrics
+    results_task: DiskTask[None] | None = None
+    """The writing of the results; a loss meanwhile does not change them."""
+
+    @classmethod
+    def open(cls, job: Job) -> "CoordinatorResources":
+        """Return the resources of a process that becomes coordinator."""
+        return cls(
+            statistics=JobStatistics(),
+            status_writer=StatusWriter(job.directory, job.owner.check),
+            requests=RequestWatcher(job.directory, job.owner.heartbeat()),
+            metrics=Metrics(job.directory, job.config.observe.tensorboard),
+        )

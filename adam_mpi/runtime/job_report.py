@@ -10,18 +10,17 @@ from adam_mpi.base.files import write_json
 from adam_mpi.base.provenance import provenance
 from adam_mpi.cluster.world import World
 from adam_mpi.data.server import DataServer
-from adam_mpi.monitor import figures as outcome
+from adam_mpi.monitor import aggregate_statistics as outcome
 from adam_mpi.monitor import status
 from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.monitor.live_view import Progress
 from adam_mpi.monitor.metrics import Metrics
 from adam_mpi.monitor.status_writer import StatusWriter
-from adam_mpi.runtime.coordinator_state import JobRecord
-from adam_mpi.runtime.job import Job
-from adam_mpi.runtime.membership import DISK_SECONDS, SpareKeeper
+from adam_mpi.runtime.job import Job, JobRecord
 from adam_mpi.runtime.recovery_log import RecoveryLog
 from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
-from adam_mpi.sharding.phases import Phase, PhaseSchedule
+from adam_mpi.runtime.supervision import DISK_SECONDS, SpareKeeper
+from adam_mpi.sharding.training_state import Phase, PhaseSchedule
 from adam_mpi.worker.diagnostics import describe
 
 Figures = dict[str, Any]

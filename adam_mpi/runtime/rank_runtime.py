@@ -7,11 +7,11 @@ from typing import Any, Protocol, cast
 
 from adam_mpi.base.errors import Regroup
 from adam_mpi.cluster import watchdog
-from adam_mpi.cluster.control_channel import ControlChannel
-from adam_mpi.cluster.messages import (
+from adam_mpi.cluster.control_messages import (
     BeginPhase,
     ClosePhase,
     CompareCopies,
+    ControlChannel,
     DumpStacks,
     FinishServer,
     Grow,
@@ -31,9 +31,9 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.sets import DataSet
 from adam_mpi.runtime.coordinator import Coordinator
-from adam_mpi.runtime.coordinator_state import CoordinatorState
-from adam_mpi.sharding.joint_batches import BatchCuts, Progress
-from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.runtime.job import CoordinatorState
+from adam_mpi.sharding.batches import BatchCuts, Progress
+from adam_mpi.sharding.training_state import RankState
 
 LATE_SECONDS = 60.0
 """How long after the end of its generation a transfer may still arrive."""

@@ -13,11 +13,10 @@ import numpy as np
 from adam_mpi.base.errors import LostState
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.runtime.shard_recovery import choose_holders, find_sound_copies, find_stale_copies
-from adam_mpi.sharding import joint_batches
-from adam_mpi.sharding.joint_batches import BatchCuts, BatchRemainder
-from adam_mpi.sharding.position import EPOCH, Position
-from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.sharding import batches
+from adam_mpi.sharding.batches import BatchCuts, BatchRemainder
 from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import EPOCH, Position, RankState
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _joint_batches(
         position.images = _images_applied_once(states)
     replicas = {layout.places[rank].member: layout.places[rank].replica or 0 for rank in layout.workers}
     progress = {state.member: state.progress for state in states}
-    cuts, left = joint_batches.resume_batches(
+    cuts, left = batches.resume_batches(
         progress, replicas, position.batches, position.epoch, keep=keeps_pushed, clock=version
     )
     return _JointBatches(cuts, left)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from adam_mpi.base import log as logs
 from adam_mpi.base.errors import RankFailure, UserError
-from adam_mpi.cluster import failure_report, fence, launcher, sentinel
+from adam_mpi.cluster import failure_report, fence, sentinel
 from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.watchdog import Watchdog, dump_stack_on_signal
@@ -22,7 +22,7 @@ from adam_mpi.config import Given
 from adam_mpi.monitor.timeline import Timeline
 from adam_mpi.runtime import ending
 from adam_mpi.runtime.agreement import agree_on_job, epochs_done, from_first_rank, saved_config
-from adam_mpi.runtime.generation import begin_generation
+from adam_mpi.runtime.begin_generation import begin_generation
 from adam_mpi.runtime.job import DONE, Job, JobRequest
 from adam_mpi.runtime.rank_runtime import RankRuntime
 from adam_mpi.runtime.standby import wait_to_join
@@ -49,8 +49,8 @@ def train(
         run(comm, given, overrides, directory, resume, minutes=minutes, take_over=take_over)
     except UserError as error:
         # Every rank has the same error: one reports it. Of processes that do not know of each other, the first does.
-        if comm.rank == 0 and (comm.size > 1 or not launcher.rank()):
-            launcher.print_line(f"adam_mpi: {error}")
+        if comm.rank == 0 and (comm.size > 1 or not failure_report.launched_rank()):
+            failure_report.print_line(f"adam_mpi: {error}")
         return 2
     return 0
 
@@ -86,7 +86,7 @@ def run(
     another program that is one rank only, the error is raised instead.
     """
     if MPI.COMM_WORLD.size == 1:
-        launcher.check_alone(os.environ, MPI.Get_library_version())
+        failure_report.check_alone(os.environ, MPI.Get_library_version())
     request = JobRequest(given, overrides, directory, resume, minutes=minutes, take_over=take_over)
     world, job = _collective(comm, lambda: agree_on_job(comm, request))
     os.environ[failure_report.OWNER_FILE] = str(job.owner.path)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.text import format_ranges
+from adam_mpi.base.log import format_ranges
 from adam_mpi.cluster.layout import Layout
-from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shards import Shard, place
+from adam_mpi.sharding.training_state import RankState
 
 Versions = Mapping[int, Mapping[int, int]]
 """Server (its member number) -> shard -> version of its copy."""

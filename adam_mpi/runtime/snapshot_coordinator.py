@@ -17,8 +17,7 @@ from typing import Any
 from adam_mpi.base.errors import LostRun
 from adam_mpi.base.log import print_and_log
 from adam_mpi.checkpoint.disk_task import DiskTask, reason
-from adam_mpi.cluster.control_channel import ControlChannel
-from adam_mpi.cluster.messages import HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
+from adam_mpi.cluster.control_messages import ControlChannel, HoldSnapshot, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.runtime.snapshot_seal import POSITION, SnapshotSeal, SnapshotSettings
 

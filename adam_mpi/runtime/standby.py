@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import layout, spares
-from adam_mpi.cluster.role_assignment import NEW
+from adam_mpi.cluster.layout import NEW
 from adam_mpi.cluster.world import World
 from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.model.partition import partition

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from adam_mpi.base.buffer_pool import EMPTY, BufferPool
+from adam_mpi.base.pools import EMPTY, BufferPool
 from adam_mpi.server import apply_kernels
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
-from adam_mpi.sharding.factors import FactorPlan
+from adam_mpi.sharding.push_protocol import FactorPlan
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.transport.mailbox import ReceivedMessage
 
@@ -42,7 +42,7 @@ class MessageValues:
 
     def decode(self, band: Sequence[Shard], message: ReceivedMessage, values: np.ndarray) -> None:
         """Write the values of `message` for `band` into `values`: decoded, or its factors multiplied."""
-        if message.kind == message_format.FACTOR:
+        if message.kind == message_formats.FACTOR:
             self.plan(band).multiply(unpacked(message), message.values, band, values)
         else:
             BY_NUMBER[message.codec].decode(self._body(message), values)
@@ -60,11 +60,11 @@ class MessageValues:
         values = self.pool.take(total.size)
         total[:] = 0
         for message, scale in scaled:
-            if message.kind == message_format.SPARSE:
+            if message.kind == message_formats.SPARSE:
                 indices, numbers = self.pairs(message)
                 total[indices - first] += numbers * np.float32(scale)
                 continue
-            whole = message.kind == message_format.FACTOR
+            whole = message.kind == message_formats.FACTOR
             part = total if whole else total[message.first - first :][: message.values]
             self.decode(band, message, values[: part.size])
             apply_kernels.add(part, values[: part.size], np.float32(scale))
@@ -102,7 +102,7 @@ def unpacked(message: ReceivedMessage) -> np.ndarray:
 
 def is_plain(message: ReceivedMessage) -> bool:
     """Return whether the values of `message` lie in the mailbox as float32, one after the other."""
-    return message.kind == message_format.DELTA and message.codec == UNCODED
+    return message.kind == message_formats.DELTA and message.codec == UNCODED
 
 
 def are_plain(messages: Sequence[ReceivedMessage], size: int) -> bool:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adam_mpi.config import Optimizer
-from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.training_state import Position
 
 NEAR = 1e-6
 """Eigenvalues nearer to each other than this are moved apart; those nearer to 1 have their sum by its series."""

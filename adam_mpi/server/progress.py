@@ -1,18 +1,25 @@
-"""The progress of a server: the position of training, the clock of each pusher, and counts of what was applied."""
+"""The progress of a server: the position of training, clocks of pushers, counts of applied pushes, and statistics."""
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Config
 from adam_mpi.server import optimizer_rules
 from adam_mpi.sharding.memory_layout import MemoryLayout
-from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.sharding.message_formats import MOST_PARTS
+from adam_mpi.sharding.shard_copy import ShardCopy
+from adam_mpi.sharding.shards import Shard
+from adam_mpi.sharding.training_state import Position, RankState
 from adam_mpi.transport.mailbox import ReceivedMessage
+
+if TYPE_CHECKING:
+    from adam_mpi.server.session import ServerSession
 
 NEVER = 1 << 62
 log = logging.getLogger(__name__)
@@ -158,3 +165,63 @@ class ServerProgress:
         self.copied.images = self.position.images
         self.copied.clock = self.position.clock
         state.positions = dict(self.positions) if self.synchronous else {0: self.position, 1: self.copied}
+
+
+COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")
+
+
+def collect(session: "ServerSession", busy: float) -> dict[str, Any]:
+    """Return the statistics of a server in `session`; `busy`: seconds in which it applied pushes."""
+    progress = session.progress
+    queue = session.push_queue
+    counts = progress.counts + queue.counts
+    owners = session.memory_layout.owners
+    return {
+        "role": "server",
+        "generation": session.world.generation,
+        "tables": last_pushes(session.memory_layout, session.shards, session.shard_copies, session.began),
+        "strips": sorted({owners[shard.index] for shard in session.shards}),
+        "dropped": queue.counts["duplicates"],
+        "resumed_at": session.clocks.resumed_at,
+        "rebuilt": session.replicator.rebuilt if session.replicator else 0,
+        "rank": session.world.place.member,
+        "cpu": time.process_time(),
+        **{key: counts[key] for key in COUNTS},
+        "busy": busy,
+        "queue": len(session.staged),
+        "bytes": counts["bytes"],
+        "rate": progress.rate,
+        "clocks": dict(zip(queue.members, session.clocks.clocks, strict=True)),
+        "leads": dict(progress.leads),
+        "delays": dict(progress.delays),
+        "shards": len(session.shards),
+        "parameters": sum(shard.size for shard in session.shards),
+        "store": _store_statistics(session.store),
+    }
+
+
+def last_pushes(
+    memory_layout: MemoryLayout,
+    shards: Sequence[Shard],
+    shard_copies: Mapping[int, ShardCopy],
+    acknowledged: Mapping[int, Mapping[int, int]],
+) -> list[tuple[str, int, int]]:
+    """Return (pusher, strip, the last of its pushes that every one of `shards` of that strip has).
+
+    There is a row for every pusher in `acknowledged`, and for every earlier one with a push in one of the shards.
+    """
+    tables: dict[int, list[dict[int, int]]] = {}
+    for shard in shards:
+        tables.setdefault(memory_layout.owners[shard.index], []).append(shard_copies[shard.index].table)
+    return [
+        (str(pusher), strip, min(table.get(pusher, 0) for table in held) // MOST_PARTS)
+        for strip, held in tables.items()
+        for pusher in sorted(acknowledged.get(strip, {}).keys() | {pusher for table in held for pusher in table})
+    ]
+
+
+def _store_statistics(store: WriteBehind | None) -> dict[str, Any] | None:
+    """Return the statistics of `store`, if there is one."""
+    if store is None:
+        return None
+    return {"behind": round(store.lag, 3), "bytes": store.written, "whole": store.complete}

@@ -9,10 +9,10 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.cluster.world import World
 from adam_mpi.server.stepper import Stepper
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
-from adam_mpi.sharding.factors import matrices, plans
 from adam_mpi.sharding.memory_layout import MemoryLayout
+from adam_mpi.sharding.push_protocol import matrices, plans
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
 from adam_mpi.transport.published_weights import PublishedWeights
 
@@ -87,7 +87,7 @@ class PushQueue:
             return False
         self.counts["bytes"] += 4 * message.words
         shards = [message.shard]
-        if message.kind == message_format.FACTOR:
+        if message.kind == message_formats.FACTOR:
             shards = [shard.index for shard in self.factors[self.held[message.shard].layer].shards]
         # A push that is sent again, in another generation, may be split differently: some of its shards may have it.
         message.targets = [shard for shard in shards if message.number > self.sequences.get((shard, message.ring), 0)]
@@ -107,15 +107,15 @@ class PushQueue:
         if message.shard not in self.held:
             return f"shard {message.shard} is not held here"
         size = self.held[message.shard].size
-        if message.kind not in message_format.KINDS or not 0 <= message.codec < len(BY_NUMBER):
+        if message.kind not in message_formats.KINDS or not 0 <= message.codec < len(BY_NUMBER):
             return f"kind {message.kind}, codec {message.codec} are unknown"
-        inside = message.kind == message_format.FACTOR or (
+        inside = message.kind == message_formats.FACTOR or (
             message.values >= 1 and 0 <= message.first <= size - message.values
         )
         if not inside or message.words != self._words(message):
             values = f"{message.values} values from {message.first} of shard {message.shard} with {size}"
             return f"{message.words} words for {values}"
-        if message.kind == message_format.SPARSE or message.codec == NUMBERS["topk"]:
+        if message.kind == message_formats.SPARSE or message.codec == NUMBERS["topk"]:
             indices, limit = self._indices(message, size)
             if indices.size and indices.max() >= limit:
                 return f"an index beyond the {limit} parameters of shard {message.shard}"
@@ -130,9 +130,9 @@ class PushQueue:
 
     def _words(self, message: ReceivedMessage) -> int:
         """Return how many words the body of `message` must have by its header; -1 if there is no such message."""
-        if message.kind == message_format.SPARSE:
+        if message.kind == message_formats.SPARSE:
             return 2 * message.values
-        if message.kind == message_format.DELTA:
+        if message.kind == message_formats.DELTA:
             return BY_NUMBER[message.codec].words(message.values)
         plan = self.factors.get(self.held[message.shard].layer)
         codec = NUMBERS[self.world.config.push.factor_codec]
@@ -141,7 +141,7 @@ class PushQueue:
 
     def _indices(self, message: ReceivedMessage, size: int) -> tuple[np.ndarray, int]:
         """Return the indices in the body of `message`, and the limit that they must stay below."""
-        if message.kind == message_format.SPARSE:
+        if message.kind == message_formats.SPARSE:
             return self.words[message.start : message.start + message.values], size
         return self.words[message.start : message.start + message.words // 2], message.values
 

@@ -16,8 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from adam_mpi.base.buffer_pool import EMPTY
-from adam_mpi.base.thread_pool import ThreadPool
+from adam_mpi.base.pools import EMPTY, ThreadPool
 from adam_mpi.cluster.windows import Window
 from adam_mpi.server.optimizer_rules import ImageCounts
 from adam_mpi.server.replication_messages import (
@@ -33,7 +32,7 @@ from adam_mpi.server.replication_messages import (
     read_notes,
 )
 from adam_mpi.server.stepper import Stepper, Work
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
@@ -117,7 +116,7 @@ class Replicator:
         self.arriving: dict[int, list[np.ndarray]] = {shard.index: [] for shard in copied}
         self.alone: dict[int, list[Callable[[], None]]] = defaultdict(list)
         """Shards without a second whole copy, though there should be one -> what to call when there is one."""
-        self.header = np.zeros((), message_format.HEADER)
+        self.header = np.zeros((), message_formats.HEADER)
         self.header["generation"] = self.world.generation
         self.header["pusher"] = own_ring
         self.header["parts"] = 1

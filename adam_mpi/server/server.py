@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.base import thread_pool, trace
-from adam_mpi.base.thread_pool import ThreadPool
+from adam_mpi.base import pools, trace
+from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.write_behind import WriteBehind
-from adam_mpi.cluster.messages import (
+from adam_mpi.cluster.control_messages import (
     CompareCopies,
     CopiesCompared,
     FinishServer,
@@ -44,14 +44,13 @@ from adam_mpi.cluster.messages import (
     TakeSnapshot,
 )
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.server import statistics
+from adam_mpi.server import progress
 from adam_mpi.server.progress import ServerProgress
 from adam_mpi.server.session import ServerSession
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.rank_state import RankState
 from adam_mpi.sharding.shard_copy import ShardCopy
-from adam_mpi.sharding.spans import Spans
+from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.training_state import Position, RankState
 from adam_mpi.transport.conservation import write_copies
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
@@ -64,11 +63,11 @@ class Server:
         """Begin the first generation; `epoch_images` and `position`: see `ServerProgress`."""
         world = generation.world
         self.config = world.config
-        cores = thread_pool.cores_of_threads(self.config.server.threads)
+        cores = pools.cores_of_threads(self.config.server.threads)
         self.thread_pool = ThreadPool(self.config.server.threads, cores)
         # A rank with other roles makes more threads, which would be bound with it.
         if world.place.roles == ("server",):
-            thread_pool.bind(cores[0])
+            pools.bind(cores[0])
         self.progress = ServerProgress(self.config, position or Position(0), epoch_images)
         self.counts = self.progress.counts
         self.shard_copies: dict[int, ShardCopy] = {}
@@ -275,7 +274,7 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics that the coordinator collects."""
-        return statistics.collect(self.session, self.busy)
+        return progress.collect(self.session, self.busy)
 
 
 class Comparison:

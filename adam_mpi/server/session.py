@@ -11,10 +11,9 @@ from itertools import product
 import numpy as np
 
 from adam_mpi.base import trace
-from adam_mpi.base.buffer_pool import EMPTY
 from adam_mpi.base.errors import LostState
-from adam_mpi.base.text import format_ranges
-from adam_mpi.base.thread_pool import ThreadPool
+from adam_mpi.base.log import format_ranges
+from adam_mpi.base.pools import EMPTY, ThreadPool
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.checkpoint.write_behind import WriteBehind
@@ -23,15 +22,14 @@ from adam_mpi.server.progress import PusherClocks, ServerProgress
 from adam_mpi.server.push_queue import PushQueue, StagedMessages
 from adam_mpi.server.replication import FoldedGradient, Replicator
 from adam_mpi.server.replication_messages import Record, notes
-from adam_mpi.server.shard_placement import lacking_acknowledged, place_copies
 from adam_mpi.server.stepper import Stepper, Work
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.memory_layout import MOST_BATCHES, RECORD_BATCHES
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage
-from adam_mpi.transport.published_weights import PublishedWeights
+from adam_mpi.transport.published_weights import PublishedWeights, lacking_acknowledged, place_copies
 
 MOST_FOLDED = RECORD_BATCHES // MOST_BATCHES
 """Messages of one step that a record for other copies has room for."""
@@ -145,7 +143,7 @@ class ServerSession:
         Shards that have it already, because it was sent again, only wait until another copy has it too.
         """
         message.pending = len(message.targets) + len(message.known)
-        if message.targets and message.kind == message_format.FACTOR:
+        if message.targets and message.kind == message_formats.FACTOR:
             layer = self.memory_layout.shards[message.shard].layer
             self.stepper.values.unpack(message, self.push_queue.factors[layer])
         self.staged.add(message)

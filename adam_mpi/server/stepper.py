@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from adam_mpi.base.buffer_pool import EMPTY
 from adam_mpi.base.native import address
+from adam_mpi.base.pools import EMPTY
 from adam_mpi.config import Config
 from adam_mpi.server import apply_kernels, optimizer_rules
 from adam_mpi.server.message_values import (
@@ -20,12 +20,11 @@ from adam_mpi.server.message_values import (
     unpacked,
 )
 from adam_mpi.server.optimizer_rules import ImageCounts
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import bfloat16
-from adam_mpi.sharding.factors import FactorPlan
+from adam_mpi.sharding.push_protocol import FactorPlan
 from adam_mpi.sharding.shard_copy import ShardCopy
-from adam_mpi.sharding.shards import Shard
-from adam_mpi.sharding.spans import Spans
+from adam_mpi.sharding.shards import Shard, Spans
 from adam_mpi.transport.mailbox import ReceivedMessage
 from adam_mpi.transport.published_weights import PublishedWeights
 
@@ -108,7 +107,7 @@ class Stepper:
             messages = ready[shard.index]
             beside = bool(bands) and self.place[bands[-1][-1].index] == place - 1
             alike = beside and messages == ready[bands[-1][0].index]
-            multiplied = alike and all(message.kind == message_format.FACTOR for message in messages)
+            multiplied = alike and all(message.kind == message_formats.FACTOR for message in messages)
             if multiplied and band_size(bands[-1]) + shard.size <= self.largest_band:
                 bands[-1].append(shard)
             else:
@@ -174,7 +173,7 @@ class Stepper:
         if self.kind != "adagrad":
             return len(messages)
         whole = [
-            message.kind == message_format.FACTOR or (message.kind, message.values) == (message_format.DELTA, size)
+            message.kind == message_formats.FACTOR or (message.kind, message.values) == (message_formats.DELTA, size)
             for message in messages
         ]
         return max(1, [*whole, False].index(False))
@@ -212,14 +211,14 @@ class Stepper:
         """Step `band` on messages of any kind, those for the same run of parameters together."""
         runs: dict[tuple[int, int], list[ScaledMessage]] = defaultdict(list)
         for message, scale in zip(messages, scales, strict=True):
-            if message.finite and message.kind == message_format.SPARSE:
+            if message.finite and message.kind == message_formats.SPARSE:
                 self._step_sparse(band[0].index, message, rate, scale)
-            elif message.finite and message.kind == message_format.FACTOR:
+            elif message.finite and message.kind == message_formats.FACTOR:
                 runs[0, band_size(band)].append((message, scale))
             elif message.finite:
                 runs[message.first, message.values].append((message, scale))
         for (first, values), scaled in runs.items():
-            if self.kind == "descent" and all(message.kind == message_format.FACTOR for message, _ in scaled):
+            if self.kind == "descent" and all(message.kind == message_formats.FACTOR for message, _ in scaled):
                 self._multiply_into_weights(band, scaled, rate)
             else:
                 self._step_dense(band, slice(first, first + values), scaled, rate)

@@ -1,4 +1,4 @@
-"""The memory layout of servers: where each shard, mailbox slot and published number lies in their windows. Pure.
+"""The memory layout of servers: where each shard, slot and published number lies, and the shards of a worker. Pure.
 
 Every rank computes the same layout from the same numbers, so a byte offset in another rank's window is never sent.
 
@@ -11,19 +11,21 @@ replication window, which peers write:   | peer 0: slot 0, slot 1, ... | peer 1:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
-from adam_mpi.config.checks import MOST_BATCHES
+from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.message_format import message_words
+from adam_mpi.sharding.message_formats import message_words
 from adam_mpi.sharding.shards import Shard, cut, place
 
 LINE = 64  # bytes of a cache line: each ring has one of its own, so that pushers do not slow each other down
 MOST_SLOTS = 8
 LEAST_SHARD = 64
+
 # A record has room for the batches of all pushes that it folds.
 RECORD_BATCHES = 16 * MOST_BATCHES
 WIDTHS = {"weights": 4, "ema": 4, "short": 2}
@@ -249,3 +251,50 @@ def _slot_bytes(parameters: int, config: Config) -> int:
 def _lined(size: int) -> int:
     """Return `size` rounded up to whole cache lines."""
     return -(-size // LINE) * LINE
+
+
+@dataclass(frozen=True)
+class WorkerShards:
+    """The shards of strip `strip` of a replica that `cut` partitions; without a partition all shards."""
+
+    memory_layout: MemoryLayout
+    cut: Partition | None = None
+    strip: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return how many parameters the worker's vector has."""
+        return self.memory_layout.parameters if self.cut is None else self.cut.strips[self.strip].parameters
+
+    @cached_property
+    def starts(self) -> dict[int, int]:
+        """Return where each shard of the worker begins: in the flat vector -> in its own vector."""
+        if self.cut is None:
+            return {shard.start: shard.start for shard in self.memory_layout.shards}
+        strip = self.cut.strips[self.strip]
+        return {
+            shard.start: strip.local(shard.start) for shard in self.memory_layout.shards if strip.holds(shard.start)
+        }
+
+    @cached_property
+    def pulled(self) -> frozenset[int]:
+        """Return the shards that the worker pulls."""
+        return frozenset(shard.index for shard in self.memory_layout.shards if shard.start in self.starts)
+
+    def part(self, shard: Shard) -> slice:
+        """Return the place of `shard` in the worker's vector."""
+        start = self.starts[shard.start]
+        return slice(start, start + shard.size)
+
+    @cached_property
+    def pushed(self) -> dict[int, list[Shard]]:
+        """Return server -> the shards of it that the worker pushes."""
+        owners = self.memory_layout.owners
+        return {
+            server: [shard for shard in shards if owners[shard.index] == self.strip]
+            for server, shards in self.memory_layout.held.items()
+        }
+
+    def pulls(self, server: int) -> bool:
+        """Return whether the worker pulls shards of `server`."""
+        return any(shard.index in self.pulled for shard in self.memory_layout.held[server])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adam_mpi.base.checksum import checksum
+from adam_mpi.base.files import checksum
 from adam_mpi.sharding.shards import Shard
 
 MODULUS = 1 << 62

@@ -1,20 +1,83 @@
-"""Shards, buckets, and their placement on servers. Pure.
+"""Shards of the flat parameter vector, their placement on servers, and spans of it that a rank holds. Pure.
 
 A shard is a run of consecutive parameters of one layer; a bucket is one or more shards that are placed together, on
 a primary server and on secondaries of other hosts. The placement depends on the model and the servers only.
 """
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
+
+import numpy as np
 
 from adam_mpi.model.parameters import Tensor
 
+Piece = tuple[int, dict[str, np.ndarray]]
+"""Where it begins in the flat vector, and its values by name: weights, state, ema."""
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans in order, neighbors joined into one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return found
+
+
+def meets(spans: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
+    """Return whether anything from `start` to `stop` is in `spans`, which are in order."""
+    before = bisect_left(spans, (stop, 0)) - 1
+    return before >= 0 and spans[before][1] > start
+
+
+class Spans:
+    """Reads like a vector, but has only the values of the spans (start, stop) that it was made for."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        spans = sorted(spans)
+        places = np.cumsum([0, *(stop - start for start, stop in spans)]).tolist()
+        self.flat = np.zeros(places[-1], np.float32)
+        """The values of all spans, one after the other."""
+        self.values = {start: self.flat[a:b] for (start, _), (a, b) in zip(spans, pairwise(places), strict=True)}
+        self.starts = list(self.values)
+
+    def put(self, start: int, values: np.ndarray) -> None:
+        """Take over the values of a piece that begins at `start`, as far as they are in our spans."""
+        stop = start + len(values)
+        for first in self.starts[max(0, bisect_right(self.starts, start) - 1) : bisect_left(self.starts, stop)]:
+            mine = self.values[first]
+            low = max(first, start)
+            high = min(first + len(mine), stop)
+            if low < high:
+                mine[low - first : high - first] = values[low - start : high - start]
+
+    def add(self, other: "Spans") -> None:
+        """Add the values of `other`, which has the same spans."""
+        self.flat += other.flat
+
+    def __getitem__(self, span: slice) -> np.ndarray:
+        """Return the values of `span`, which begins where one of our spans begins."""
+        return self.values[span.start][: span.stop - span.start]
+
+
+def gathered(pieces: Iterator[Piece], spans: Iterable[tuple[int, int]]) -> dict[str, Spans]:
+    """Return the values of `pieces` that are in `spans`, by name."""
+    found: dict[str, Spans] = {}
+    spans = tuple(spans)
+    for start, values in pieces:
+        for name, array in values.items():
+            found.setdefault(name, Spans(spans)).put(start, array)
+    return found
+
+
 # No server carries more than this share above the average, as far as the sizes of buckets allow.
 LOAD_BOUND = 1.15
+
 # As many buckets as shards up to this number; beyond it, shards share buckets.
 MOST_BUCKETS = 4096
 

@@ -21,8 +21,8 @@ from adam_mpi.model.network import Network
 from adam_mpi.planning.plan import network
 from adam_mpi.server import apply_kernels
 from adam_mpi.server.optimizer_rules import Coefficients
-from adam_mpi.sharding.phases import Phase
-from adam_mpi.simulate.cluster import Costs
+from adam_mpi.sharding.training_state import Phase
+from adam_mpi.simulate.hosts import Costs
 from adam_mpi.transport import mailbox
 from adam_mpi.worker import gradient_buffer
 from adam_mpi.worker.thread_weights import ThreadWeights

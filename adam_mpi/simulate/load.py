@@ -12,10 +12,9 @@ from adam_mpi.model.partition import partition
 from adam_mpi.planning.plan import plan_memory_layout
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.memory_layout import MOST_BATCHES, WIDTHS, MemoryLayout
-from adam_mpi.sharding.message_format import HEADER_WORDS
+from adam_mpi.sharding.message_formats import HEADER_WORDS, batch_message_bytes
 from adam_mpi.sharding.push_protocol import MULTIPLY, Choice, captured_layers, choose, largest_push
-from adam_mpi.simulate.cluster import Costs
-from adam_mpi.transport.batch_message import message_bytes
+from adam_mpi.simulate.hosts import Costs
 from adam_mpi.worker.gradient_buffer import MOST_PUSHES
 
 
@@ -88,7 +87,7 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
         held=held,
         copies=_copies(memory_layout),
         images=share,
-        batch=message_bytes(share, data.shape),
+        batch=batch_message_bytes(share, data.shape),
         gradient=sum(held.values()),
         most=most,
     )

@@ -11,18 +11,17 @@ from time import monotonic
 import simpy
 
 from adam_mpi import config as configuration
-from adam_mpi.base.text import format_duration
+from adam_mpi.base.log import format_duration
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.batch_loader import AHEAD
 from adam_mpi.data.sets import describe
 from adam_mpi.planning.plan import model
 from adam_mpi.sharding.push_protocol import captured_layers
-from adam_mpi.simulate.cluster import Cluster, load
 from adam_mpi.simulate.costs import Setting, measure
+from adam_mpi.simulate.hosts import Cluster, Host, Rank, load_cluster
 from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import load as weigh
-from adam_mpi.simulate.machine import Host, Rank
 from adam_mpi.simulate.roles import Copies, Data, Replica, Server, rank_generator, split_evenly
 
 BATCHES = 400
@@ -56,7 +55,7 @@ class Prediction:
 
 def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -> str:
     """Return the prediction for a cluster and a configuration as JSON; print the progress on stderr."""
-    cluster = load(cluster_file)
+    cluster = load_cluster(cluster_file)
     config = configuration.load(model_file, overrides)
     return json.dumps(asdict(predict(cluster, config, report=Progress())), indent=2)
 

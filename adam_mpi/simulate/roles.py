@@ -7,9 +7,8 @@ import numpy as np
 import simpy
 
 from adam_mpi.config import Config
-from adam_mpi.simulate.cluster import Cluster, Costs
+from adam_mpi.simulate.hosts import LOOKS, ORDERS, Cluster, Costs, Rank, Steps
 from adam_mpi.simulate.load import Load, Part
-from adam_mpi.simulate.machine import LOOKS, ORDERS, Rank, Steps
 
 FOLDED = 0.55
 """Cost of a message that is applied together with others, as a fraction of one that is applied alone."""

@@ -1,1 +1,1 @@
-"""Sweep over values of a configuration: the runs (points.py), their jobs (jobs.py), the results (table.py)."""
+"""Sweep over values of a configuration: the runs and their jobs (jobs.py), the results (table.py)."""

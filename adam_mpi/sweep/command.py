@@ -9,7 +9,7 @@ from adam_mpi import config
 from adam_mpi.base.errors import UserError
 from adam_mpi.sweep import jobs
 from adam_mpi.sweep import table as tables
-from adam_mpi.sweep.points import Point, points
+from adam_mpi.sweep.jobs import Point, points
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 from adam_mpi.checkpoint.run_directory import read_metrics
-from adam_mpi.sweep.points import Point
+from adam_mpi.sweep.jobs import Point
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.control_messages import ControlChannel
 from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World
 from adam_mpi.sharding.memory_layout import MemoryLayout

@@ -9,10 +9,9 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.batch_parts import Batch
-from adam_mpi.sharding.joint_batches import Share
-from adam_mpi.sharding.phases import Phase
-from adam_mpi.transport import batch_message as batch
+from adam_mpi.sharding import message_formats as batch
+from adam_mpi.sharding.batches import Batch, Share
+from adam_mpi.sharding.training_state import Phase
 from adam_mpi.worker.gradient_buffer import BatchResult
 
 LEAST = 3
@@ -25,7 +24,7 @@ Columns = tuple[int, int]
 class Slot:
     """One request in flight, and the memory that its answer arrives in."""
 
-    memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.HEADER_WORDS, np.uint8))
+    memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.BATCH_HEADER_WORDS, np.uint8))
     request: MPI.Request | None = None
     source: int = -1
     expected: int = 0
@@ -211,7 +210,7 @@ class DataClient:
         if itemsize != self.itemsize:
             self.itemsize = itemsize
             for slot in self.free:
-                size = batch.message_bytes(self.config.train.batch, self.shape, itemsize)
+                size = batch.batch_message_bytes(self.config.train.batch, self.shape, itemsize)
                 slot.memory = np.empty(size, np.uint8)
 
     def _answered(self) -> list[Slot]:
@@ -291,7 +290,7 @@ class DataClient:
             self._end(slot)
         elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
             self.left[slot.source] = int(slot.memory[48:56].view(np.int64)[0])
-            self.arrived.append((slot, batch.unpack(slot.memory, self.shape, self.itemsize, *self.share)))
+            self.arrived.append((slot, batch.unpack_batch(slot.memory, self.shape, self.itemsize, *self.share)))
             return
         elif kind == batch.EXHAUSTED and phase == self.phase.number:
             self.exhausted.add(slot.source)

@@ -1,9 +1,10 @@
-"""Diagnostics of a model in training: the first NaN by layer, batch and step; and norms and dead units of layers."""
+"""Diagnostics of a worker: the first NaN, norms and dead units of layers, what it waits for, and its statistics."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +13,10 @@ from adam_mpi.model.context import Context
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.parameters import Tensor, feeds, tensors, views
-from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.sharding.batches import Batch
+
+if TYPE_CHECKING:
+    from adam_mpi.worker.worker import Worker
 
 MOST_IMAGES = 64
 """The most images of a batch that are named."""
@@ -126,3 +130,89 @@ def activations(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.nd
     """Return, by layer, its output (images, channels, rows, columns); without dropout, the last before softmax."""
     context = Context(shapes, len(pixels), seed=0, dtype=np.float32)
     return {shape.name: output for shape, output in zip(shapes, context.walk(weights, pixels), strict=True)}
+
+
+class Waits:
+    """Count the time of idle threads; it is sampled in every step of the worker.
+
+    The time since the last sample counts for what is missing now.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        """What the threads waited for -> for how long."""
+        self.whom: dict[str, list[int]] = {}
+        """What the threads waited for -> the members of the job that could end the last such wait."""
+        self.last = time.perf_counter()
+
+    def count(self, worker: "Worker") -> None:
+        """Count the time since the last call for what the idle threads of `worker` lack now."""
+        now = time.perf_counter()
+        idle = worker.replica.idle_share
+        if idle:
+            missing, ranks = waiting_reason(worker)
+            self.whom[missing] = [worker.world.layout.places[rank].member for rank in ranks]
+            self.seconds[missing] += (now - self.last) * idle
+        self.last = now
+
+    def stats(self) -> dict[str, Any]:
+        """Return the seconds and the members, by what the threads waited for."""
+        return {"waits": dict(self.seconds), "whom": self.whom}
+
+
+def waiting_reason(worker: "Worker") -> tuple[str, list[int]]:
+    """Return what a thread of `worker` without a task waits for, and the ranks that could end the wait."""
+    replica = worker.replica
+    data = worker.current.data
+    pulls = worker.current.pulls
+    if replica.waits_for_strips:
+        return "strips", [rank for rank in worker.world.layout.strips(worker.world.rank) if rank != worker.world.rank]
+    unapplied = [sender.server for sender in worker.pushes.rings.senders if sender.sent or sender.waiting]
+    if data.drained:
+        return ("pushes", unapplied) if unapplied else ("others", [])
+    if replica.computes_share:
+        return "threads", []
+    if worker.current.fresh and data.arrived:
+        # Every gradient buffer is on its way to the servers.
+        return "pushes", unapplied
+    if worker.current.fresh:
+        return "data", data.asked
+    if pulls.least is not None and pulls.reading == "heads":
+        return "clock", []
+    return "weights", pulls.servers
+
+
+def worker_statistics(worker: "Worker") -> dict[str, Any]:
+    """Return the statistics of `worker`, as the coordinator receives them."""
+    pushes = worker.pushes
+    pulled = worker.pulled
+    trouble = _first_trouble(worker)
+    return {
+        "role": "worker",
+        "rank": worker.world.place.member,
+        "cpu": time.process_time(),
+        "images": worker.held.images,
+        "busy": worker.replica.busy,
+        "starved": worker.waits.seconds["data"],
+        "clock_wait": pulled["waited"],
+        "queue": len(worker.current.data.arrived),
+        "unacknowledged": len(pushes.unacknowledged),
+        "pushes": {
+            "sent": pushes.sent,
+            "acknowledged": pushes.completed,
+            "bytes": pushes.bytes,
+            "last": pushes.last[0],
+        },
+        "carried": worker.pushes.carried,
+        "left_behind": worker.left_behind,
+        "pulls": {"count": pulled["count"], "bytes": pulled["bytes"]},
+        "traffic": dict(pushes.traffic) | dict(worker.pull_traffic_before + worker.current.pulls.traffic),
+        "layers": worker.probe.layers if worker.probe else {},
+        "trouble": None if trouble is None else trouble.stats(),
+        **worker.waits.stats(),
+    }
+
+
+def _first_trouble(worker: "Worker") -> Trouble | None:
+    """Return the first number that was not finite, in a forward pass if one shows it, else in a gradient."""
+    return worker.replica.trouble or worker.pushes.trouble

@@ -20,7 +20,7 @@ from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.model.engine.strip_context import EngineStripContext
 from adam_mpi.model.exchange_buffers import Port
 from adam_mpi.model.strip_context import Segment, StripContext
-from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.sharding.batches import Batch
 from adam_mpi.worker.link import Link, shaped
 
 Arrays = dict[int, np.ndarray]

@@ -9,12 +9,11 @@ import numpy as np
 from numba import njit
 
 from adam_mpi.config import Config
-from adam_mpi.config.checks import MOST_BATCHES
+from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.sharding.batch_parts import Batch
-from adam_mpi.sharding.factors import Matrix, matrices
-from adam_mpi.sharding.push_protocol import largest_push
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.memory_layout import WorkerShards
+from adam_mpi.sharding.push_protocol import Matrix, largest_push, matrices
 
 MOST_PUSHES = 2
 """The most pushes whose images one buffer takes while servers are slow."""

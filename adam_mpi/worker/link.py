@@ -1,4 +1,7 @@
-"""The link between the strips of a replica in one generation: it passes what one has packed to the others, never waits.
+"""The link between the strips of a replica: channels for each context, exchange and direction, and transfers over them.
+
+Every strip lays out its memory the same way, so that the others know where to read:
+| a number per channel: its last use | a number per context, and one for sums: the last use read | pieces for others |
 
 Inside a node a strip reads where its neighbor has packed, in shared memory; a number beside it is the last use of the
 channel. To other nodes the same memory is sent. It is packed again when every strip of the node has published that it
@@ -7,7 +10,8 @@ is done with the batch, and all sends are complete.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,77 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World
-from adam_mpi.worker.channels import Channels
+from adam_mpi.model.exchange_buffers import BACK, FORWARD
+from adam_mpi.model.partition import Partition
+
+LINE = 64
+SUMS = 2
+"""The most sums of gradients that are under way at once."""
+Key = tuple[int, int, int]
+"""Context, exchange, direction; the numbers of sums follow those of the contexts."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Describe the channels of a replica; all its strips have the same description."""
+
+    keys: tuple[Key, ...]
+    floats: tuple[tuple[tuple[int, ...], ...], ...]
+    """Of each channel: the floats that each strip sends to each other strip."""
+    contexts: int
+
+    def index(self, key: Key) -> int:
+        """Return the number of the channel with `key`."""
+        return self.keys.index(key)
+
+    @property
+    def numbers(self) -> int:
+        """Return how many numbers precede the pieces in the memory of a strip."""
+        return len(self.keys) + self.contexts + 1
+
+    def pieces(self, strip: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (channel, target, offset in bytes, floats) of each piece that `strip` sends."""
+        offset = _lined(8 * self.numbers)
+        for channel, table in enumerate(self.floats):
+            for target, floats in enumerate(table[strip]):
+                if floats:
+                    yield channel, target, offset, floats
+                    offset += _lined(4 * floats)
+
+    def bytes(self, strip: int) -> int:
+        """Return the size of the memory of `strip`."""
+        ends = [offset + 4 * floats for _, _, offset, floats in self.pieces(strip)]
+        return _lined(max(ends, default=8 * self.numbers))
+
+
+def plan_channels(partition: Partition, contexts: int, images: int, own: int = 0) -> Channels:
+    """Return the channels for `contexts` contexts with room for `images` images, `own` of them of one hybrid rank."""
+    strips = range(len(partition))
+    found: dict[Key, tuple[tuple[int, ...], ...]] = {}
+    for context in range(contexts):
+        for number, exchange in enumerate(partition.exchanges.values()):
+            forward = [[exchange.floats(s, t, images, own) for t in strips] for s in strips]
+            found[context, number, FORWARD] = _others(forward)
+            if exchange.summed:
+                found[context, number, BACK] = _others([list(column) for column in zip(*forward, strict=True)])
+    for number in range(SUMS):
+        common = [sum(_size(spans[target]) for spans in partition.common) for target in strips]
+        found[contexts + number, 0, FORWARD] = _others([common for _ in strips])
+    return Channels(tuple(found), tuple(found.values()), contexts)
+
+
+def _others(floats: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return `floats` without what strips would send to themselves."""
+    return tuple(tuple(count * (s != t) for t, count in enumerate(row)) for s, row in enumerate(floats))
+
+
+def _size(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def _lined(size: int) -> int:
+    return -(-size // LINE) * LINE
+
 
 TAGS = 1 << 14
 """The number of different tags."""

@@ -18,12 +18,11 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
-from adam_mpi.worker import channels
 from adam_mpi.worker.data_client import DataClient
 from adam_mpi.worker.diagnostics import Trouble
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.gradient_buffer import GradientPool, StepScales
-from adam_mpi.worker.link import Link
+from adam_mpi.worker.link import Link, plan_channels
 from adam_mpi.worker.replica import Computed, drop_finished
 from adam_mpi.worker.strip_pipeline import StripPipeline
 from adam_mpi.worker.worker_generation import WorkerGeneration
@@ -69,7 +68,7 @@ class PartitionedReplica:
         if len(set(world.replica.allgather(self.vector_lanes))) > 1:
             raise UserError("the CPUs of a replica have vectors of several lengths; set kernels.engine = reference")
         contexts = self.flow.contexts
-        link = Link(world, channels.plan(self.partition, len(contexts), contexts[0].room, contexts[0].own_room))
+        link = Link(world, plan_channels(self.partition, len(contexts), contexts[0].room, contexts[0].own_room))
         self.flow.attach(link)
         columns = [strip.columns for strip in self.partition.strips]
         data = DataClient(world, self.partition.shapes[0].input, columns[self.strip or 0], columns)

@@ -10,8 +10,7 @@ from mpi4py import MPI
 from adam_mpi.base import trace
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.sharding.codecs import bfloat16
-from adam_mpi.sharding.memory_layout import LINE
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.memory_layout import LINE, WorkerShards
 from adam_mpi.transport.generation import Generation
 
 

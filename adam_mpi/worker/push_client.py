@@ -8,13 +8,12 @@ from itertools import groupby
 import numpy as np
 
 from adam_mpi.cluster.watchdog import Wait
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import CODECS, NUMBERS
-from adam_mpi.sharding.factors import FactorPlan
-from adam_mpi.sharding.message_format import MOST_PARTS
-from adam_mpi.sharding.shards import Shard
-from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.memory_layout import WorkerShards
+from adam_mpi.sharding.message_formats import MOST_PARTS
+from adam_mpi.sharding.push_protocol import FactorPlan
+from adam_mpi.sharding.shards import Shard, Spans
 from adam_mpi.transport.conservation import ConservationRecorder
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
@@ -175,7 +174,7 @@ class PushClient:
 
     def header(self, buffer: GradientBuffer, shard: Shard) -> np.ndarray:
         """Return a header with what all messages of a push have in common."""
-        header = np.zeros((), message_format.HEADER)
+        header = np.zeros((), message_formats.HEADER)
         header["generation"] = self.rings.world.generation
         header["pusher"] = self.rings.world.place.member
         header["sequence"] = buffer.sequence

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding import message_format
+from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import CODECS, NUMBERS
-from adam_mpi.sharding.factors import FactorPlan
-from adam_mpi.sharding.memory_layout import MemoryLayout
-from adam_mpi.sharding.position import batch_id
+from adam_mpi.sharding.memory_layout import MemoryLayout, WorkerShards
+from adam_mpi.sharding.push_protocol import FactorPlan
 from adam_mpi.sharding.shards import Shard
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.training_state import batch_id
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.ring_sender import RingSender
@@ -65,7 +64,7 @@ class ShardMessage:
             header["words"] = client.codec.words(values.size)
             body[: header["words"]] = 0
         header["codec"] = NUMBERS[client.config.push.codec]
-        header["kind"] = message_format.DELTA
+        header["kind"] = message_formats.DELTA
         header["values"] = self.shard.size
         header["last"] = self.last
         client.count_message(self.buffer, self.shard.layer, "delta", header)
@@ -117,7 +116,7 @@ class FactorMessage:
         sent = (activations, errors, gradient[matrix.biases : matrix.biases + matrix.outputs])
         header["finite"] = all(mailbox.finite(values.reshape(-1).view(np.uint32)) for values in sent)
         header["codec"] = NUMBERS[self.client.config.push.factor_codec]
-        header["kind"] = message_format.FACTOR
+        header["kind"] = message_formats.FACTOR
         header["values"] = len(activations)
         header["last"] = self.last
         header["part"] = self.part

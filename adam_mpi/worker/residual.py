@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from adam_mpi.base.buffer_pool import BufferPool
+from adam_mpi.base.pools import BufferPool
 from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
-from adam_mpi.cluster.messages import HoldSnapshot, Message, SnapshotHeld, SnapshotWritten, TakeSnapshot
+from adam_mpi.cluster.control_messages import HoldSnapshot, Message, SnapshotHeld, SnapshotWritten, TakeSnapshot
 from adam_mpi.sharding.codecs import Codec
-from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.memory_layout import WorkerShards
+from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.training_state import Position
 from adam_mpi.worker.gradient_buffer import Encoded
 from adam_mpi.worker.push_messages import PushRings
 

@@ -12,13 +12,12 @@ import numpy as np
 
 from adam_mpi.model.exchange_buffers import FORWARD
 from adam_mpi.model.partition import Partition
-from adam_mpi.sharding import batch_parts
-from adam_mpi.sharding.batch_parts import Batch, cut_batch, cut_rounds
-from adam_mpi.worker.channels import SUMS
+from adam_mpi.sharding import batches
+from adam_mpi.sharding.batches import Batch, cut_batch, cut_rounds
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.flow import Flight, Flow
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer, GradientPool, add_scaled, batch_result, combine
-from adam_mpi.worker.link import Link
+from adam_mpi.worker.link import SUMS, Link
 from adam_mpi.worker.replica import Computed
 from adam_mpi.worker.worker_generation import WorkerGeneration
 
@@ -87,8 +86,8 @@ class StripPipeline:
 
     def _cut(self, batch: Batch) -> list[Batch]:
         """Return the parts of `batch` that are under way one by one."""
-        most = batch_parts.most(self.config.worker.in_flight, self.strip.ranks)
-        count = batch_parts.count(batch.labels.size, *most)
+        most = batches.most_parts(self.config.worker.in_flight, self.strip.ranks)
+        count = batches.count_parts(batch.labels.size, *most)
         if self.partition.hybrid:
             return cut_rounds(batch, count, self.strip.number)
         return cut_batch(batch, count)

@@ -15,7 +15,7 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.network import Network
-from adam_mpi.sharding.batch_parts import cut_batch
+from adam_mpi.sharding.batches import cut_batch
 from adam_mpi.worker import trainer
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.diagnostics import Trouble

@@ -10,9 +10,9 @@ import numpy as np
 
 from adam_mpi.base import trace
 from adam_mpi.cluster.fault_injection import Injector
-from adam_mpi.config.checks import MOST_BATCHES
+from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.network import Network
-from adam_mpi.sharding.batch_parts import Batch
+from adam_mpi.sharding.batches import Batch
 from adam_mpi.worker.data_client import Slot
 from adam_mpi.worker.diagnostics import NaNDetector
 from adam_mpi.worker.gradient_buffer import (

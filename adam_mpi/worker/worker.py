@@ -9,24 +9,22 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base import trace
-from adam_mpi.cluster.messages import Message, Statistics
+from adam_mpi.cluster.control_messages import Message, Statistics
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.joint_batches import BatchCuts
-from adam_mpi.sharding.rank_state import RankState
-from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.batches import BatchCuts
+from adam_mpi.sharding.memory_layout import WorkerShards
+from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.training_state import RankState
 from adam_mpi.transport.generation import Generation
-from adam_mpi.worker import statistics
+from adam_mpi.worker import diagnostics
 from adam_mpi.worker.data_client import DataClient
-from adam_mpi.worker.diagnostics import Probe
+from adam_mpi.worker.diagnostics import Probe, Waits
 from adam_mpi.worker.gradient_buffer import GradientBuffer, GradientPool, Noise, StepScales
-from adam_mpi.worker.held_batches import HeldBatches
 from adam_mpi.worker.pull_client import PullClient
 from adam_mpi.worker.push_client import PushClient
 from adam_mpi.worker.replica import Computed, Replica
-from adam_mpi.worker.statistics import Waits
-from adam_mpi.worker.worker_generation import JointSchedule, WorkerGeneration
+from adam_mpi.worker.worker_generation import HeldBatches, JointSchedule, WorkerGeneration
 
 log = logging.getLogger(__name__)
 
@@ -298,4 +296,4 @@ class Worker:
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics of this worker, for the coordinator."""
-        return statistics.worker_statistics(self)
+        return diagnostics.worker_statistics(self)

@@ -21,8 +21,8 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.sharding.batch_parts import Batch, shares
-from adam_mpi.worker import channels
+from adam_mpi.sharding.batches import Batch, shares
+from adam_mpi.worker import link
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.gradient_buffer import GradientBuffer, add_scaled
 from adam_mpi.worker.link import Link
@@ -58,7 +58,7 @@ class Replica:
         net = Network(strip.shapes, images, 1, engine="generated", strip=strip)
         contexts = [net.strip_context() for _ in range(in_flight)]
         self.flow = Flow(contexts, [np.zeros(strip.parameters, np.float32) for _ in contexts], self.world.injector)
-        self.link = Link(self.world, channels.plan(self.cut, in_flight, contexts[0].room, contexts[0].own_room))
+        self.link = Link(self.world, link.plan_channels(self.cut, in_flight, contexts[0].room, contexts[0].own_room))
         self.flow.attach(self.link)
         self.flow.start(1)
         self.sums = Sums(self.link, self.cut)

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
-from adam_mpi.runtime.generation import SWITCH_SECONDS
+from adam_mpi.runtime.begin_generation import SWITCH_SECONDS
 
 SERVERS, SIZE, ROUNDS, SECONDS = 3, 12 * 262_144, 5, 1.5
 MOST = {"rates": 2, "waits": 1}

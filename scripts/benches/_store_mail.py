@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi import ParameterServer
-from adam_mpi.runtime.generation import SWITCH_SECONDS
+from adam_mpi.runtime.begin_generation import SWITCH_SECONDS
 
 SIZE, ROUNDS, SECONDS = 64 * 262_144, 6, 5.5
 

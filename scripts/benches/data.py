@@ -15,7 +15,7 @@ from scipy import ndimage
 
 from adam_mpi.config import LAYERS, load
 from adam_mpi.data import glyphs
-from adam_mpi.sharding.phases import Phase
+from adam_mpi.sharding.training_state import Phase
 
 AFFINE = [
     "data.transform.rotation=10",
@@ -90,7 +90,7 @@ def _server(settings: list[str]) -> Contender:
     """
     from mpi4py import MPI
 
-    from adam_mpi.cluster.control_channel import ControlChannel
+    from adam_mpi.cluster.control_messages import ControlChannel
     from adam_mpi.cluster.idle import Idle
     from adam_mpi.cluster.world import World
     from adam_mpi.data.served_phase import ServedData

@@ -13,10 +13,9 @@ from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.server.stepper import Stepper
 from adam_mpi.sharding import memory_layout
-from adam_mpi.sharding.factors import FactorPlan
 from adam_mpi.sharding.memory_layout import MemoryLayout
-from adam_mpi.sharding.message_format import FACTOR, HEADER
-from adam_mpi.sharding.push_protocol import choose
+from adam_mpi.sharding.message_formats import FACTOR, HEADER
+from adam_mpi.sharding.push_protocol import FactorPlan, choose
 from adam_mpi.transport.mailbox import ReceivedMessage
 from adam_mpi.transport.published_weights import PublishedWeights
 

@@ -12,7 +12,7 @@ from _timing import interleaved
 from adam_mpi.server import apply_kernels
 from adam_mpi.server.optimizer_rules import Coefficients
 from adam_mpi.sharding.memory_layout import MOST_BATCHES
-from adam_mpi.sharding.message_format import message_words
+from adam_mpi.sharding.message_formats import message_words
 
 # 96 MB, far more than a last-level cache holds: at 32 MB a part of `a += b` and of one message came from there.
 SIZE, MESSAGES, SECONDS = 96 * 262_144, 8, 6.0

@@ -24,10 +24,10 @@ from mpi4py import MPI
 from adam_mpi import ParameterServer
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import BUFFERS
+from adam_mpi.cluster.control_messages import SnapshotHeld, SnapshotWritten
 from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.layout import Layout, Place
-from adam_mpi.cluster.messages import SnapshotHeld, SnapshotWritten
-from adam_mpi.runtime.generation import SWITCH_SECONDS
+from adam_mpi.runtime.begin_generation import SWITCH_SECONDS
 from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
 from adam_mpi.runtime.snapshot_seal import SnapshotSettings
 from adam_mpi.sharding.shards import Shard

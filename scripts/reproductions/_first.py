@@ -7,7 +7,7 @@ import numpy as np
 from _models import MODELS, in_torch
 
 from adam_mpi.config import Config
-from adam_mpi.inference.export.foreign import import_weights
+from adam_mpi.inference.import_weights import import_weights
 from adam_mpi.model import parameters
 
 SHAPES = MODELS["mnist"].shapes

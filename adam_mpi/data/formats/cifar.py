@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats.rows import join, rows_at
-from adam_mpi.data.formats.source import Source
+from adam_mpi.data.formats.source import Source, join, rows_at
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

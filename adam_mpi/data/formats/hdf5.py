@@ -7,8 +7,15 @@ import h5py
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats.rows import Rows, rows_at, rows_in_chunks
-from adam_mpi.data.formats.source import MOST_COMPRESSION, Source, array_source, name_parts
+from adam_mpi.data.formats.source import (
+    MOST_COMPRESSION,
+    Rows,
+    Source,
+    array_source,
+    name_parts,
+    rows_at,
+    rows_in_chunks,
+)
 
 
 def open_parts(path: Path) -> dict[str, Source]:

@@ -9,8 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats.rows import Rows, rows_at
-from adam_mpi.data.formats.source import MOST_COMPRESSION, Source
+from adam_mpi.data.formats.source import MOST_COMPRESSION, Rows, Source, rows_at
 
 UNSIGNED_BYTE = 0x08
 FILES = {

@@ -8,7 +8,7 @@ from _study import Found, Points, Scale, Table
 from adam_mpi import config
 from adam_mpi.data.sets import describe
 from adam_mpi.planning.plan import model
-from adam_mpi.simulate.cluster import Cluster
+from adam_mpi.simulate.hosts import Cluster
 from adam_mpi.simulate.prediction import Progress, predict
 
 TITLE = "The paper's testbed and a cluster of 1,000 machines"

@@ -6,7 +6,7 @@ from typing import Any
 from _study import Found, Points, Scale, Table, job
 
 from adam_mpi import config
-from adam_mpi.simulate.cluster import Cluster
+from adam_mpi.simulate.hosts import Cluster
 from adam_mpi.simulate.prediction import predict
 
 TITLE = "Figure 11: throughput by replicas"

@@ -11,8 +11,8 @@ from _study import POOL, Found, Points, Scale, Table, conv, dense, job, toml
 from _training import Hosts
 
 from adam_mpi import config
-from adam_mpi.config.model_sections import LAYERS
-from adam_mpi.simulate.cluster import Cluster, Costs
+from adam_mpi.config.training_sections import LAYERS
+from adam_mpi.simulate.hosts import Cluster, Costs
 from adam_mpi.simulate.prediction import predict
 
 TITLE = "The simulation against real jobs"

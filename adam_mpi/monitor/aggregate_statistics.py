@@ -1,4 +1,4 @@
-"""Figures of a whole job and how they follow from reports and histograms. Pure."""
+"""Aggregate the reports of all ranks into statistics of the job: sums, distributions, and warnings about them. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -20,10 +20,10 @@ from adam_mpi.runtime import compile
 from adam_mpi.runtime.job import Job
 from adam_mpi.runtime.recovery import RecoveryPlan
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.position import Position
+from adam_mpi.sharding.memory_layout import WorkerShards
 from adam_mpi.sharding.push_protocol import captured_layers, choose, largest_push
-from adam_mpi.sharding.spans import Spans
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.training_state import Position
 from adam_mpi.transport.generation import Generation
 
 log = logging.getLogger(__name__)

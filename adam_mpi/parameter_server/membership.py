@@ -12,21 +12,18 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure, Stall
 from adam_mpi.cluster import layout as layouts
-from adam_mpi.cluster.control_channel import ControlChannel
+from adam_mpi.cluster.control_messages import ClientClosed, ControlChannel, RankRaised
 from adam_mpi.cluster.idle import Idle
-from adam_mpi.cluster.messages import ClientClosed, RankRaised
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.parameter_server import shutdown
-from adam_mpi.parameter_server.client import Client
-from adam_mpi.parameter_server.transfers import Transfers
+from adam_mpi.parameter_server.client import Client, Transfers
 from adam_mpi.runtime.rank_runtime import LATE_SECONDS, Abandoned
 from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
 from adam_mpi.server.server import Server
 from adam_mpi.sharding import memory_layout as memory
-from adam_mpi.sharding.position import Position
-from adam_mpi.sharding.rank_state import RankState
+from adam_mpi.sharding.training_state import Position, RankState
 from adam_mpi.transport.generation import Generation
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint import snapshot, stores
 from adam_mpi.cluster import fence
-from adam_mpi.cluster.messages import Statistics
+from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.cluster.spares import JoinPackage
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.data.served_phase import Resumed, ServedData
@@ -24,22 +24,13 @@ from adam_mpi.model.partition import partition
 from adam_mpi.runtime import compile
 from adam_mpi.runtime.agreement import keeps_store
 from adam_mpi.runtime.coordinator import Coordinator
-from adam_mpi.runtime.coordinator_state import CoordinatorState
-from adam_mpi.runtime.generation_setup import (
-    Setup,
-    attempt_folder,
-    available_cores,
-    initial_residual,
-    initial_state,
-    set_up,
-)
-from adam_mpi.runtime.job import Job
+from adam_mpi.runtime.job import CoordinatorState, Job
 from adam_mpi.runtime.rank_runtime import RankRuntime, Role
 from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
+from adam_mpi.runtime.role_setup import Setup, attempt_folder, available_cores, initial_residual, initial_state, set_up
 from adam_mpi.server.server import Server
-from adam_mpi.sharding.joint_batches import BatchCuts, first_cuts
-from adam_mpi.sharding.memory_layout import cut_for
-from adam_mpi.sharding.worker_shards import WorkerShards
+from adam_mpi.sharding.batches import BatchCuts, first_cuts
+from adam_mpi.sharding.memory_layout import WorkerShards, cut_for
 from adam_mpi.transport.conservation import ConservationRecorder
 from adam_mpi.worker.gradient_buffer import worker_pool
 from adam_mpi.worker.partitioned_replica import PartitionedReplica
