@@ -10,7 +10,7 @@ from adam_mpi.cluster.layout import Place
 from adam_mpi.config import Config
 from adam_mpi.data.sets import Description
 from adam_mpi.model.engine import jit, program
-from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine.engine_context import EngineContext
 from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, MaxPool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views

@@ -15,16 +15,16 @@ from test_strip_jobs import CASES, STEPS, losses, noise, result, same, settings,
 from test_survival import survive
 
 from adam_mpi import config
+from adam_mpi.base import machine
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.engine import cpu, jit, program
-from adam_mpi.model.engine.strip_context import EngineStripContext
-from adam_mpi.model.exchange import Assembly
-from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyBuffers
+from adam_mpi.model.engine import jit, program
+from adam_mpi.model.engine.engine_context import EngineStripContext
+from adam_mpi.model.exchange import BACK, FORWARD, Assembly, AssemblyBuffers
 from adam_mpi.model.layers import Conv, Dense, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
 from adam_mpi.model.partition import partition
-from adam_mpi.model.strip_context import StripContext
+from adam_mpi.model.reference_strip_context import StripContext
 from adam_mpi.planning.report import plan
 from adam_mpi.sharding import batches
 from adam_mpi.sharding.batches import Batch, cut_rounds, shares
@@ -101,7 +101,7 @@ def test_generated_programs_agree(stack, ranks):
 @full
 @pytest.mark.timeout(600)
 def test_compiled_programs_agree():
-    check_generated("overlapping pools", 2, cpu.lanes(), jit.run)
+    check_generated("overlapping pools", 2, machine.lanes(), jit.run)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import reference
 
-from adam_mpi.model.kernels import conv, dense, dropout, loss, pointwise, pool
+from adam_mpi.model.kernels import activations_and_loss, conv_and_dense, pool_and_norm
 
 # channels, rows, columns, images, maps, kernel, stride, pad, output rows computed at a time
 CONVS = [
@@ -67,19 +67,21 @@ def test_conv(case):
     span = min(rows, wanted.shape[1]) * wanted.shape[2] * images
     columns, products = np.full(weight[0].size * span, np.nan, np.float32), np.full(maps * span, np.nan, np.float32)
     outputs = np.full(wanted.shape, np.nan, np.float32)
-    conv.forward(weight, bias, inputs, stride, pad, pad, rows, columns, products, outputs)
+    conv_and_dense.conv_forward(weight, bias, inputs, stride, pad, pad, rows, columns, products, outputs)
     close(outputs, wanted)
 
     errors = random(*wanted.shape) + 0.5
     weight_wanted, bias_wanted, input_wanted = reference.conv_backward(weight, inputs, errors, stride, pad)
     sums, weight_gradient, bias_gradient = np.full(weight.size, np.nan, np.float32), weight.copy(), bias.copy()
     scratch = columns, products, sums
-    conv.backward_weights(errors, inputs, stride, pad, pad, rows, *scratch, weight_gradient, bias_gradient)
+    conv_and_dense.conv_backward_weights(
+        errors, inputs, stride, pad, pad, rows, *scratch, weight_gradient, bias_gradient
+    )
     close(weight_gradient, weight + weight_wanted)
     close(bias_gradient, bias + bias_wanted)
 
     input_errors = np.full(inputs.shape, np.nan, np.float32)
-    conv.backward_data(weight, errors, stride, pad, pad, rows, columns, products, input_errors)
+    conv_and_dense.conv_backward_data(weight, errors, stride, pad, pad, rows, columns, products, input_errors)
     close(input_errors, input_wanted)
 
 
@@ -90,12 +92,12 @@ def test_pool(case, ties):
     inputs = random(*shape).round() if ties else random(*shape)
     wanted, wanted_winners = reference.pool_forward(inputs, size, stride)
     outputs, winners = np.zeros(wanted.shape, np.float32), np.zeros(wanted.shape, np.int32)
-    pool.forward(inputs, size, stride, outputs, winners)
+    pool_and_norm.max_pool(inputs, size, stride, outputs, winners)
     np.testing.assert_array_equal(outputs, wanted)
     np.testing.assert_array_equal(winners, wanted_winners)
 
     errors, input_errors = random(*wanted.shape), np.full(shape, np.nan, np.float32)
-    pool.backward(errors, winners, size, stride, input_errors)
+    pool_and_norm.max_pool_backward(errors, winners, size, stride, input_errors)
     close(input_errors, reference.pool_backward(errors, winners, shape))
 
 
@@ -105,15 +107,17 @@ def test_dense(case):
     weight, bias = random(units, features), random(units)
     inputs, errors = random(features, images), random(units, images)
     outputs, input_errors = np.full_like(errors, np.nan), np.full_like(inputs, np.nan)
-    dense.forward(weight, bias, inputs, outputs)
+    conv_and_dense.dense_forward(weight, bias, inputs, outputs)
     close(outputs, weight.astype(np.float64) @ inputs + bias[:, None])
 
     weight_gradient, bias_gradient = weight.copy(), bias.copy()
-    dense.backward_weights(errors, inputs, np.full(rows * features, np.nan, np.float32), weight_gradient, bias_gradient)
+    conv_and_dense.dense_backward_weights(
+        errors, inputs, np.full(rows * features, np.nan, np.float32), weight_gradient, bias_gradient
+    )
     close(weight_gradient, weight + errors.astype(np.float64) @ inputs.T)
     close(bias_gradient, bias + errors.sum(axis=1, dtype=np.float64))
 
-    dense.backward_data(weight, errors, input_errors)
+    conv_and_dense.dense_backward_data(weight, errors, input_errors)
     close(input_errors, weight.T.astype(np.float64) @ errors)
 
 
@@ -130,16 +134,16 @@ def test_activation(name, size):
     function, slope = FUNCTIONS[name]
     inputs, errors = random(size) * 3, random(size) + 1
     values, back = inputs.copy(), errors.copy()
-    getattr(pointwise, name)(values, values)
+    getattr(activations_and_loss, name)(values, values)
     close(values, function(inputs.astype(np.float64)))
-    getattr(pointwise, f"{name}_backward")(values, back)
+    getattr(activations_and_loss, f"{name}_backward")(values, back)
     close(back, errors * slope(inputs.astype(np.float64)))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation_at_the_edges(name):
     values = np.array([-np.inf, -100, 0, 100, np.inf, np.nan], np.float32)
-    getattr(pointwise, name)(values, values)
+    getattr(activations_and_loss, name)(values, values)
     low, middle, high = {"relu": (0, 0, np.inf), "tanh": (-1, 0, 1), "sigmoid": (0, 0.5, 1)}[name]
     assert values[0] == low and values[2] == middle and values[4] == high
     assert np.isnan(values[5]), "a diverged network must show"
@@ -148,7 +152,7 @@ def test_activation_at_the_edges(name):
 def test_pixels_are_scaled_and_the_tail_is_zero():
     block = np.random.default_rng(0).integers(0, 256, (5, 2, 3, 4), dtype=np.uint8)
     outputs = np.full((2, 3, 4, 5), np.nan, np.float32)
-    pointwise.load_pixels(block, 3, (np.arange(256) / 255).astype(np.float32), outputs)
+    activations_and_loss.load_pixels(block, 3, (np.arange(256) / 255).astype(np.float32), outputs)
     close(outputs[..., :3], block[:3].transpose(1, 2, 3, 0) / 255)
     assert not outputs[..., 3:].any()
 
@@ -159,11 +163,11 @@ def test_softmax_cross_entropy(classes, images, count):
     labels = np.random.default_rng(1).integers(0, classes, images)
     labels[0] = logits[:, 0].argmax()
     errors, normalizers = np.zeros_like(logits), np.zeros(images, np.float32)
-    loss.softmax(logits, errors, normalizers)
+    activations_and_loss.softmax(logits, errors, normalizers)
     probabilities = reference.softmax(logits.astype(np.float64))
     close(errors, probabilities)
 
-    total, correct = loss.cross_entropy(logits, normalizers, labels, count, errors)
+    total, correct = activations_and_loss.cross_entropy(logits, normalizers, labels, count, errors)
     chosen = probabilities[labels[:count], np.arange(count)]
     assert total == pytest.approx(-np.log(chosen).sum(), rel=1e-5, abs=1e-6)
     assert correct == (probabilities.argmax(axis=0) == labels)[:count].sum() >= 1
@@ -174,15 +178,17 @@ def test_softmax_cross_entropy(classes, images, count):
 def test_cross_entropy_of_a_hopeless_guess_is_finite():
     logits = np.array([[0], [1000]], np.float32)
     errors, normalizers = np.zeros_like(logits), np.zeros(1, np.float32)
-    loss.softmax(logits, errors, normalizers)
-    assert loss.cross_entropy(logits, normalizers, np.array([0]), 1, errors) == (1000, 0)
+    activations_and_loss.softmax(logits, errors, normalizers)
+    assert activations_and_loss.cross_entropy(logits, normalizers, np.array([0]), 1, errors) == (1000, 0)
 
 
 def mask(ids, seed=1, epoch=2, layer=3, rate=0.3, units=500):
     """Which units of which images are kept."""
     keys, values = np.zeros(len(ids), np.uint64), np.ones((units, len(ids)), np.float32)
-    dropout.image_keys(seed, epoch, np.asarray(ids), keys)
-    dropout.drop(values, keys, layer, rate, np.float32(1 / (1 - rate)), (0, len(values), len(values)), values)
+    activations_and_loss.image_keys(seed, epoch, np.asarray(ids), keys)
+    activations_and_loss.drop(
+        values, keys, layer, rate, np.float32(1 / (1 - rate)), (0, len(values), len(values)), values
+    )
     close(values[values != 0], 1 / (1 - rate))
     return values != 0
 

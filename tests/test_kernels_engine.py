@@ -8,24 +8,24 @@ import numba
 import numpy as np
 import pytest
 
+from adam_mpi.base import machine
 from adam_mpi.base.errors import UserError
 from adam_mpi.model import layers
 from adam_mpi.model.engine import (
+    activations_and_loss,
     conv_choice,
-    cpu,
     dense_product,
-    elementwise,
     jit,
     layer_steps,
-    memory,
     program,
+    schedule,
     tuner,
     vector,
     winograd1d,
 )
 from adam_mpi.model.engine.builder import Builder
-from adam_mpi.model.engine.context import EngineContext
 from adam_mpi.model.engine.convolution import Shape
+from adam_mpi.model.engine.engine_context import EngineContext
 from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
@@ -226,7 +226,7 @@ COMPILED = {
     "activations": ((1, 6, 6), 67, [Dense(9), RELU, Dropout(0.3), SIGMOID, TANH, Dense(8), RELU, TANH]),
     "one pixel": ((1, 1, 1), 67, [Conv(1, 1), RELU, Conv(3, 5, 2, 4), RELU]),
 }
-QUICK = [(stack, cpu.lanes()) for stack in ("all kinds", "winograd2d", "few images", "winograd1d")]
+QUICK = [(stack, machine.lanes()) for stack in ("all kinds", "winograd2d", "few images", "winograd1d")]
 
 
 def compiled_stack(name):
@@ -368,15 +368,15 @@ def test_buffers_that_live_together_do_not_meet():
     while index < len(shapes):
         index += layer_steps.add(builder, index)
     phases = [phase for part in builder.parts() for phase in part.lasting(builder.blocks)]
-    plan = memory.lay_out(phases, builder.blocks)
-    lifetimes = memory.lifetimes(phases)
+    plan = schedule.lay_out(phases, builder.blocks)
+    lifetimes = schedule.lifetimes(phases)
     for one in lifetimes:
-        assert plan.places[one.buffer] + memory.size(one.buffer, builder.blocks) <= plan.floats
+        assert plan.places[one.buffer] + schedule.size(one.buffer, builder.blocks) <= plan.floats
         for other in lifetimes:
             if one != other and one.first <= other.last and other.first <= one.last:
-                spans = sorted((plan.places[x.buffer], memory.size(x.buffer, builder.blocks)) for x in (one, other))
+                spans = sorted((plan.places[x.buffer], schedule.size(x.buffer, builder.blocks)) for x in (one, other))
                 assert spans[0][0] + spans[0][1] <= spans[1][0]
-    sizes = sum(memory.size(lifetime.buffer, builder.blocks) for lifetime in lifetimes)
+    sizes = sum(schedule.size(lifetime.buffer, builder.blocks) for lifetime in lifetimes)
     assert plan.floats < sizes == plan.unshared
 
 
@@ -396,18 +396,18 @@ def test_an_activation_without_a_formula_is_named(monkeypatch):
     shapes = infer([Dense(3), TANH, Dense(2)], (1, 2, 2), 2)
     for rule in ("FORWARD", "BACKWARD"):
         with monkeypatch.context() as patch:
-            patch.delitem(getattr(elementwise, rule), "tanh")
+            patch.delitem(getattr(activations_and_loss, rule), "tanh")
             with pytest.raises(UserError, match=f"'tanh'.*elementwise.{rule}"):
                 program.build(shapes, 16, 8, 16)
 
 
 def test_every_kind_of_layer_has_a_rule():
     assert set(layers.KINDS.values()) <= set(layer_steps.STEPS)
-    assert set(layers.FUNCTIONS) == set(elementwise.FORWARD) == set(elementwise.BACKWARD)
+    assert set(layers.FUNCTIONS) == set(activations_and_loss.FORWARD) == set(activations_and_loss.BACKWARD)
 
 
 def test_denormals_are_flushed_while_the_kernels_run():
-    if not cpu.x86():
+    if not machine.x86():
         pytest.skip("only x86 has the control word")
 
     @numba.njit

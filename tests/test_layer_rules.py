@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.model import buffers, network, parameters, steps
+from adam_mpi.model import network, parameters, reference_buffers, reference_steps
 from adam_mpi.model.engine import program
 from adam_mpi.model.layers import (
     FUNCTIONS,
@@ -67,8 +67,8 @@ def bind(shape):
     """The reference kernels of a layer on arrays of zeros."""
     inputs = np.zeros((*shape.input, 2), np.float32)
     outputs = np.zeros((*shape.output, 2), np.float32)
-    place = steps.Place(inputs, outputs, np.zeros_like(inputs), np.zeros_like(outputs))
-    return steps.bind(shape, 0, place, arrays={}, keys=np.zeros(2, np.uint64), rows=1)
+    place = reference_steps.Place(inputs, outputs, np.zeros_like(inputs), np.zeros_like(outputs))
+    return reference_steps.bind(shape, 0, place, arrays={}, keys=np.zeros(2, np.uint64), rows=1)
 
 
 def onnx_node(shape):
@@ -120,8 +120,8 @@ class TestEveryKind:
 
 RULES = {
     "shape rule": lambda: stack(Unknown()),
-    "buffer of its output": lambda: buffers.output_names(with_layer(Unknown())),
-    "buffer of its errors": lambda: buffers.error_names(with_layer(Unknown())),
+    "buffer of its output": lambda: reference_buffers.output_names(with_layer(Unknown())),
+    "buffer of its errors": lambda: reference_buffers.error_names(with_layer(Unknown())),
     "reference kernel": lambda: bind(with_layer(Unknown())[1]),
     "initialization rule": lambda: parameters.initial(with_layer(Unknown()), seed=1),
     "tiny form": lambda: network.warm(with_layer(Unknown())),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from adam_mpi import config
+from adam_mpi.base import machine
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.log import format_bytes
-from adam_mpi.model.engine import cpu
 from adam_mpi.planning.report import plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,18 +40,18 @@ def test_layers_and_parameters_add_up():
 
 
 def test_the_working_set_is_set_against_the_caches(monkeypatch):
-    monkeypatch.setattr(cpu, "caches", lambda: {"L1": 32 << 10, "L2": 512 << 10, "L3": 32 << 20})
+    monkeypatch.setattr(machine, "caches", lambda: {"L1": 32 << 10, "L2": 512 << 10, "L3": 32 << 20})
     text = planned(2)
     assert text.endswith("caches here: L1 32 KB, L2 512 KB, L3 32 MB")
     assert "weights 1.14 MB, gradient 1.14 MB, buffers" in text
     found = re.search(r"buffers (\S+) MB \((\S+) MB if none shared memory\)", text)
     assert found and 0 < float(found[1]) < float(found[2])
-    monkeypatch.setattr(cpu, "caches", dict)
+    monkeypatch.setattr(machine, "caches", dict)
     assert planned(2, None, "kernels.engine=reference").endswith("caches here: unknown")
 
 
 def test_caches_have_sizes():
-    assert all(level in ("L1", "L2", "L3", "L4") and size > 0 for level, size in cpu.caches().items())
+    assert all(level in ("L1", "L2", "L3", "L4") and size > 0 for level, size in machine.caches().items())
 
 
 def test_roles_are_spread_over_hosts():
@@ -77,7 +77,7 @@ def test_amounts():
 
 
 def test_strips_are_shown_with_what_they_own_and_send(monkeypatch):
-    monkeypatch.setattr(cpu, "caches", lambda: {"L2": 2 << 20})
+    monkeypatch.setattr(machine, "caches", lambda: {"L2": 2 << 20})
     text = planned(8, None, "layout.partitions=2")
     assert "replicas of 2" in text and "  conv2      0-3 (0+2)  4-7 (2+0)\n" in text
     rows = re.findall(r"^ +\d +\d+-\d+ +[\d,]+ +[\d.]+ +[\d.]+ KB +[\d.]+ MB  (.*)$", text, re.M)
@@ -94,9 +94,9 @@ def test_it_says_where_borders_come_first():
 
 def test_auto_partitions_are_as_few_as_fit_the_cache(monkeypatch):
     for size, strips in ((64 << 20, 1), (4 << 20, 2), (1, 4)):
-        monkeypatch.setattr(cpu, "caches", lambda size=size: {"L3": size})
+        monkeypatch.setattr(machine, "caches", lambda size=size: {"L3": size})
         assert f"replicas of {strips}," in planned(8, None, "layout.partitions=auto")
-    monkeypatch.setattr(cpu, "caches", dict)
+    monkeypatch.setattr(machine, "caches", dict)
     with pytest.raises(UserError, match="does not report its cache sizes; give a number"):
         planned(8, None, "layout.partitions=auto")
 

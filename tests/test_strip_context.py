@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from strips import columns, exchange, gather, run, scatter
 
+from adam_mpi.base import machine
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.engine import border, cpu, jit, program
+from adam_mpi.model.engine import conv_choice, jit, program
 from adam_mpi.model.engine.convolution import shape_of
-from adam_mpi.model.engine.strip_context import EngineStripContext
-from adam_mpi.model.exchange import Exchange
-from adam_mpi.model.exchange_buffers import BACK, FORWARD
+from adam_mpi.model.engine.engine_context import EngineStripContext
+from adam_mpi.model.exchange import BACK, FORWARD, Exchange
 from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
 from adam_mpi.model.partition import partition
-from adam_mpi.model.strip_context import StripContext
+from adam_mpi.model.reference_strip_context import StripContext
 
 RELU, TANH = Activation("relu"), Activation("tanh")
 STACKS = {
@@ -155,7 +155,7 @@ FURTHER = [("overlapping pools", 3), ("five convs", 4), ("squares", 2)]
     ("stack", "strips"), [*BORDERS, *(pytest.param(*one, marks=pytest.mark.full) for one in FURTHER)]
 )
 def test_columns_that_neighbors_wait_for_come_first_where_that_pays(stack, strips, monkeypatch):
-    monkeypatch.setattr(border, "SECONDS", -1.0)
+    monkeypatch.setattr(conv_choice, "MESSAGE_SECONDS", -1.0)
     for built in check_generated(stack, strips, 4, jit.uncompiled):
         ports = [part.port for part, after in pairwise(built.parts) if after.meanwhile and not after.training]
         assert ports and all(port.direction == FORWARD for port in ports)
@@ -163,13 +163,13 @@ def test_columns_that_neighbors_wait_for_come_first_where_that_pays(stack, strip
 
 @pytest.mark.parametrize("stack", STACKS | TRANSFORMED)
 @every_cut
-@pytest.mark.parametrize("algorithm", border.STEPS)
+@pytest.mark.parametrize("algorithm", conv_choice.BORDER_STEPS)
 def test_border_and_interior_are_all_columns(stack, strips, algorithm, monkeypatch):
-    monkeypatch.setattr(border, "SECONDS", -1.0)
+    monkeypatch.setattr(conv_choice, "MESSAGE_SECONDS", -1.0)
     for strip in cut_of(stack, strips).strips:
         for index, shape in enumerate(strip.stack[:-1]):
             if isinstance(shape.layer, Conv) and isinstance(exchanged := strip.stack[index + 1].layer, Exchange):
-                spans = border.spans(strip.stack[index:], shape_of(shape), 1, algorithm, 1)
+                spans = conv_choice.border_spans(strip.stack[index:], shape_of(shape), 1, algorithm, 1)
                 seen = sorted(column for a, b in spans for column in range(a, b))
                 assert seen in ([], list(range(shape_of(shape).columns)))
                 begin = exchanged.owned[strip.number][0]
@@ -184,7 +184,7 @@ def test_border_and_interior_are_all_columns(stack, strips, algorithm, monkeypat
     "stack", ["overlapping pools", *(pytest.param(stack, marks=pytest.mark.full) for stack in TRANSFORMED)]
 )
 def test_compiled_strips_agree(stack):
-    check_generated(stack, 2, cpu.lanes(), jit.run, images=20)
+    check_generated(stack, 2, machine.lanes(), jit.run, images=20)
 
 
 @every_stack

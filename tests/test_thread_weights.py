@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from launch import given, spread
 
-from adam_mpi.model.engine import cpu, jit, program
+from adam_mpi.base import machine
+from adam_mpi.model.engine import jit, program
 from adam_mpi.model.layers import Activation, Conv, Dense, infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, spans, total
@@ -103,7 +104,7 @@ def test_two_threads_lose_next_to_nothing():
 @pytest.fixture(params=["plain", pytest.param("compiled", marks=pytest.mark.full)])
 def large(request, monkeypatch):
     """Return a network of four lanes whose first dense layer is too large for copies, and the span of that layer."""
-    monkeypatch.setattr(cpu, "lanes", lambda: 4)
+    monkeypatch.setattr(machine, "lanes", lambda: 4)
     monkeypatch.setattr(program, "COPIED", 100)
     if request.param == "plain":
         monkeypatch.setattr(jit, "run", jit.uncompiled)

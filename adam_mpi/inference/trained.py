@@ -15,10 +15,10 @@ from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.config import Config, from_toml
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.model import layers, parameters
-from adam_mpi.model.context import Context
-from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine.engine_context import EngineContext
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
+from adam_mpi.model.reference_context import Context
 
 INPUT = "input"
 PROBABILITIES = "probabilities"

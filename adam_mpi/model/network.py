@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import DTypeLike
 
-from adam_mpi.model import buffers, parameters
-from adam_mpi.model.context import Context
-from adam_mpi.model.engine import cpu, jit, program
-from adam_mpi.model.engine.context import EngineContext
-from adam_mpi.model.engine.strip_context import EngineStripContext
+from adam_mpi.base import machine
+from adam_mpi.model import parameters, reference_buffers
+from adam_mpi.model.engine import jit, program
+from adam_mpi.model.engine.engine_context import EngineContext, EngineStripContext
 from adam_mpi.model.layers import (
     Activation,
     Conv,
@@ -23,7 +22,8 @@ from adam_mpi.model.layers import (
     missing_rule,
 )
 from adam_mpi.model.partition import Strip
-from adam_mpi.model.strip_context import StripContext
+from adam_mpi.model.reference_context import Context
+from adam_mpi.model.reference_strip_context import StripContext
 
 ENGINES = ("generated", "reference")
 
@@ -61,8 +61,8 @@ class Network:
             self.program = program.build(
                 stack,
                 images,
-                lanes=cpu.lanes(),
-                registers=cpu.registers(),
+                lanes=machine.lanes(),
+                registers=machine.registers(),
                 choices=choices,
                 captured=captured,
                 batches=batches,
@@ -124,7 +124,7 @@ def working_set(
     """Return the bytes of one context's buffers."""
     if engine == "generated":
         return Network(shapes, images, 0, dtype, engine).bytes
-    return sum(buffer.bytes for buffer in buffers.plan(shapes, images, dtype).values())
+    return sum(buffer.bytes for buffer in reference_buffers.plan(shapes, images, dtype).values())
 
 
 def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None) -> None:

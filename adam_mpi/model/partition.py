@@ -14,9 +14,19 @@ from functools import cached_property
 from adam_mpi.base.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.exchange import Exchange, Span, ranks_of
-from adam_mpi.model.exchange_plan import hybrid_exchanges, needed_span, reaches_too_far, strip_exchanges
 from adam_mpi.model.layers import Conv, Dense, Extent, LayerShape
-from adam_mpi.model.ownership import Owned, axis_length, even_spans, groups_to_cut, is_flat, owned_spans
+from adam_mpi.model.strips import (
+    Owned,
+    axis_length,
+    even_spans,
+    groups_to_cut,
+    hybrid_exchanges,
+    is_flat,
+    needed_span,
+    owned_spans,
+    reaches_too_far,
+    strip_exchanges,
+)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from adam_mpi.base import machine
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.log import format_bytes
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.model import layers, parameters
-from adam_mpi.model.engine import cpu
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition, Strip, fitting, most, partition
@@ -28,7 +28,7 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
     """Return the strips of a replica: as configured, or as few as let each working set fit the last-level cache."""
     if config.layout.partitions:
         return config.layout.partitions
-    cache = max(cpu.caches().values(), default=0)
+    cache = max(machine.caches().values(), default=0)
     if not cache:
         raise UserError('layout.partitions = "auto": this machine does not report its cache sizes; give a number')
     return len(fitting(shapes, config.train.batch, cache, ranks, config.layout.scheme))

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
+from adam_mpi.base import machine
 from adam_mpi.base.log import format_bytes
 from adam_mpi.config import Config
 from adam_mpi.model import parameters
-from adam_mpi.model.engine import cpu
 from adam_mpi.model.exchange import Assembly, Exchange
 from adam_mpi.model.layers import Dense, LayerShape
 from adam_mpi.model.network import Network
@@ -95,7 +95,7 @@ def _strips(plan: JobPlan) -> Iterator[str]:
 
 def _strip_sizes(plan: JobPlan) -> Iterator[str]:
     """Yield a table of the strips with their parameters, work, traffic and working set."""
-    cache = max(cpu.caches().values(), default=0)
+    cache = max(machine.caches().values(), default=0)
     yield f"{'strip':>7} {'image':>9} {'parameters':>14} {'GFLOP/image':>12} {'sent/image':>11} {'working set':>12}"
     for strip in plan.partition.strips:
         sent = 4 * plan.partition.traffic(strip.number)[0]
@@ -166,5 +166,5 @@ def _working_set(network: Network) -> Iterator[str]:
     yield f"working set of a trainer thread: {format_bytes(2 * weights + network.bytes)}"
     parts = f"weights {format_bytes(weights)}, gradient {format_bytes(weights)}"
     yield f"  {parts}, buffers {format_bytes(network.bytes)}{apart}"
-    caches = ", ".join(f"{level} {format_bytes(size)}" for level, size in cpu.caches().items())
+    caches = ", ".join(f"{level} {format_bytes(size)}" for level, size in machine.caches().items())
     yield f"  caches here: {caches or 'unknown'}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.files import write_json
-from adam_mpi.base.provenance import provenance
+from adam_mpi.base.machine import provenance
 from adam_mpi.cluster.world import World
 from adam_mpi.data.server import DataServer
 from adam_mpi.monitor import aggregate_statistics as outcome

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adam_mpi.cluster.statistics import NotFiniteStatistics
-from adam_mpi.model.context import Context
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.parameters import Tensor, feeds, tensors, views
+from adam_mpi.model.reference_context import Context
 from adam_mpi.sharding.batches import Batch
 
 if TYPE_CHECKING:

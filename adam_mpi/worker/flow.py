@@ -17,9 +17,9 @@ import numpy as np
 
 from adam_mpi.base import trace
 from adam_mpi.cluster.fault_injection import Injector
-from adam_mpi.model.engine.strip_context import EngineStripContext
-from adam_mpi.model.exchange_buffers import Port
-from adam_mpi.model.strip_context import Segment, StripContext
+from adam_mpi.model.engine.engine_context import EngineStripContext
+from adam_mpi.model.exchange import Port
+from adam_mpi.model.reference_strip_context import Segment, StripContext
 from adam_mpi.sharding.batches import Batch
 from adam_mpi.worker.link import Link, shaped
 

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.windows import Window, choose_kind
 from adam_mpi.cluster.world import World
-from adam_mpi.model.exchange_buffers import BACK, FORWARD
+from adam_mpi.model.exchange import BACK, FORWARD
 from adam_mpi.model.partition import Partition
 
 LINE = 64

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from adam_mpi.model.exchange_buffers import FORWARD
+from adam_mpi.model.exchange import FORWARD
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding import batches
 from adam_mpi.sharding.batches import Batch, cut_batch, cut_rounds

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from adam_mpi.config import Config
-from adam_mpi.model.engine.context import EngineContext
+from adam_mpi.model.engine.engine_context import EngineContext
 from adam_mpi.model.network import Network
 
 ROUND = 4

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from adam_mpi.cluster.world import World
 from adam_mpi.config import load
 from adam_mpi.inference.strip_evaluation import arrange
-from adam_mpi.model.engine import border
+from adam_mpi.model.engine import conv_choice
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
@@ -198,9 +198,9 @@ def strips() -> Iterator[dict[str, Any]]:
 
 def borders() -> Iterator[dict[str, Any]]:
     """Borders first against all columns at once: what that costs, and what it hides with one part in flight."""
-    first, seconds = Replica(1, IMAGES, DELAY), border.SECONDS
-    border.SECONDS = float("inf")
-    whole, border.SECONDS = Replica(1, IMAGES, DELAY), seconds
+    first, seconds = Replica(1, IMAGES, DELAY), conv_choice.MESSAGE_SECONDS
+    conv_choice.MESSAGE_SECONDS = float("inf")
+    whole, conv_choice.MESSAGE_SECONDS = Replica(1, IMAGES, DELAY), seconds
     for name, way in (("border_first_cpu_vs_whole", Replica.compute), ("border_first_late_vs_whole", late)):
         one, other = turns(*(lambda way=way, r=r: way(r) for r in (whole, first)))
         yield {"name": name, "value": round(ratio(one, other), 3), "unit": "x"}

@@ -10,7 +10,7 @@ import _results
 from _jobs import under_mpi
 from _results import ROOT, Results, heading, not_run
 
-from adam_mpi.base.provenance import machine
+from adam_mpi.base.machine import machine
 
 CLIENTS = (1, 2, 4)
 

@@ -23,7 +23,7 @@ from _training import Training
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.provenance import machine
+from adam_mpi.base.machine import machine
 
 TARGET, EPOCHS, PROCESSES, RANKS, ROUNDS, WANTED = 0.99, 8, 2, 4, 10, 2.5
 FINALISTS, TRIES = 6, (0, 11, 12, 13, 14)

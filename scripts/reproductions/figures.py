@@ -15,7 +15,7 @@ from _study import Scale
 from _training import Training
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.provenance import machine
+from adam_mpi.base.machine import machine
 from adam_mpi.report import charts
 
 STUDIES = (

@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 
 from adam_mpi.model import parameters
-from adam_mpi.model.engine import elementwise, entry, loss, segments, tiles
+from adam_mpi.model.engine import activations_and_loss, schedule, source, tiles
 from adam_mpi.model.engine.conv_choice import Choice
-from adam_mpi.model.engine.memory import Buffer, BufferPlan, Call, Step
-from adam_mpi.model.engine.segments import Crossing
+from adam_mpi.model.engine.schedule import Buffer, BufferPlan, Call, Crossing, Step
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.exchange import Exchange, ranks_of
 from adam_mpi.model.layers import Activation, Dense, Dropout, LayerShape
@@ -85,9 +84,9 @@ class Builder:
         if self.per_image:
             source.head.append(f"globals().update(row_kit({self.row_lanes}))")
         for function in sorted({s.layer.function for s in self.shapes if isinstance(s.layer, Activation)}):
-            elementwise.emit_activation(source, function, self.lanes)
-        elementwise.emit_load(source, math.prod(self.shapes[0].input), self.lanes)
-        loss.emit(source, math.prod(self.shapes[-1].output), self.lanes)
+            activations_and_loss.emit_activation(source, function, self.lanes)
+        activations_and_loss.emit_load(source, math.prod(self.shapes[0].input), self.lanes)
+        activations_and_loss.emit_loss(source, math.prod(self.shapes[-1].output), self.lanes)
         return source
 
     def count(self, buffer: Buffer, by_block: bool) -> str:
@@ -117,7 +116,7 @@ class Builder:
         spatial = range(self.first_dense)
         return max((index for index in spatial if not isinstance(self.shapes[index].layer, IN_PLACE)), default=-1)
 
-    def finish(self) -> tuple[entry.Entry, BufferPlan]:
+    def finish(self) -> tuple[source.Entry, BufferPlan]:
         """Emit the functions that Python calls; return what they compute, and where the buffers lie."""
         # Only the weights of dense layers are overwritten as they come; the rest is added up from zero.
         summed = [
@@ -125,7 +124,7 @@ class Builder:
             for tensor in parameters.tensors(self.shapes)
             if len(tensor.shape) != 2
         ]
-        made = entry.Entry(
+        made = source.Entry(
             parts=self.parts(),
             fused_calls=tuple(self.fused_calls),
             blocks=self.blocks,
@@ -133,11 +132,11 @@ class Builder:
             lanes=self.lanes,
             summed=tuple(summed),
         )
-        return made, entry.emit(self.source, made)
+        return made, source.emit_entry(self.source, made)
 
-    def parts(self) -> tuple[segments.Part, ...]:
+    def parts(self) -> tuple[schedule.Part, ...]:
         """Return all calls in order, cut into parts at the exchanges."""
         load = Call("load_pixels", ("pixels", "levels", "memory", self.inputs, "first", "count"))
         buffers = (self.values, self.errors, Buffer("side", 3 * self.lanes))
         end = Call("cross_entropy", ("memory", "labels", "probabilities", *buffers, "first", "count", "blocks"))
-        return segments.assemble(self.groups, self.crossings, load, end)
+        return schedule.assemble(self.groups, self.crossings, load, end)

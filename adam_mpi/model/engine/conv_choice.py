@@ -1,13 +1,69 @@
-"""Choose how a convolution is computed: the algorithms that fit it, their tiles, and the step of a choice."""
+"""Choose how a convolution is computed: algorithms that fit it, their tiles, and the columns that neighbors wait for.
 
-from collections.abc import Callable
+The exchange begins when they are complete, and the other columns are computed while it is under way. Narrow kernels
+cost a little more than one wide one, so that is done only where the other columns take longer than the exchange.
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from adam_mpi.model.engine import conv_weights, tiles, winograd1d, winograd1d_step, winograd2d, winograd2d_step
+from adam_mpi.model.engine import conv_kernels, tiles, winograd1d, winograd1d_step, winograd2d_kernels, winograd2d_step
 from adam_mpi.model.engine.conv_step import ConvSpec, direct
 from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.engine.memory import Step
+from adam_mpi.model.engine.schedule import Step
+from adam_mpi.model.exchange import Exchange, Span
+from adam_mpi.model.layers import LayerShape
+
+MESSAGE_SECONDS = 1e-4
+"""Latency of an exchange."""
+BYTES_PER_SECOND = 2e9
+"""Bandwidth of an exchange."""
+FLOPS_PER_SECOND = 6e10
+"""Speed of a core."""
+BORDER_STEPS = {"direct": 1, "winograd2d": 2}
+"""Columns that a kernel can begin at; others compute all columns at once."""
+
+
+def border_spans(
+    following: Sequence[LayerShape], conv: Shape, window: int, algorithm: str, images: int
+) -> tuple[Span, ...]:
+    """Return the columns that neighbors need, then all others; nothing where all are computed at once.
+
+    `following`: the last of the layers that are fused with the convolution, pooling of `window` among them, and what
+    comes behind.
+    """
+    last = following[0]
+    exchange = following[1].layer
+    if not isinstance(exchange, Exchange) or last.extent is None or algorithm not in BORDER_STEPS:
+        return ()
+    strip = exchange.owned.index((last.extent.first, last.extent.first + last.extent.width))
+    columns = conv.columns // window * window
+    left, right = _interior(exchange, strip, columns, window, max(window, BORDER_STEPS[algorithm]))
+    if left >= right or not _pays(conv, right - left, exchange.sent(strip), images):
+        return ()
+    return (*((a, b) for a, b in ((0, left), (right, columns)) if a < b), (left, right))
+
+
+def _interior(exchange: Exchange, strip: int, columns: int, window: int, step: int) -> Span:
+    """Return the columns that no other strip needs, in whole steps of `step`."""
+    left = 0
+    right = columns
+    begin = exchange.owned[strip][0]
+    for other in range(len(exchange.owned)):
+        a, b = exchange.piece(strip, other)
+        if other < strip and a < b:
+            left = max(left, tiles.up((b - begin) * window, step))
+        elif other > strip and a < b:
+            right = min(right, (a - begin) * window // step * step)
+    return left, right
+
+
+def _pays(conv: Shape, columns: int, sent: int, images: int) -> bool:
+    """Return whether `columns` columns take longer to compute than an exchange of `sent` values per image takes."""
+    flops = 2 * conv.maps * conv.channels * conv.kernel**2 * conv.rows * columns * images
+    return flops / FLOPS_PER_SECOND > MESSAGE_SECONDS + 4 * sent * images / BYTES_PER_SECOND
+
 
 Choice = dict[str, Any]
 """How a convolution is computed; JSON, as it is kept with the run: equal bits need equal choices."""
@@ -29,7 +85,7 @@ def step(spec: ConvSpec, choice: Choice) -> Step:
         spec,
         forward_tile=tiles.Tile(*choice["forward"]),
         data_tile=tiles.Tile(*choice["data"]),
-        weights_tile=conv_weights.Tile(*choice["weights"]),
+        weights_tile=conv_kernels.WeightsTile(*choice["weights"]),
     )
 
 
@@ -41,7 +97,7 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
     columns = shape.columns // window * window
     forward = tiles.ranked(shape.maps, columns, registers, slide=2)[:wanted]
     data = tiles.ranked(shape.channels, shape.width, registers, slide=2, step=shape.stride)[:wanted]
-    sums = conv_weights.choose(shape, registers)
+    sums = conv_kernels.choose_weights_tile(shape, registers)
     found: list[Choice] = [
         {
             "algorithm": "direct",
@@ -57,7 +113,7 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
 
 def _fitting(shape: Shape, window: int) -> dict[str, bool]:
     """Return for each algorithm whether it can compute the convolution."""
-    return {"direct": True, "winograd2d": winograd2d.fits(shape, window), "winograd1d": winograd1d.fits(shape)}
+    return {"direct": True, "winograd2d": winograd2d_kernels.fits(shape, window), "winograd1d": winograd1d.fits(shape)}
 
 
 def check(choice: object, shape: Shape, window: int) -> str:

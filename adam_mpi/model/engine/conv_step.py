@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adam_mpi.model.engine import conv_data, conv_forward, conv_weights, pool, tiles
+from adam_mpi.model.engine import conv_kernels, pool_and_norm, tiles
 from adam_mpi.model.engine.convolution import ConvKernel, Shape
-from adam_mpi.model.engine.memory import Buffer, Call, Step
+from adam_mpi.model.engine.schedule import Buffer, Call, Step
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.exchange import Span
 from adam_mpi.model.layers import Activation, LayerShape, MaxPool
@@ -51,9 +51,9 @@ class ConvSpec:
         """Return the kernel called `suffix` of this convolution."""
         return ConvKernel(f"{self.name}_{suffix}", self.shape, self.weight, self.bias, self.lanes)
 
-    def forward_kernel(self, suffix: str, tile: tiles.Tile, span: Span | None = None) -> conv_forward.ForwardKernel:
+    def forward_kernel(self, suffix: str, tile: tiles.Tile, span: Span | None = None) -> conv_kernels.ForwardKernel:
         """Return the forward kernel called `suffix`, with the relu and the pooling that are fused with it."""
-        return conv_forward.ForwardKernel(
+        return conv_kernels.ForwardKernel(
             name=f"{self.name}_{suffix}",
             shape=self.shape,
             weight=self.weight,
@@ -105,15 +105,17 @@ def fused(shapes: Sequence[LayerShape], index: int) -> Fused:
     return Fused(relu, window, taken)
 
 
-def direct(spec: ConvSpec, forward_tile: tiles.Tile, data_tile: tiles.Tile, weights_tile: conv_weights.Tile) -> Step:
+def direct(
+    spec: ConvSpec, forward_tile: tiles.Tile, data_tile: tiles.Tile, weights_tile: conv_kernels.WeightsTile
+) -> Step:
     """Return the step of a convolution that multiplies directly, in these tiles."""
-    conv_weights.emit(spec.source, spec.kernel("weights"), weights_tile)
+    conv_kernels.emit_weights(spec.source, spec.kernel("weights"), weights_tile)
     back, errors, winners = unpool(spec)
     forward = _forward(spec, forward_tile, winners)
     to_weights = [Call(f"{spec.name}_weights", ("memory", "gradient", errors, spec.inputs))]
     to_data = []
     if spec.input_errors:
-        conv_data.emit(spec.source, spec.kernel("data"), data_tile, spec.masked)
+        conv_kernels.emit_data(spec.source, spec.kernel("data"), data_tile, spec.masked)
         arguments = ("memory", "weights", errors, spec.inputs, spec.input_errors)
         to_data.append(Call(f"{spec.name}_data", arguments))
     return Step(True, **spec.forward(forward), **spec.backward(back, to_weights, to_data))
@@ -127,10 +129,10 @@ def _forward(spec: ConvSpec, tile: tiles.Tile, winners: Buffer | None) -> list[C
         if span:
             tile = tiles.choose(spec.shape.maps, span[1] - span[0], spec.registers, slide=2)
         kernel = spec.forward_kernel(f"forward{suffix}", tile, span)
-        conv_forward.emit(spec.source, kernel)
+        conv_kernels.emit_forward(spec.source, kernel)
         arguments: tuple[Buffer | str, ...] = ("memory", "weights", spec.inputs, spec.outputs)
         if winners:
-            floats = conv_forward.pooled_rows_floats(spec.shape, spec.window, tile, spec.lanes)
+            floats = conv_kernels.pooled_rows_floats(spec.shape, spec.window, tile, spec.lanes)
             arguments += (winners, spec.buffer(f"unpooled{suffix}", floats))
         calls.append(Call(kernel.name, arguments))
     return calls
@@ -144,8 +146,8 @@ def unpool(spec: ConvSpec) -> tuple[list[Call], Buffer, Buffer | None]:
     if spec.window == 1:
         return [], spec.errors, None
     shape = spec.shape
-    windows = pool.Windows((shape.maps, shape.rows, shape.columns), spec.window, spec.window, spec.lanes)
-    pool.emit_max_backward(spec.source, f"{spec.name}_unpool", windows)
+    windows = pool_and_norm.Windows((shape.maps, shape.rows, shape.columns), spec.window, spec.window, spec.lanes)
+    pool_and_norm.emit_max_backward(spec.source, f"{spec.name}_unpool", windows)
     winners = Buffer(f"{spec.name}/winners", spec.outputs.floats)
     before = spec.errors_buffer("errors before pooling", shape.maps * shape.rows * shape.columns * spec.lanes)
     return [Call(f"{spec.name}_unpool", ("memory", spec.errors, winners, before))], before, winners

@@ -20,7 +20,7 @@ sets of the cache. Where there are many weights, those of a group of tiles are p
 from dataclasses import dataclass
 
 from adam_mpi.model.engine import tiles
-from adam_mpi.model.engine.memory import ALIGNMENT
+from adam_mpi.model.engine.schedule import ALIGNMENT
 from adam_mpi.model.engine.source import BROADCAST, Source
 
 CHUNK = 128

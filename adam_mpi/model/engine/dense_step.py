@@ -4,10 +4,10 @@ A large layer's gradient is fused with the update (`dense_fused_update`); a capt
 errors, image by image.
 """
 
-from adam_mpi.model.engine import dense_fused_update, dense_product, dense_weights, per_image_dense
+from adam_mpi.model.engine import dense_product, dense_weights, per_image_dense
 from adam_mpi.model.engine.builder import Builder
 from adam_mpi.model.engine.dense_weights import DenseBuffers, DenseKernel, DenseSpec
-from adam_mpi.model.engine.memory import Buffer, Call, Step
+from adam_mpi.model.engine.schedule import Buffer, Call, Step
 from adam_mpi.model.layers import Activation
 
 
@@ -61,7 +61,7 @@ def _step(builder: Builder, layer: DenseSpec, buffers: DenseBuffers) -> Step:
     panel = _product(builder, f"{name}_forward", product)
     transposed = _transposed(builder, name, "activations", layer.features)
     dense_weights.emit_transpose(builder.source, f"{name}_transpose", layer.features, builder.lanes)
-    dense_weights.emit(
+    dense_weights.emit_gradient(
         builder.source, _kernel(builder, layer, "weights"), dense_weights.group(builder.blocks * builder.lanes)
     )
     arguments = ("memory", layer.weights, weight, inputs, outputs, outputs, panel, "blocks")
@@ -98,7 +98,7 @@ def _kernel(builder: Builder, layer: DenseSpec, suffix: str) -> DenseKernel:
 def _add_fused_update(builder: Builder, layer: DenseSpec, errors: Buffer, transposed: Buffer) -> None:
     """Emit the fused update of `layer`, which reads what all batches of a round left in memory, and add its call."""
     kernel = _kernel(builder, layer, "apply_fused")
-    dense_fused_update.emit(builder.source, kernel)
+    dense_weights.emit_fused_update(builder.source, kernel)
     floats = builder.round_images * kernel.tile.columns * builder.lanes
     panel = Buffer(f"{layer.name}/panel of a round", floats, each_block=False)
     arguments = ("memory", "shared", "contribution", str(layer.weight), errors, transposed, panel)

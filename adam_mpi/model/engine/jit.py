@@ -20,16 +20,15 @@ from types import ModuleType
 import llvmlite
 import numba
 
-from adam_mpi.base import native
+from adam_mpi.base import machine, native
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.engine import cpu
 
 HEADER = '''"""Emitted by adam_mpi.model.engine; {note}."""
 
 import numpy as np
 
 from adam_mpi.model.engine.{kit} import kit, row_kit
-from adam_mpi.model.kernels.dropout import SPREAD, mix
+from adam_mpi.model.kernels.activations_and_loss import SPREAD, mix
 
 globals().update(kit({lanes}))
 '''
@@ -90,20 +89,26 @@ def _compiled(text: str, lanes: int, function: str, signature: str) -> Callable:
 
 def uncompiled(text: str, lanes: int, function: str = "run") -> Callable:
     """Return a function of a program uncompiled, with numpy for vectors."""
-    from adam_mpi.model.kernels import dropout
+    from adam_mpi.model.kernels import activations_and_loss
 
     source = HEADER.format(kit="numpy_vectors", lanes=lanes, note="uncompiled") + text
     space: dict = {}
     exec(compile(source, "<emitted>", "exec"), space)
-    space["mix"] = dropout.mix.py_func
+    space["mix"] = activations_and_loss.mix.py_func
     return space[function]
 
 
 def key(source: str) -> str:
     """Return a hash of `source`, the vector kit it uses, the CPU and the compiler."""
-    own = [Path(__file__).with_name(name) for name in ("vector.py", "vector_bundle.py", "functions.py")]
+    own = [Path(__file__).with_name(name) for name in ("vector.py", "vector_bundle.py", "vector_functions.py")]
     kit = b"".join(path.read_bytes() for path in (*own, Path(native.__file__)))
-    parts = (source.encode(), kit, cpu.name().encode(), numba.__version__.encode(), llvmlite.__version__.encode())
+    parts = (
+        source.encode(),
+        kit,
+        machine.cpu_name().encode(),
+        numba.__version__.encode(),
+        llvmlite.__version__.encode(),
+    )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 

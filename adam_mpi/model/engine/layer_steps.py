@@ -5,20 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.engine import (
-    border,
-    conv_choice,
-    dense_step,
-    elementwise,
-    local_response_norm,
-    per_image_conv,
-    pool,
-)
+from adam_mpi.model.engine import activations_and_loss, conv_choice, dense_step, per_image_conv, pool_and_norm
 from adam_mpi.model.engine.builder import Builder
 from adam_mpi.model.engine.conv_step import ConvSpec, Fused, fused
 from adam_mpi.model.engine.convolution import shape_of
-from adam_mpi.model.engine.memory import Buffer, Call, Step
-from adam_mpi.model.engine.segments import Crossing
+from adam_mpi.model.engine.schedule import Buffer, Call, Crossing, Step
 from adam_mpi.model.exchange import Assembly, Exchange
 from adam_mpi.model.layers import Activation, AvgPool, Conv, Dense, Dropout, LocalResponseNorm, MaxPool
 
@@ -51,7 +42,7 @@ def _conv(builder: Builder, index: int) -> int:
         builder.choices[shape.name] = choice
         following = builder.shapes[index + taken.layers - 1 :]
         images = builder.blocks * builder.lanes
-        spans = border.spans(following, spec.shape, spec.window, choice["algorithm"], images)
+        spans = conv_choice.border_spans(following, spec.shape, spec.window, choice["algorithm"], images)
         step = conv_choice.step(replace(spec, spans=spans), choice)
     builder.steps.append(step)
     builder.learning = True
@@ -94,10 +85,10 @@ def _max_pool(builder: Builder, index: int) -> int:
     builder.add_output(index)
     winners = Buffer(f"{shape.name}/winners", builder.values.floats)
     windows = _windows(builder, index)
-    pool.emit_max_forward(builder.source, f"{shape.name}_forward", windows)
+    pool_and_norm.emit_max_forward(builder.source, f"{shape.name}_forward", windows)
     step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, builder.values, winners))])
     if builder.learning:
-        pool.emit_max_backward(builder.source, f"{shape.name}_backward", windows)
+        pool_and_norm.emit_max_backward(builder.source, f"{shape.name}_backward", windows)
         arguments = ("memory", builder.errors, winners, input_errors)
         step.backward = [Call(f"{shape.name}_backward", arguments), *masks]
     builder.steps.append(step)
@@ -112,21 +103,21 @@ def _avg_pool(builder: Builder, index: int) -> int:
     masks = builder.mask_calls(by_block=True)
     builder.add_output(index)
     windows = _windows(builder, index)
-    pool.emit_average_forward(builder.source, f"{shape.name}_forward", windows)
+    pool_and_norm.emit_average_forward(builder.source, f"{shape.name}_forward", windows)
     step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, builder.values))])
     if builder.learning:
-        pool.emit_average_backward(builder.source, f"{shape.name}_backward", windows)
+        pool_and_norm.emit_average_backward(builder.source, f"{shape.name}_backward", windows)
         step.backward = [Call(f"{shape.name}_backward", ("memory", builder.errors, input_errors)), *masks]
     builder.steps.append(step)
     return 1
 
 
-def _windows(builder: Builder, index: int) -> pool.Windows:
+def _windows(builder: Builder, index: int) -> pool_and_norm.Windows:
     """Return the windows of the pooling that is layer `index`."""
     shape = builder.shapes[index]
     layer = shape.layer
     assert isinstance(layer, MaxPool)
-    return pool.Windows(shape.input, layer.size, layer.stride, builder.lanes)
+    return pool_and_norm.Windows(shape.input, layer.size, layer.stride, builder.lanes)
 
 
 def _local_response_norm(builder: Builder, index: int) -> int:
@@ -139,10 +130,10 @@ def _local_response_norm(builder: Builder, index: int) -> int:
     masks = builder.mask_calls(by_block=True)
     builder.add_output(index)
     scales = Buffer(f"{shape.name}/scales", builder.values.floats)
-    local_response_norm.emit_forward(builder.source, f"{shape.name}_forward", shape.input, layer, builder.lanes)
+    pool_and_norm.emit_norm_forward(builder.source, f"{shape.name}_forward", shape.input, layer, builder.lanes)
     step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, builder.values, scales))])
     if builder.learning:
-        local_response_norm.emit_backward(builder.source, f"{shape.name}_backward", shape.input, layer, builder.lanes)
+        pool_and_norm.emit_norm_backward(builder.source, f"{shape.name}_backward", shape.input, layer, builder.lanes)
         arguments = ("memory", builder.errors, inputs, builder.values, scales, input_errors)
         step.backward = [Call(f"{shape.name}_backward", arguments), *masks]
     builder.steps.append(step)
@@ -159,8 +150,8 @@ def _dropout(builder: Builder, index: int) -> int:
     builder.values = Buffer(shape.name, inputs.floats)
     # Masks know layers by their number among all of the model's, whatever a strip has between them.
     number = sum(not isinstance(before.layer, Exchange) for before in builder.shapes[:index])
-    mask = elementwise.DropoutMask(math.prod(shape.input), shape.within, number, layer.rate)
-    elementwise.emit_dropout(builder.source, shape.name, mask, builder.lanes)
+    mask = activations_and_loss.DropoutMask(math.prod(shape.input), shape.within, number, layer.rate)
+    activations_and_loss.emit_dropout(builder.source, shape.name, mask, builder.lanes)
     step = Step(True, [Call(shape.name, ("memory", "keys", inputs, builder.values, "first", "training"))])
     if builder.learning:
         arguments = ("memory", "keys", builder.errors, builder.errors, "first", "training")

@@ -1,19 +1,129 @@
-"""Define the kit of functions on vectors for numpy: emitted source runs uncompiled, so tests can try many shapes."""
+"""Define vectors and bundles of vectors for numpy: emitted source runs uncompiled, so tests can try many shapes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from adam_mpi.model.engine import functions, numpy_vector_bundle
+from adam_mpi.model.engine import vector_functions
+
+Bundle = tuple[np.ndarray, ...]
+
+
+def bundle_kit(basic: dict[str, Any]) -> dict[str, Callable]:
+    """Return what makes functions on bundles, by name; offsets count from the place that a function is called with."""
+    load = basic["load"]
+    store = basic["store"]
+    broadcast = basic["broadcast"]
+    zero = basic["zero"]
+
+    def loads(*offsets: int | None) -> Callable:
+        """Load a vector at each offset; None stands for zero."""
+        return lambda array, place: tuple(
+            zero() if offset is None else load(array, place + offset) for offset in offsets
+        )
+
+    def broadcasts(*offsets: int) -> Callable:
+        return lambda array, place: tuple(broadcast(array, place + offset) for offset in offsets)
+
+    def stores(*offsets: int | None) -> Callable:
+        """Store a vector at each offset; None: that value is not stored."""
+
+        def function(array: np.ndarray, place: int, values: Bundle) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                if offset is not None:
+                    store(array, place + offset, value)
+
+        return function
+
+    def add_stores(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                store(array, place + offset, load(array, place + offset) + value)
+
+        return function
+
+    def add_scaled(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle, factor: np.float32) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                store(array, place + offset, load(array, place + offset) + factor * value)
+
+        return function
+
+    def prefetches(write: bool, *offsets: int) -> Callable:
+        """Fetch what will be read, or written, soon; an offset may point past the end, as nothing is read."""
+        return lambda array, place: None
+
+    def add_totals(*offsets: int) -> Callable:
+        def function(array: np.ndarray, place: int, values: Bundle) -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                array[place + offset] += value.sum()
+
+        return function
+
+    def add_packed(count: int) -> Callable:
+        """Add totals one after the other; compiled, it touches whole vectors, which `add_totals` does not."""
+        return add_totals(*range(count))
+
+    def combine(*matrix: Sequence[float]) -> Callable:
+        """Multiply values by a matrix."""
+        return lambda values: tuple(np.array(matrix, np.float32) @ np.array(values))
+
+    def masks(*offsets: int | None) -> Callable:
+        """Make a value zero where what lies at its offset is not above zero; None: leave it as it is."""
+        return lambda values, array, place: tuple(
+            value if offset is None else np.where(load(array, place + offset) > 0, value, np.float32(0))
+            for offset, value in zip(offsets, values, strict=True)
+        )
+
+    def multiply_adds(count: int, factor: str, *products: tuple[int, int, int]) -> Callable:
+        """Add array[f + one] * memory[v + other] to sums[number], for each product (number, one, other)."""
+
+        def function(sums: Bundle, array: np.ndarray, f: int, memory: np.ndarray, v: int) -> Bundle:
+            assert len(sums) == count
+            results = list(sums)
+            for number, one, other in products:
+                results[number] = results[number] + basic[factor](array, f + one) * load(memory, v + other)
+            return tuple(results)
+
+        return function
+
+    def sandwich(*matrix: Sequence[int]) -> Callable:
+        """Multiply values by a matrix from the left, and by its transpose from the right."""
+
+        def function(values: Bundle) -> Bundle:
+            sides = np.array(matrix, np.float32)
+            inner = len(matrix[0])
+            given = np.array(values).reshape(inner, inner, -1)
+            return tuple(np.einsum("ik,jl,kln->ijn", sides, sides, given).reshape(len(matrix) ** 2, -1))
+
+        return function
+
+    return {
+        "loads": loads,
+        "broadcasts": broadcasts,
+        "stores": stores,
+        "add_stores": add_stores,
+        "add_scaled": add_scaled,
+        "prefetches": prefetches,
+        "add_totals": add_totals,
+        "add_packed": add_packed,
+        "combine": combine,
+        "zeros": lambda count: lambda: (zero(),) * count,
+        "positives": lambda count: lambda values: tuple(np.where(value < 0, zero(), value) for value in values),
+        "masks": masks,
+        "multiply_adds": multiply_adds,
+        "sandwich": sandwich,
+        "transpose": lambda count: lambda values: tuple(np.array(values).T.copy()),
+    }
 
 
 def kit(lanes: int) -> dict[str, Any]:
     """Return functions of the same names and meaning as those of `vector.kit`."""
     basic = _memory(lanes) | _arithmetic(lanes)
-    basic |= numpy_vector_bundle.kit(basic)
+    basic |= bundle_kit(basic)
     entry = {"kernel": _as_it_is, "entry": _as_it_is, "flush_to_zero": lambda: None, "restore": lambda before: None}
-    return basic | functions.over(basic) | entry
+    return basic | vector_functions.functions_over(basic) | entry
 
 
 def row_kit(lanes: int) -> dict[str, Any]:

@@ -17,11 +17,11 @@ so that the values which a kernel column meets lie side by side whatever stride 
 from dataclasses import dataclass
 from itertools import product
 
-from adam_mpi.model.engine import conv_weights, pool, row_vectors, tiles
+from adam_mpi.model.engine import conv_kernels, pool_and_norm, tiles
+from adam_mpi.model.engine.conv_kernels import Sums
 from adam_mpi.model.engine.conv_step import ConvSpec, unpool
-from adam_mpi.model.engine.conv_weights import Sums
 from adam_mpi.model.engine.convolution import Shape
-from adam_mpi.model.engine.memory import Buffer, Call, Step
+from adam_mpi.model.engine.schedule import Buffer, Call, Step
 from adam_mpi.model.engine.source import BROADCAST, LOAD, Source
 
 
@@ -101,8 +101,8 @@ def _forward_calls(spec: ConvSpec, inputs: Buffer, winners: Buffer | None) -> li
         Call(f"{name}_forward", ("memory", "weights", inputs, raw)),
     ]
     if winners:
-        windows = pool.Windows(planes, spec.window, spec.window, lanes=1)
-        pool.emit_max_forward(spec.source, f"{name}_pool", windows, spec.relu)
+        windows = pool_and_norm.Windows(planes, spec.window, spec.window, lanes=1)
+        pool_and_norm.emit_max_forward(spec.source, f"{name}_pool", windows, spec.relu)
         calls.append(Call(f"{name}_pool", ("memory", raw, spec.outputs, winners)))
     return calls
 
@@ -143,14 +143,14 @@ def _emit_forward(spec: ConvSpec, spread: Spread) -> None:
     """Emit the kernel that computes the outputs from spread inputs."""
     source = spec.source
     shape = spread.shape
-    tile = tiles.choose(shape.maps, row_vectors.vectors(shape.columns, spread.lanes), spec.registers)
+    tile = tiles.choose(shape.maps, tiles.row_vectors(shape.columns, spread.lanes), spec.registers)
     head = f"{spec.name}_forward(memory, weights, inputs, outputs)"
     with source.kernel(head, f"Forward: {shape}, {tile}."):
         with source.inside(f"for row in range({shape.rows}):"):
             source(f"first = max(0, {shape.pad} - row * {shape.stride})")
             source(f"last = min({shape.kernel}, {shape.height + shape.pad} - row * {shape.stride})")
             for maps in tiles.each(source, "plane", tiles.runs(shape.maps, tile.planes)):
-                cut = row_vectors.runs(shape.columns, spread.lanes, tile.columns)
+                cut = tiles.row_runs(shape.columns, spread.lanes, tile.columns)
                 for run in tiles.each(source, "vector", cut):
                     starts = [plane for plane in range(maps.width) for _ in range(run.width)]
                     source(f"sums = {source.make('row_broadcasts', *starts)}(weights, {spec.bias} + plane)")
@@ -191,16 +191,16 @@ def _store_forward(spec: ConvSpec, spread: Spread, planes: int, run: tiles.Run) 
         source(f"sums = {source.make('row_positives', planes * run.width)}(sums)")
     source(f"to = outputs + (plane * {shape.rows} + row) * {shape.columns} + vector * {lanes}")
     for plane in range(planes):
-        for vector, part in enumerate(row_vectors.parts(run)):
+        for vector, part in enumerate(tiles.row_parts(run)):
             place = plane * shape.rows * shape.columns + vector * lanes
-            source(row_vectors.store("memory", f"to + {place}", f"sums[{plane * run.width + vector}]", part))
+            source(tiles.store_row("memory", f"to + {place}", f"sums[{plane * run.width + vector}]", part))
 
 
 def _emit_weights(spec: ConvSpec, spread: Spread) -> None:
     """Emit the kernel that adds to the gradient, from errors with zeros around them and spread inputs."""
     source = spec.source
     shape = spread.shape
-    tile = conv_weights.choose(shape, spec.registers)
+    tile = conv_kernels.choose_weights_tile(shape, spec.registers)
     head = f"{spec.name}_weights(memory, gradient, errors, inputs)"
     with source.kernel(head, f"Back to weights: {shape}, {tile}."):
         for maps in tiles.each(source, "map", tiles.runs(shape.maps, tile.maps)):
@@ -210,7 +210,7 @@ def _emit_weights(spec: ConvSpec, spread: Spread) -> None:
                         taps = range(start, min(start + tile.taps, shape.kernel))
                         sums = Sums(maps.width, channels.width, taps)
                         _sum_weights(source, spread, sums)
-                        conv_weights.add(source, shape, spec.weight, sums, "row_")
+                        conv_kernels.add_sums(source, shape, spec.weight, sums, "row_")
         _bias(source, spread, spec.bias)
 
 
@@ -229,7 +229,7 @@ def _bias(source: Source, spread: Spread, bias: int) -> None:
 def _sum_weights(source: Source, spread: Spread, sums: Sums) -> None:
     shape = spread.shape
     source(f"sums = {source.make('row_zeros', sums.count)}()")
-    conv_weights.rows_inside(source, shape)
+    conv_kernels.rows_inside(source, shape)
     with source.inside("for row in range(first, last):"):
         source(f"e = errors + (map * {shape.rows} + row) * {spread.error_pitch} + {spread.reach}")
         source(f"line = channel * {shape.height} + row * {shape.stride} + tap - {shape.pad}")

@@ -10,9 +10,9 @@ to weights:  for each unit, for each vector: gradient += error * values, or = wh
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from adam_mpi.model.engine import row_vectors, tiles
+from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.dense_weights import DenseBuffers, DenseSpec
-from adam_mpi.model.engine.memory import Call, Step
+from adam_mpi.model.engine.schedule import Call, Step
 from adam_mpi.model.engine.source import Source
 
 UNITS = 8
@@ -50,11 +50,11 @@ def _emit_forward(source: Source, layer: DenseSpec) -> None:
             for units in tiles.each(source, "unit", tiles.runs(layer.units, UNITS)):
                 for unit in range(units.width):
                     source(f"sum{unit} = row_zero()")
-                for run in tiles.each(source, "vector", row_vectors.runs(layer.features, lanes, 1)):
+                for run in tiles.each(source, "vector", tiles.row_runs(layer.features, lanes, 1)):
                     source(f"w = {layer.weight} + unit * {layer.features} + vector * {lanes}")
-                    source(f"value = {row_vectors.load('memory', f'v + vector * {lanes}', run.pattern)}")
+                    source(f"value = {tiles.load_row('memory', f'v + vector * {lanes}', run.pattern)}")
                     for unit in range(units.width):
-                        weights = row_vectors.load("weights", f"w + {unit * layer.features}", run.pattern)
+                        weights = tiles.load_row("weights", f"w + {unit * layer.features}", run.pattern)
                         source(f"sum{unit} = row_fma(value, {weights}, sum{unit})")
                 for unit in range(units.width):
                     total = f"splat(row_total(sum{unit}))"
@@ -68,22 +68,22 @@ def _emit_data(source: Source, layer: DenseSpec) -> None:
     head = f"{layer.name}_data(memory, weights, inputs, errors, input_errors, blocks)"
     with source.kernel(head, f"Back to data: {layer}."), _each_image(source, layer, "errors"):
         source(f"back = input_errors + image * {layer.features}")
-        for run in tiles.each(source, "vector", row_vectors.runs(layer.features, lanes, layer.registers - 4)):
+        for run in tiles.each(source, "vector", tiles.row_runs(layer.features, lanes, layer.registers - 4)):
             for vector in range(run.width):
                 source(f"sum{vector} = row_zero()")
             with source.inside(f"for unit in range({layer.units}):"):
                 source("error = row_broadcast(memory, to + unit)")
                 source(f"w = {layer.weight} + unit * {layer.features} + vector * {lanes}")
-                for vector, part in enumerate(row_vectors.parts(run)):
-                    weights = row_vectors.load("weights", f"w + {vector * lanes}", part)
+                for vector, part in enumerate(tiles.row_parts(run)):
+                    weights = tiles.load_row("weights", f"w + {vector * lanes}", part)
                     source(f"sum{vector} = row_fma(error, {weights}, sum{vector})")
-            for vector, part in enumerate(row_vectors.parts(run)):
+            for vector, part in enumerate(tiles.row_parts(run)):
                 source(f"feature = (vector + {vector}) * {lanes}")
                 value = f"sum{vector}"
                 if layer.masked:
-                    mask = row_vectors.load("memory", "v + feature", part)
+                    mask = tiles.load_row("memory", "v + feature", part)
                     value = f"row_greater({mask}, row_zero(), {value}, row_zero())"
-                source(row_vectors.store("memory", "back + feature", value, part))
+                source(tiles.store_row("memory", "back + feature", value, part))
 
 
 def _emit_weights(source: Source, layer: DenseSpec) -> None:
@@ -100,8 +100,8 @@ def _emit_weights(source: Source, layer: DenseSpec) -> None:
 
 def _product(source: Source, layer: DenseSpec, product: str) -> None:
     """Emit gradient = `product` for all vectors of a row; it is a format of `value` and of the `old` gradient."""
-    for run in tiles.each(source, "vector", row_vectors.runs(layer.features, layer.row_lanes, 1)):
+    for run in tiles.each(source, "vector", tiles.row_runs(layer.features, layer.row_lanes, 1)):
         source(f"w = {layer.weight} + unit * {layer.features} + vector * {layer.row_lanes}")
-        value = row_vectors.load("memory", f"v + vector * {layer.row_lanes}", run.pattern)
-        made = product.format(value=value, old=row_vectors.load("gradient", "w", run.pattern))
-        source(row_vectors.store("gradient", "w", made, run.pattern))
+        value = tiles.load_row("memory", f"v + vector * {layer.row_lanes}", run.pattern)
+        made = product.format(value=value, old=tiles.load_row("gradient", "w", run.pattern))
+        source(tiles.store_row("gradient", "w", made, run.pattern))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from adam_mpi.model.engine import layer_steps
 from adam_mpi.model.engine.builder import Builder
 from adam_mpi.model.engine.conv_choice import Choice
-from adam_mpi.model.engine.memory import Buffer
-from adam_mpi.model.engine.segments import Crossing, Part
+from adam_mpi.model.engine.schedule import Buffer, Crossing, Part
 from adam_mpi.model.layers import LayerShape
 
 COPIED = 2**20

@@ -1,4 +1,8 @@
-"""Choose tiles: how many sums a kernel keeps in registers at a time, and how a range is cut into them. Pure."""
+"""Choose tiles: how many sums a kernel keeps in registers, and how ranges and rows are cut into them. Pure.
+
+Where a row ends inside the last vector, the rest of that vector is not touched. Kernels with one image per block use
+the functions of `vector.row_kit`, whose names begin with `row_`.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -98,3 +102,33 @@ def ranked(
         return cycles * (1 + 0.03 * rests), cycles, tile.columns
 
     return sorted(fitting, key=effort)
+
+
+def row_vectors(total: int, lanes: int) -> int:
+    """Return how many vectors a row of `total` numbers takes."""
+    return up(total, lanes) // lanes
+
+
+def row_runs(total: int, lanes: int, width: int) -> list[Run]:
+    """Cut a row of `total` numbers into tiles of `width` vectors.
+
+    The pattern of the run with the last vector is how many lanes that vector has, 0 if it has all.
+    """
+    count = row_vectors(total, lanes)
+    rest = total % lanes
+    return runs(count, width, lambda start, size: rest if start + size == count else 0)
+
+
+def row_parts(run: Run) -> list[int]:
+    """Return how many lanes each vector of a tile of `run` has; 0: all."""
+    return [0] * (run.width - 1) + [run.pattern]
+
+
+def load_row(array: str, place: str, part: int) -> str:
+    """Return the expression that loads a vector, or its first `part` lanes if `part` is not 0."""
+    return f"row_load_part({array}, {place}, {part})" if part else f"row_load({array}, {place})"
+
+
+def store_row(array: str, place: str, value: str, part: int) -> str:
+    """Return the statement that stores a vector, or its first `part` lanes if `part` is not 0."""
+    return f"row_store_part({array}, {place}, {value}, {part})" if part else f"row_store({array}, {place}, {value})"

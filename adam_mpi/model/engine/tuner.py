@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from adam_mpi.model.engine import conv_choice, cpu, entry, jit
-from adam_mpi.model.engine.context import aligned
+from adam_mpi.base import machine
+from adam_mpi.model.engine import conv_choice, jit, source
 from adam_mpi.model.engine.conv_choice import Choice
 from adam_mpi.model.engine.conv_step import ConvSpec, Fused, fused
 from adam_mpi.model.engine.convolution import Shape, shape_of
-from adam_mpi.model.engine.memory import Buffer, Phase
+from adam_mpi.model.engine.engine_context import aligned
+from adam_mpi.model.engine.schedule import Buffer, Phase
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.layers import Conv, LayerShape
 
@@ -57,7 +58,7 @@ def _specs(shapes: Sequence[LayerShape]) -> dict[str, ConvSpec]:
 
 def _spec(shape: Shape, taken: Fused, learning: bool) -> ConvSpec:
     """Return a convolution alone, its weights at the start of the flat vector, with what is fused with it."""
-    lanes = cpu.lanes()
+    lanes = machine.lanes()
     window = taken.window
     inputs = Buffer("inputs", shape.channels * shape.height * shape.width * lanes)
     outputs = Buffer("outputs", shape.maps * (shape.rows // window) * (shape.columns // window) * lanes)
@@ -66,7 +67,7 @@ def _spec(shape: Shape, taken: Fused, learning: bool) -> ConvSpec:
         name="conv",
         shape=shape,
         lanes=lanes,
-        registers=cpu.registers(),
+        registers=machine.registers(),
         relu=taken.relu,
         window=window,
         masked=False,
@@ -98,7 +99,7 @@ def measure(spec: ConvSpec, candidates: list[Choice]) -> Choice:
     return candidates[int(np.argmin(medians))]
 
 
-def _runnable(spec: ConvSpec, choice: Choice) -> entry.Timed:
+def _runnable(spec: ConvSpec, choice: Choice) -> source.Timed:
     """Return a function that runs the convolution as `choice` says, and returns the seconds it took."""
     step = conv_choice.step(spec, choice)
     phases = [
@@ -107,7 +108,7 @@ def _runnable(spec: ConvSpec, choice: Choice) -> entry.Timed:
         Phase(True, tuple(step.backward)),
         Phase(False, tuple(step.finish)),
     ]
-    plan = entry.emit_timed(spec.source, [phase for phase in phases if phase.calls])
+    plan = source.emit_timed(spec.source, [phase for phase in phases if phase.calls])
     run = jit.timed(spec.source.text, spec.lanes)
     memory = aligned(plan.floats)
     memory[:] = np.random.default_rng(0).standard_normal(plan.floats)

@@ -14,8 +14,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import models, register_model
 
+from adam_mpi.base import machine
 from adam_mpi.base.native import define
-from adam_mpi.model.engine import cpu, functions, vector_bundle
+from adam_mpi.model.engine import vector_bundle, vector_functions
 
 INDEX = ir.IntType(32)
 FLOAT = ir.FloatType()
@@ -46,7 +47,7 @@ def kit(lanes: int) -> dict[str, Any]:
     vector = Vector(lanes)
     basic = _memory(vector) | _arithmetic(vector) | _choices(vector)
     basic |= vector_bundle.kit(vector, define, _builders(vector))
-    derived = {name: kernel(function) for name, function in functions.over(basic).items()}
+    derived = {name: kernel(function) for name, function in vector_functions.functions_over(basic).items()}
     return basic | derived | {"kernel": kernel, "entry": entry, "flush_to_zero": flush_to_zero, "restore": restore}
 
 
@@ -216,7 +217,7 @@ def _llvm(builder: Any, name: str, kind: ir.FunctionType) -> Any:
 
 def _control(builder: Any, instruction: str, place: Any) -> None:
     """Read or write the control word of the floating-point unit, on x86 only."""
-    if cpu.x86():
+    if machine.x86():
         byte_pointer = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer])
         builder.call(_llvm(builder, f"llvm.x86.sse.{instruction}", kind), [builder.bitcast(place, byte_pointer)])

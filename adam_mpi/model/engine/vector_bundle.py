@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from adam_mpi.model.engine import linear
+from adam_mpi.model.engine import vector_functions
 
 INDEX = types.intp
 
@@ -168,7 +168,9 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
 
     def combine(*matrix: Sequence[float]) -> Callable:
         def build(builder: Any, values: Any) -> Any:
-            return cgutils.pack_array(builder, linear.apply(matrix, _each(builder, values), terms(builder)))
+            return cgutils.pack_array(
+                builder, vector_functions.apply_matrix(matrix, _each(builder, values), terms(builder))
+            )
 
         return define(build, types.UniTuple(vector, len(matrix)), types.UniTuple(vector, len(matrix[0])))
 

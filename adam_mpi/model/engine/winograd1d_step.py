@@ -1,8 +1,8 @@
 """Build the step of a convolution by Winograd's transform along rows: the kernels it emits, called in order."""
 
-from adam_mpi.model.engine import conv_weights, tiles, winograd1d_backward, winograd1d_forward, winograd2d
+from adam_mpi.model.engine import conv_kernels, tiles, winograd1d_kernels, winograd2d_kernels
 from adam_mpi.model.engine.conv_step import ConvSpec, unpool
-from adam_mpi.model.engine.memory import Buffer, Call, Step
+from adam_mpi.model.engine.schedule import Buffer, Call, Step
 from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D
 
 
@@ -12,17 +12,17 @@ def step(spec: ConvSpec) -> Step:
     name = spec.name
     source = spec.source
     winograd = Winograd1D(shape, spec.lanes)
-    maps = winograd1d_backward.sum_maps(shape, spec.registers)
-    sums = winograd1d_backward.sum_floats(winograd, maps)
+    maps = winograd1d_kernels.sum_maps(shape, spec.registers)
+    sums = winograd1d_kernels.sum_floats(winograd, maps)
     rows = (spec.bias - spec.weight) // shape.kernel
     kernels = spec.buffer("transformed kernels", winograd.points * rows, lasting=True)
     gradient = spec.buffer("gradient of transformed kernels", sums, lasting=True)
-    winograd1d_forward.emit_kernels(source, f"{name}_transform", winograd, spec.weight)
-    winograd1d_backward.emit_gradient(source, f"{name}_gradient", winograd, spec.weight, maps)
-    winograd2d.emit_clear(source, f"{name}_clear", sums)
+    winograd1d_kernels.emit_kernels(source, f"{name}_transform", winograd, spec.weight)
+    winograd1d_kernels.emit_gradient(source, f"{name}_gradient", winograd, spec.weight, maps)
+    winograd2d_kernels.emit_clear(source, f"{name}_clear", sums)
     back, errors, winners = unpool(spec)
     transformed = spec.errors_buffer("transformed errors", winograd.product_floats)
-    winograd1d_backward.emit_errors(source, f"{name}_errors", winograd)
+    winograd1d_kernels.emit_errors(source, f"{name}_errors", winograd)
     back.append(Call(f"{name}_errors", ("memory", errors, transformed)))
     _emit_to_weights(spec, winograd, maps)
     forward = _forward(spec, winograd, kernels, winners)
@@ -44,10 +44,10 @@ def _forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, winners: Buf
     source = spec.source
     values = spec.buffer("values", winograd.value_floats)
     products = spec.buffer("products", winograd.product_floats)
-    winograd1d_forward.emit_values(source, f"{name}_values", winograd)
+    winograd1d_kernels.emit_values(source, f"{name}_values", winograd)
     tile = tiles.choose(spec.shape.maps, winograd.tiles, spec.registers, slide=2)
-    winograd1d_forward.emit_products(source, f"{name}_products", winograd, tile)
-    winograd1d_forward.emit_outputs(source, winograd, spec.forward_kernel("outputs", tiles.Tile(1, COLUMNS)))
+    winograd1d_kernels.emit_products(source, f"{name}_products", winograd, tile)
+    winograd1d_kernels.emit_outputs(source, winograd, spec.forward_kernel("outputs", tiles.Tile(1, COLUMNS)))
     outputs: tuple[Buffer | str, ...] = ("memory", "weights", products, spec.outputs)
     if winners:
         outputs += (winners, spec.buffer("unpooled", spec.window * spec.shape.columns * spec.lanes))
@@ -59,9 +59,9 @@ def _forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, winners: Buf
 
 
 def _emit_to_weights(spec: ConvSpec, winograd: Winograd1D, maps: int) -> None:
-    winograd1d_backward.emit_sums(spec.source, f"{spec.name}_sums", winograd, maps)
+    winograd1d_kernels.emit_sums(spec.source, f"{spec.name}_sums", winograd, maps)
     with spec.source.kernel(f"{spec.name}_bias(memory, gradient, errors)", "Gradient of the bias."):
-        conv_weights.emit_bias(spec.source, spec.shape, spec.bias, spec.lanes)
+        conv_kernels.emit_bias(spec.source, spec.shape, spec.bias, spec.lanes)
 
 
 def _to_weights(spec: ConvSpec, winograd: Winograd1D, errors: tuple[Buffer, Buffer], gradient: Buffer) -> list[Call]:
@@ -85,8 +85,8 @@ def _to_data(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, transformed:
     name = spec.name
     products = spec.buffer("products to data", winograd.back_floats)
     tile = tiles.choose(spec.shape.channels, winograd.across, spec.registers)
-    winograd1d_backward.emit_back(spec.source, f"{name}_back", winograd, tile)
-    winograd1d_backward.emit_spread(spec.source, f"{name}_spread", winograd, spec.masked)
+    winograd1d_kernels.emit_back(spec.source, f"{name}_back", winograd, tile)
+    winograd1d_kernels.emit_spread(spec.source, f"{name}_spread", winograd, spec.masked)
     return [
         Call(f"{name}_back", ("memory", kernels, transformed, products)),
         Call(f"{name}_spread", ("memory", products, spec.inputs, spec.input_errors)),

@@ -4,10 +4,10 @@ forward, data:  pad; for each group of tiles: values, the sixteen products, outp
 weights:        pad; for each group of tiles: values, errors, the sixteen sums
 """
 
-from adam_mpi.model.engine import conv_weights, dense_product, dense_weights, winograd2d
+from adam_mpi.model.engine import conv_kernels, dense_product, dense_weights, winograd2d_kernels
 from adam_mpi.model.engine.conv_step import ConvSpec, unpool
-from adam_mpi.model.engine.memory import Buffer, Call, Step
-from adam_mpi.model.engine.winograd2d import PARTS, ROTATED, Outputs, Side
+from adam_mpi.model.engine.schedule import Buffer, Call, Step
+from adam_mpi.model.engine.winograd2d_kernels import PARTS, ROTATED, Outputs, Side
 
 
 def step(spec: ConvSpec) -> Step:
@@ -18,9 +18,9 @@ def step(spec: ConvSpec) -> Step:
     floats = PARTS * spec.shape.maps * spec.shape.channels
     kernels = spec.buffer("transformed kernels", floats, lasting=True)
     sums = spec.buffer("gradient of transformed kernels", floats, lasting=True)
-    winograd2d.emit_weights(source, f"{name}_transform", spec.shape, spec.weight)
-    winograd2d.emit_clear(source, f"{name}_clear", floats)
-    winograd2d.emit_gradient(source, f"{name}_gradient", spec.shape, spec.weight)
+    winograd2d_kernels.emit_weights(source, f"{name}_transform", spec.shape, spec.weight)
+    winograd2d_kernels.emit_clear(source, f"{name}_clear", floats)
+    winograd2d_kernels.emit_gradient(source, f"{name}_gradient", spec.shape, spec.weight)
     back, output_errors, winners = unpool(spec)
     forward = _forward(spec, (inputs, errors), winners, kernels)
     to_weights = [_to_weights(spec, (inputs, errors), output_errors, sums)]
@@ -120,7 +120,7 @@ def _emit_forward(spec: ConvSpec, name: str, side: Side) -> None:
         relu=spec.relu,
         pooled=spec.window == 2,
     )
-    winograd2d.emit_outputs(spec.source, f"{name}_outputs", outputs)
+    winograd2d_kernels.emit_outputs(spec.source, f"{name}_outputs", outputs)
     _emit_chain(spec, name, side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
 
 
@@ -135,14 +135,14 @@ def _emit_data(spec: ConvSpec, side: Side) -> None:
         lanes=spec.lanes,
         masked=spec.masked,
     )
-    winograd2d.emit_outputs(spec.source, f"{spec.name}_data_outputs", outputs)
+    winograd2d_kernels.emit_outputs(spec.source, f"{spec.name}_data_outputs", outputs)
     _emit_chain(spec, f"{spec.name}_data", side, dense_product.to_data(shape.maps, shape.channels), ROTATED)
 
 
 def _emit_values(spec: ConvSpec, name: str, side: Side) -> None:
     """Emit the kernels that pad the planes of `side`, and transform their tiles."""
-    winograd2d.emit_pad(spec.source, f"{name}_pad", side, spec.lanes)
-    winograd2d.emit_values(spec.source, f"{name}_values", side, spec.lanes)
+    winograd2d_kernels.emit_pad(spec.source, f"{name}_pad", side, spec.lanes)
+    winograd2d_kernels.emit_values(spec.source, f"{name}_values", side, spec.lanes)
 
 
 def _emit_chain(spec: ConvSpec, name: str, side: Side, product: dense_product.Product, parts: list[int]) -> None:
@@ -175,11 +175,11 @@ def _emit_weights(spec: ConvSpec, side: Side) -> None:
     shape = spec.shape
     lanes = spec.lanes
     name = spec.name
-    winograd2d.emit_errors(source, f"{name}_weights_errors", shape, side, lanes)
+    winograd2d_kernels.emit_errors(source, f"{name}_weights_errors", shape, side, lanes)
     dense_weights.emit_transpose(source, f"{name}_weights_transpose", shape.channels, lanes)
     tile = dense_weights.choose(shape.maps, shape.channels, lanes, spec.registers)
     kernel = dense_weights.DenseKernel(f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile)
-    dense_weights.emit(source, kernel, dense_weights.group(side.group * lanes))
+    dense_weights.emit_gradient(source, kernel, dense_weights.group(side.group * lanes))
     head = f"{name}_weights(memory, gradient, errors, planes, sums, padded, tiles, products, panel, transposed)"
     with source.kernel(head, f"{shape}, Winograd, groups of {side.group} tiles."):
         source(f"{name}_forward_pad(memory, planes, padded)")
@@ -192,4 +192,4 @@ def _emit_weights(spec: ConvSpec, side: Side) -> None:
                 weight = f"sums + part * {shape.maps * shape.channels}"
                 source(f"{name}_weights_transpose(memory, {values}, transposed, {side.group})")
                 source(f"{kernel.name}(memory, memory, {weight}, {errors}, transposed, {side.group}, False)")
-        conv_weights.emit_bias(source, shape, spec.bias, lanes)
+        conv_kernels.emit_bias(source, shape, spec.bias, lanes)

@@ -1,4 +1,4 @@
-"""Emit max-pooling and average-pooling.
+"""Emit max-pooling, average-pooling, and local response normalization.
 
 Max-pooling keeps the winner of each window as its number in the window, a float, so that it fills a lane.
 
@@ -8,6 +8,10 @@ max backward:      for each plane, row and column of windows: the error goes to 
                    windows that overlap add up
 average forward:   for each plane, row and column of windows: the mean of the window
 average backward:  for each plane, row and column of windows: its error, divided by its pixels, is added to all of them
+
+forward:   for each channel and pixel: scale = offset + scale / size * sum of squares over the channel's window
+                                       output = input * scale ** -power
+backward:  for each channel and pixel: error * scale ** -power, less the channel's part in its neighbors' scales
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from adam_mpi.model.engine.source import Source
-from adam_mpi.model.layers import Shape
+from adam_mpi.model.layers import LocalResponseNorm, Shape
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,12 @@ class Windows:
 def window(source: Source, size: int, columns: int, lanes: int, relu: bool) -> None:
     """Emit `best` and `winner` of the window whose first value lies at `v`, in rows of `columns` pixels."""
     places = [(number // size * columns + number % size) * lanes for number in range(size * size)]
-    choose(source, [f"load(memory, v + {place})" for place in places])
+    emit_winner(source, [f"load(memory, v + {place})" for place in places])
     if relu:
         through_relu(source)
 
 
-def choose(source: Source, values: Sequence[str]) -> None:
+def emit_winner(source: Source, values: Sequence[str]) -> None:
     """Emit `best` and `winner` of `values`, which are expressions."""
     source(f"best, winner = {values[0]}, zero()")
     for number, value in enumerate(values[1:], start=1):
@@ -129,3 +133,46 @@ def _each_window(source: Source, windows: Windows) -> Iterator[None]:
         source(f"at = (line * {columns} + column) * {windows.lanes}")
         source(f"corner = ((plane * {height} + row * {stride}) * {width} + column * {stride}) * {windows.lanes}")
         yield
+
+
+RAISED = "exponential(mul(splat({power!r}), logarithm(scale)))"
+
+
+def emit_norm_forward(source: Source, name: str, shape: Shape, layer: LocalResponseNorm, lanes: int) -> None:
+    """Emit the kernel `name` that computes outputs and scales."""
+    plane = shape[1] * shape[2] * lanes
+    half = layer.size // 2
+    with source.kernel(f"{name}(memory, inputs, outputs, scales)", str(layer)):
+        with source.inside(f"for channel in range({shape[0]}):"):
+            source(f"first, last = max(0, channel - {half}), min({shape[0]}, channel + {layer.size - half})")
+            with source.inside(f"for pixel in range(0, {plane}, {lanes}):"):
+                source("squares = zero()")
+                with source.inside("for other in range(first, last):"):
+                    source(f"value = load(memory, inputs + other * {plane} + pixel)")
+                    source("squares = fma(value, value, squares)")
+                source(f"at = channel * {plane} + pixel")
+                source(f"scale = fma(splat({layer.scale / layer.size!r}), squares, splat({float(layer.offset)!r}))")
+                source("store(memory, scales + at, scale)")
+                raised = RAISED.format(power=-float(layer.power))
+                source(f"store(memory, outputs + at, mul(load(memory, inputs + at), {raised}))")
+
+
+def emit_norm_backward(source: Source, name: str, shape: Shape, layer: LocalResponseNorm, lanes: int) -> None:
+    """Emit the kernel `name` that computes the errors of the inputs."""
+    plane = shape[1] * shape[2] * lanes
+    half = layer.size // 2
+    factor = -2 * layer.scale / layer.size * layer.power
+    with source.kernel(f"{name}(memory, errors, inputs, outputs, scales, input_errors)", str(layer)):
+        with source.inside(f"for channel in range({shape[0]}):"):
+            source(f"first, last = max(0, channel + {half + 1 - layer.size}), min({shape[0]}, channel + {half + 1})")
+            with source.inside(f"for pixel in range(0, {plane}, {lanes}):"):
+                source("shared = zero()")
+                with source.inside("for other in range(first, last):"):
+                    source(f"to = other * {plane} + pixel")
+                    source("part = mul(load(memory, errors + to), load(memory, outputs + to))")
+                    source("shared = add(shared, div(part, load(memory, scales + to)))")
+                source(f"at = channel * {plane} + pixel")
+                source("scale = load(memory, scales + at)")
+                source(f"own = mul(load(memory, errors + at), {RAISED.format(power=-float(layer.power))})")
+                source(f"taken = mul(splat({factor!r}), mul(load(memory, inputs + at), shared))")
+                source("store(memory, input_errors + at, add(own, taken))")

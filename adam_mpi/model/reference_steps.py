@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adam_mpi.model.exchange import Exchange
-from adam_mpi.model.kernels import conv, dense, dropout, local_response_norm, pointwise, pool
+from adam_mpi.model.kernels import activations_and_loss, conv_and_dense, pool_and_norm
 from adam_mpi.model.layers import (
     Activation,
     AvgPool,
@@ -22,11 +22,10 @@ from adam_mpi.model.layers import (
 Views = dict[str, np.ndarray]
 Forward = Callable[[Views], None]
 Backward = Callable[[Views, Views], None]
-
 FUNCTIONS = {
-    "relu": (pointwise.relu, pointwise.relu_backward),
-    "tanh": (pointwise.tanh, pointwise.tanh_backward),
-    "sigmoid": (pointwise.sigmoid, pointwise.sigmoid_backward),
+    "relu": (activations_and_loss.relu, activations_and_loss.relu_backward),
+    "tanh": (activations_and_loss.tanh, activations_and_loss.tanh_backward),
+    "sigmoid": (activations_and_loss.sigmoid, activations_and_loss.sigmoid_backward),
 }
 
 
@@ -76,7 +75,7 @@ def bind(
         return Steps(_leave, _leave, None, _leave_errors)
     if isinstance(layer, Activation) and layer.function in FUNCTIONS:
         return _activation(layer, place)
-    raise missing_rule(layer, "reference kernel (bind in model/steps.py)")
+    raise missing_rule(layer, "reference kernel (bind in model/reference_steps.py)")
 
 
 def _conv(shape: LayerShape, layer: Conv, place: Place, arrays: dict[str, np.ndarray], rows: int) -> Steps:
@@ -87,14 +86,14 @@ def _conv(shape: LayerShape, layer: Conv, place: Place, arrays: dict[str, np.nda
     sums = arrays["sums"]
 
     def forward(weights: Views) -> None:
-        conv.forward(weights[weight], weights[bias], place.inputs, *window, *scratch, place.outputs)
+        conv_and_dense.conv_forward(weights[weight], weights[bias], place.inputs, *window, *scratch, place.outputs)
 
     def backward_weights(weights: Views, gradients: Views) -> None:
         gradient = (gradients[weight], gradients[bias])
-        conv.backward_weights(place.errors, place.inputs, *window, *scratch, sums, *gradient)
+        conv_and_dense.conv_backward_weights(place.errors, place.inputs, *window, *scratch, sums, *gradient)
 
     def backward_data(weights: Views, gradients: Views) -> None:
-        conv.backward_data(weights[weight], place.errors, *window, *scratch, place.input_errors)
+        conv_and_dense.conv_backward_data(weights[weight], place.errors, *window, *scratch, place.input_errors)
 
     return Steps(forward, forward, backward_weights, backward_data)
 
@@ -108,33 +107,33 @@ def _dense(name: str, place: Place, sums: np.ndarray) -> Steps:
     errors = _matrix(place.errors)
 
     def forward(weights: Views) -> None:
-        dense.forward(weights[weight], weights[bias], inputs, outputs)
+        conv_and_dense.dense_forward(weights[weight], weights[bias], inputs, outputs)
 
     def backward_weights(weights: Views, gradients: Views) -> None:
-        dense.backward_weights(errors, inputs, sums, gradients[weight], gradients[bias])
+        conv_and_dense.dense_backward_weights(errors, inputs, sums, gradients[weight], gradients[bias])
 
     def backward_data(weights: Views, gradients: Views) -> None:
-        dense.backward_data(weights[weight], errors, input_errors)
+        conv_and_dense.dense_backward_data(weights[weight], errors, input_errors)
 
     return Steps(forward, forward, backward_weights, backward_data)
 
 
 def _pool(layer: MaxPool, place: Place, winners: np.ndarray) -> Steps:
     def forward(weights: Views) -> None:
-        pool.forward(place.inputs, layer.size, layer.stride, place.outputs, winners)
+        pool_and_norm.max_pool(place.inputs, layer.size, layer.stride, place.outputs, winners)
 
     def backward(weights: Views, gradients: Views) -> None:
-        pool.backward(place.errors, winners, layer.size, layer.stride, place.input_errors)
+        pool_and_norm.max_pool_backward(place.errors, winners, layer.size, layer.stride, place.input_errors)
 
     return Steps(forward, forward, None, backward)
 
 
 def _average(layer: AvgPool, place: Place) -> Steps:
     def forward(weights: Views) -> None:
-        pool.average(place.inputs, layer.size, layer.stride, place.outputs)
+        pool_and_norm.avg_pool(place.inputs, layer.size, layer.stride, place.outputs)
 
     def backward(weights: Views, gradients: Views) -> None:
-        pool.average_backward(place.errors, layer.size, layer.stride, place.input_errors)
+        pool_and_norm.avg_pool_backward(place.errors, layer.size, layer.stride, place.input_errors)
 
     return Steps(forward, forward, None, backward)
 
@@ -148,10 +147,10 @@ def _normalize(layer: LocalResponseNorm, place: Place, scales: np.ndarray) -> St
     window = (layer.size, float(layer.scale), float(layer.power))
 
     def forward(weights: Views) -> None:
-        local_response_norm.forward(inputs, offset, *window, outputs, flat_scales)
+        pool_and_norm.normalize(inputs, offset, *window, outputs, flat_scales)
 
     def backward(weights: Views, gradients: Views) -> None:
-        local_response_norm.backward(errors, inputs, outputs, flat_scales, *window, input_errors)
+        pool_and_norm.normalize_backward(errors, inputs, outputs, flat_scales, *window, input_errors)
 
     return Steps(forward, forward, None, backward)
 
@@ -163,13 +162,13 @@ def _dropout(shape: LayerShape, layer: Dropout, index: int, place: Place, keys: 
     mask = (keys, index, float(layer.rate), outputs.dtype.type(1 / (1 - layer.rate)), shape.within)
 
     def forward(weights: Views) -> None:
-        dropout.drop(inputs, *mask, outputs)
+        activations_and_loss.drop(inputs, *mask, outputs)
 
     def inference(weights: Views) -> None:
         np.copyto(outputs, inputs)
 
     def backward(weights: Views, gradients: Views) -> None:
-        dropout.drop(errors, *mask, errors)
+        activations_and_loss.drop(errors, *mask, errors)
 
     return Steps(forward, inference, None, backward)
 

@@ -13,7 +13,7 @@ transformed by A, dense_weights sums up dU, and the gradient is G' dU G. 2.25 ti
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from adam_mpi.model.engine import pool, tiles
+from adam_mpi.model.engine import pool_and_norm, tiles
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.exchange import Span
@@ -250,10 +250,10 @@ def emit_outputs(source: Source, name: str, made: Outputs) -> None:
 
 
 def _store_pooled(source: Source, made: Outputs) -> None:
-    pool.choose(source, [f"square[{number}]" for number in range(4)])
+    pool_and_norm.emit_winner(source, [f"square[{number}]" for number in range(4)])
     source("best = add(best, start)")
     if made.relu:
-        pool.through_relu(source)
+        pool_and_norm.through_relu(source)
     source(f"to = ((plane * {made.height // 2} + row // 2) * {made.width // 2} + column // 2) * {made.lanes}")
     source("store(memory, outputs + to, best)")
     source("store(memory, extra + to, winner)")

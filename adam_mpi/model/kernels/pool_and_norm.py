@@ -1,11 +1,11 @@
-"""Max pooling, which keeps the position in the input plane of each window's largest value; average pooling."""
+"""Reference kernels of max-pooling, average-pooling and local response normalization."""
 
 import numpy as np
 from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def forward(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray, winners: np.ndarray) -> None:
+def max_pool(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray, winners: np.ndarray) -> None:
     """Compute the largest input of each window as `outputs`, and its position as `winners`: the first of equal ones."""
     channels, height, width, images = outputs.shape
     for channel in range(channels):
@@ -28,7 +28,9 @@ def forward(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray, win
 
 
 @njit(nogil=True, cache=True)
-def backward(errors: np.ndarray, winners: np.ndarray, size: int, stride: int, input_errors: np.ndarray) -> None:
+def max_pool_backward(
+    errors: np.ndarray, winners: np.ndarray, size: int, stride: int, input_errors: np.ndarray
+) -> None:
     """Add each error to the winner of its window."""
     channels, height, width, images = errors.shape
     input_errors[:] = 0
@@ -45,7 +47,7 @@ def backward(errors: np.ndarray, winners: np.ndarray, size: int, stride: int, in
 
 
 @njit(nogil=True, cache=True)
-def average(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray) -> None:
+def avg_pool(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray) -> None:
     """Compute the mean of each window."""
     channels, height, width, images = outputs.shape
     outputs[:] = 0
@@ -60,7 +62,7 @@ def average(inputs: np.ndarray, size: int, stride: int, outputs: np.ndarray) -> 
 
 
 @njit(nogil=True, cache=True)
-def average_backward(errors: np.ndarray, size: int, stride: int, input_errors: np.ndarray) -> None:
+def avg_pool_backward(errors: np.ndarray, size: int, stride: int, input_errors: np.ndarray) -> None:
     """Add to each input of a window an equal share of its error."""
     channels, height, width, images = errors.shape
     input_errors[:] = 0
@@ -72,3 +74,44 @@ def average_backward(errors: np.ndarray, size: int, stride: int, input_errors: n
                     x = column * stride + step % size
                     for image in range(images):
                         input_errors[channel, y, x, image] += errors[channel, row, column, image] / (size * size)
+
+
+@njit(nogil=True, cache=True)
+def normalize(
+    inputs: np.ndarray, offset: float, size: int, scale: float, power: float, outputs: np.ndarray, scales: np.ndarray
+) -> None:
+    """Compute outputs = inputs / scales ** power; a window of `size` channels starts size // 2 before its own."""
+    channels, places = inputs.shape
+    for channel in range(channels):
+        first = max(0, channel - size // 2)
+        last = min(channels, channel - size // 2 + size)
+        for place in range(places):
+            total = 0.0
+            for other in range(first, last):
+                total += inputs[other, place] * inputs[other, place]
+            scales[channel, place] = offset + scale / size * total
+            outputs[channel, place] = inputs[channel, place] * scales[channel, place] ** -power
+
+
+@njit(nogil=True, cache=True)
+def normalize_backward(
+    errors: np.ndarray,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    scales: np.ndarray,
+    size: int,
+    scale: float,
+    power: float,
+    input_errors: np.ndarray,
+) -> None:
+    """Compute the errors of the inputs: a channel's own, less those through the scales of all windows that it is in."""
+    channels, places = inputs.shape
+    for channel in range(channels):
+        first = max(0, channel + size // 2 - size + 1)
+        last = min(channels, channel + size // 2 + 1)
+        for place in range(places):
+            total = 0.0
+            for other in range(first, last):
+                total += errors[other, place] * outputs[other, place] / scales[other, place]
+            own = errors[channel, place] * scales[channel, place] ** -power
+            input_errors[channel, place] = own - 2 * scale / size * power * inputs[channel, place] * total

@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from adam_mpi.model import parameters
-from adam_mpi.model.context import Context
-from adam_mpi.model.exchange import Assembly, Exchange
-from adam_mpi.model.exchange_buffers import BACK, FORWARD, AssemblyBuffers, ExchangeBuffers, Port
+from adam_mpi.model.exchange import BACK, FORWARD, Assembly, AssemblyBuffers, Exchange, ExchangeBuffers, Port
 from adam_mpi.model.partition import Strip
-from adam_mpi.model.steps import Place
+from adam_mpi.model.reference_context import Context
+from adam_mpi.model.reference_steps import Place
 
 Work = Callable[[], None]
 

@@ -110,7 +110,7 @@ def _overwrites(layer: Layer, needed: str) -> tuple[bool, str]:
         return False, "normalize"
     if isinstance(layer, Conv | MaxPool | Dense | Exchange):
         return False, ""
-    raise missing_rule(layer, "buffer of its output (_overwrites in model/buffers.py)")
+    raise missing_rule(layer, "buffer of its output (_overwrites in model/reference_buffers.py)")
 
 
 def error_names(shapes: Sequence[LayerShape]) -> list[str]:
@@ -123,7 +123,7 @@ def error_names(shapes: Sequence[LayerShape]) -> list[str]:
         elif isinstance(shape.layer, Conv | MaxPool | LocalResponseNorm | Dense | Exchange):
             names.append(other[names[-1]])
         else:
-            raise missing_rule(shape.layer, "buffer of its errors (error_names in model/buffers.py)")
+            raise missing_rule(shape.layer, "buffer of its errors (error_names in model/reference_buffers.py)")
     return names[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Convolution as matrix products over gathered columns (im2col), a group of output rows at a time.
+"""Reference kernels of convolutions, as matrix products over gathered columns (im2col), and of dense layers.
 
 Rows are padded by `pad` above and below; columns by `left` at the left, and at the right as far as outputs reach.
 Column buffer: one line for each (channel, kernel row, kernel column), one entry for each output position and image.
@@ -47,7 +47,7 @@ def scatter(patches: np.ndarray, first: int, kernel: int, stride: int, pad: int,
 
 
 @njit(nogil=True, cache=True)
-def forward(
+def conv_forward(
     weight: np.ndarray,
     bias: np.ndarray,
     inputs: np.ndarray,
@@ -88,7 +88,7 @@ def take_rows(errors: np.ndarray, start: int, product: np.ndarray) -> None:
 
 # The sum of errors may be taken in any order, so that it vectorizes.
 @njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
-def backward_weights(
+def conv_backward_weights(
     errors: np.ndarray,
     inputs: np.ndarray,
     stride: int,
@@ -128,7 +128,7 @@ def backward_weights(
 
 
 @njit(nogil=True, cache=True)
-def backward_data(
+def conv_backward_data(
     weight: np.ndarray,
     errors: np.ndarray,
     stride: int,
@@ -155,3 +155,41 @@ def backward_data(
         patches = columns[: depth * span].reshape(depth, group, width, images)
         np.dot(matrix.T, product, patches.reshape(depth, span))
         scatter(patches, first, kernel=kernel, stride=stride, pad=pad, left=left, inputs=input_errors)
+
+
+@njit(nogil=True, cache=True)
+def dense_forward(weight: np.ndarray, bias: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> None:
+    """Compute outputs = weight @ inputs + bias."""
+    np.dot(weight, inputs, outputs)
+    for unit in range(outputs.shape[0]):
+        for image in range(outputs.shape[1]):
+            outputs[unit, image] += bias[unit]
+
+
+@njit(nogil=True, cache=True)
+def dense_backward_weights(
+    errors: np.ndarray,
+    inputs: np.ndarray,
+    sums: np.ndarray,
+    weight_gradient: np.ndarray,
+    bias_gradient: np.ndarray,
+) -> None:
+    """Add the gradient of weight and bias, summed over the images; `sums` is flat scratch of at least one row."""
+    units, features = weight_gradient.shape
+    rows = sums.size // features
+    for first in range(0, units, rows):
+        last = min(first + rows, units)
+        partial = sums[: (last - first) * features].reshape(last - first, features)
+        np.dot(errors[first:last], inputs.T, partial)
+        for unit in range(first, last):
+            for feature in range(features):
+                weight_gradient[unit, feature] += partial[unit - first, feature]
+    for unit in range(units):
+        for image in range(errors.shape[1]):
+            bias_gradient[unit] += errors[unit, image]
+
+
+@njit(nogil=True, cache=True)
+def dense_backward_data(weight: np.ndarray, errors: np.ndarray, input_errors: np.ndarray) -> None:
+    """Compute the errors of the inputs."""
+    np.dot(weight.T, errors, input_errors)

@@ -8,11 +8,11 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import DTypeLike
 
-from adam_mpi.model import buffers, parameters
+from adam_mpi.model import parameters, reference_buffers
 from adam_mpi.model.exchange import Exchange, assembled_at
-from adam_mpi.model.kernels import dropout, loss, pointwise
+from adam_mpi.model.kernels import activations_and_loss
 from adam_mpi.model.layers import Conv, LayerShape
-from adam_mpi.model.steps import Backward, Place, Steps, Views, bind
+from adam_mpi.model.reference_steps import Backward, Place, Steps, Views, bind
 
 
 class Context:
@@ -27,7 +27,7 @@ class Context:
         self.seed = seed
         self.count = 0
         self.tensors = parameters.tensors(shapes)
-        self.arrays = buffers.allocate(buffers.plan(shapes, images, dtype))
+        self.arrays = reference_buffers.allocate(reference_buffers.plan(shapes, images, dtype))
         self.levels = (np.arange(256) / 255).astype(dtype)
         self.places = _places(shapes, self.arrays)
         self.logits = self.places[-1].outputs.reshape(-1, images)
@@ -77,7 +77,7 @@ class Context:
 
     def probabilities(self, count: int) -> np.ndarray:
         """Return the probabilities of the first `count` images of the block, whose logits are computed."""
-        loss.softmax(self.logits, self.errors, self.arrays["normalizers"])
+        activations_and_loss.softmax(self.logits, self.errors, self.arrays["normalizers"])
         return self.errors[:, :count].T.copy()
 
     def walk(self, weights: np.ndarray, pixels: np.ndarray) -> Iterator[np.ndarray]:
@@ -132,13 +132,13 @@ class Context:
             return len(block)
         # Copied first, so that the kernel sees one type of array for any view.
         self.arrays["pixels"][: len(block)] = block
-        pointwise.load_pixels(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
+        activations_and_loss.load_pixels(self.arrays["pixels"], len(block), self.levels, self.arrays["input"])
         return len(block)
 
     def _draw(self, ids: np.ndarray, epoch: int) -> None:
         """Compute the random keys of the images `ids` in `epoch`."""
         self.arrays["ids"][: len(ids)] = ids
-        dropout.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
+        activations_and_loss.image_keys(self.seed, epoch, self.arrays["ids"], self.arrays["keys"])
 
     def _infer(self, weights: np.ndarray, pixels: np.ndarray) -> int:
         """Compute the logits of `pixels` without dropout; return the number of images."""
@@ -152,23 +152,27 @@ class Context:
         """Turn logits into errors; return the loss sum and the number correct."""
         normalizers = self.arrays["normalizers"]
         self.arrays["labels"][: len(labels)] = labels
-        loss.softmax(self.logits, self.errors, normalizers)
-        return loss.cross_entropy(self.logits, normalizers, self.arrays["labels"], len(labels), self.errors)
+        activations_and_loss.softmax(self.logits, self.errors, normalizers)
+        return activations_and_loss.cross_entropy(
+            self.logits, normalizers, self.arrays["labels"], len(labels), self.errors
+        )
 
 
 def _places(shapes: Sequence[LayerShape], arrays: dict[str, np.ndarray]) -> list[Place]:
     """Return the arrays of each layer: inputs and outputs by name, errors as views of the two that alternate."""
-    outputs = [arrays[name] for name in ["input", *buffers.output_names(shapes)]]
+    outputs = [arrays[name] for name in ["input", *reference_buffers.output_names(shapes)]]
     errors = [
         arrays[name][: math.prod(output.shape)].reshape(output.shape)
-        for name, output in zip(buffers.error_names(shapes), outputs, strict=True)
+        for name, output in zip(reference_buffers.error_names(shapes), outputs, strict=True)
     ]
     return [Place(outputs[index], outputs[index + 1], errors[index], errors[index + 1]) for index in range(len(shapes))]
 
 
 def _rows(shape: LayerShape, place: Place, itemsize: int) -> int:
     """Return how many output rows of a convolution are computed at a time; 0 for other layers."""
-    return buffers.group_rows(shape, place.outputs.shape[-1], itemsize) if isinstance(shape.layer, Conv) else 0
+    return (
+        reference_buffers.group_rows(shape, place.outputs.shape[-1], itemsize) if isinstance(shape.layer, Conv) else 0
+    )
 
 
 def _backward(shapes: Sequence[LayerShape], steps: list[Steps]) -> list[Backward]:
