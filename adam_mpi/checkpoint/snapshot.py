@@ -24,7 +24,8 @@ from h5py import h5t
 
 from adam_mpi.base.checksum import add_checksums
 from adam_mpi.base.errors import UserError
-from adam_mpi.checkpoint.hdf5_file import check_format, create_unfilled, new_file, open_file, sync, write_past_cache
+from adam_mpi.base.files import sync
+from adam_mpi.checkpoint.hdf5_file import check_format, create_unfilled, new_file, open_file, write_past_cache
 from adam_mpi.sharding.position import Position
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import Piece, joined, meets

@@ -22,8 +22,9 @@ import numpy as np
 from h5py import h5t
 
 from adam_mpi.base.checksum import checksum
+from adam_mpi.base.files import sync
 from adam_mpi.base.thread_pool import ThreadPool
-from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, sync, write_at
+from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, write_at
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.spans import joined, meets
 
