@@ -128,7 +128,7 @@ def test_a_full_run_directory_stops_no_rank_until_the_results_are_due(disk, star
     keys = given(*SMALL, f"store.dir={tmp_path / 'store'}", "observe.tensorboard=true")
     job = training(start_job(4, "train", "--run", disk.folder / "run", *ENDLESS, *keys))
     disk.fill()
-    job.until(lambda: "No space left on device; it is tried again" in job.stderr, "the warning")
+    job.until(lambda: "No space left on device; it is retried" in job.stderr, "the warning")
     lines = len(job.metrics())
     disk.empty()
     job.until(lambda: "has caught up" in job.stderr, "its last word on that")
@@ -146,7 +146,7 @@ def test_without_room_for_its_results_a_job_fails_by_name(disk, start_job, tmp_p
     keys = given(*SMALL, f"store.dir={tmp_path / 'store'}")
     job = training(start_job(4, "train", "--run", disk.folder / "run", *ENDLESS, *keys))
     disk.fill()
-    job.until(lambda: "No space left on device; it is tried again" in job.stderr, "the warning")
+    job.until(lambda: "No space left on device; it is retried" in job.stderr, "the warning")
     (job.run / "STOP").touch()
     job.wait(60)
     cause = "^adam_mpi: rank 0, data on .*the (last snapshot|results) could not be written: .*No space"
