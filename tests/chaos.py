@@ -372,10 +372,18 @@ def distance(job: Job, undisturbed: Job) -> float:
     return float(np.abs(weights(job.run / "weights.h5") - weights(undisturbed.run / "weights.h5")).max())
 
 
+def wanted(options: argparse.Namespace) -> list[Run]:
+    """The runs of all kinds, each from number `first` on; seeds of points and of wide runs count from 0."""
+    before = options.first - 1
+    runs = [draw(seed) for seed in range(options.first, options.first + options.runs)]
+    runs += [point(name, seed) for name in options.point for seed in range(before, before + options.points)]
+    return runs + [wide(seed) for seed in range(before, before + options.wide)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20, help="training runs")
-    parser.add_argument("--first", type=int, default=1, help="seed of the first")
+    parser.add_argument("--first", type=int, default=1, help="number of the first run of each kind, from 1")
     parser.add_argument("--points", type=int, default=5, help="conservation runs per named point")
     parser.add_argument("--point", choices=POINTS, nargs="*", default=list(POINTS), help="only these points")
     parser.add_argument("--wide", type=int, default=40, help="conservation runs over codecs, servers and staleness")
@@ -397,9 +405,7 @@ def main() -> int:
         line = marathon.run(_openmpi(), options.kills, options.first)
         results.add(options.results, line)
         return int("error" in line)
-    runs = [draw(seed) for seed in range(options.first, options.first + options.runs)]
-    runs += [point(name, seed) for name in options.point for seed in range(options.points)]
-    runs += [wide(seed) for seed in range(options.wide)]
+    runs = wanted(options)
     if options.wide:
         print(design(runs[-options.wide :]), flush=True)
     missing = [run for run in runs if not results.passed(lines, run.seed, run.kind, run.point)]

@@ -1,5 +1,6 @@
 """A short, seeded part of scripts/chaos: random kills while training, and kills at named points under the oracle."""
 
+import argparse
 from collections import Counter
 
 import chaos
@@ -29,6 +30,13 @@ def test_wide_runs_are_spread_evenly_over_all_that_can_be_combined():
         assert max(Counter(getattr(run, key) for run in runs).values()) <= most, chaos.design(runs)
     assert {run.pattern for run in runs} == set(chaos.PATTERNS)
     assert {run.copies for run in runs} == {3, 4, 5}
+
+
+def test_runs_of_every_kind_begin_with_the_first_that_is_asked_for():
+    options = argparse.Namespace(first=201, runs=2, points=2, point=["rename"], wide=3)
+    assert [run.seed for run in chaos.wanted(options)] == [201, 202, 200, 201, 200, 201, 202]
+    options.first = 1
+    assert [run.seed for run in chaos.wanted(options)] == [1, 2, 0, 1, 0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(40))

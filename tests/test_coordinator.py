@@ -3,13 +3,14 @@
 import json
 import threading
 import types
+from dataclasses import replace
 
 import pytest
 
 from adam_mpi.base.errors import LostRun, LostState, UserError
 from adam_mpi.config import load
 from adam_mpi.monitor.status_writer import StatusWriter
-from adam_mpi.runtime import job_report
+from adam_mpi.runtime import job, job_report
 from adam_mpi.runtime.completion import Completion
 from adam_mpi.runtime.job import CoordinatorResources, CoordinatorState, JobRecord
 from adam_mpi.runtime.job_report import JobReport
@@ -21,6 +22,7 @@ def state(**changes):
     values = {
         "number": 5,
         "phase": Phase(3, "train", 2),
+        "phase_started_at": 1090.0,
         "best": 0.5,
         "best_epoch": 1,
         "reason": "epochs",
@@ -60,6 +62,21 @@ def test_the_record_of_a_job_continues_with_the_next_coordinator():
         "validation_loss": 0.125,
     }
     assert record.images_per_second == 320 and record.stopped_by == "the file STOP"
+
+
+@pytest.mark.parametrize(("part", "counted"), [("train", 13.0), ("validation", 3.0)])
+def test_an_epoch_counts_the_seconds_of_all_generations_whose_images_it_counts(part, counted, monkeypatch):
+    """Other phases begin again after a loss, and so do their seconds."""
+    clock = types.SimpleNamespace(now=500.0)
+    monkeypatch.setattr(job.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(job.time, "time", lambda: clock.now + 600.0)
+    record = replace(JobRecord.start(None), phase_began=clock.now)
+    record.continue_from(state(phase=Phase(3, part, 2)))
+    clock.now += 3
+    assert record.phase_seconds == counted and record.phase_started_at == 1103.0 - counted
+    figures = {"images": 320, "images_skipped": 0, "loss": 0.125, "accuracy": 0.75}
+    record.end_phase(Phase(4, part, 2), figures, record.phase_seconds)
+    assert record.phase_seconds == 0
 
 
 def recovery(**changes):

@@ -450,3 +450,17 @@ def test_a_trained_run_on_the_whole_test_set(launch, tmp_path, capsys):
     )
     stack.load_state_dict(dict(zip(stack.state_dict(), map(torch.from_numpy, weights.values()), strict=True)))
     np.testing.assert_allclose(in_torch(torch, stack, images), probabilities, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("conv.kernel", "bn.gamma", "out.kernel", "out.offset"), ("a", "b", "c", "d")],
+    ids=["words", "letters"],
+)
+def test_tensors_with_words_that_are_not_known_are_refused(names, tmp_path):
+    """A gamma has the shape of a bias."""
+    shapes = (16, 100), (16,), (4, 16), (4,)
+    held = dict(zip(names, shapes, strict=True))
+    complaint = r"none ends in weight or bias.*; rename them to dense1.weight, dense1.bias, dense2.weight, dense2.bias"
+    with pytest.raises(UserError, match=complaint):
+        match(tensors_of(STACK[1:]), held, tmp_path)

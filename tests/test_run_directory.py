@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -50,6 +51,28 @@ def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         files.write_text(path, "new")
     assert path.read_text() == "old"
+
+
+def test_a_file_is_on_disk_before_it_replaces_another(tmp_path, monkeypatch):
+    """Else a power loss may leave the new name and nothing in it."""
+    path = tmp_path / "config.toml"
+    files.write_text(path, "old")
+    on_disk = []
+    replaced = []
+    replace = type(path).replace
+
+    def note_sync(descriptor):
+        on_disk.append((os.fstat(descriptor).st_ino, Path(f"/proc/self/fd/{descriptor}").read_text()))
+
+    def note_replace(self, target):
+        replaced.append((self.stat().st_ino, self.read_text()))
+        assert on_disk == replaced
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(type(path), "replace", note_replace)
+    files.write_text(path, "new")
+    assert path.read_text() == "new" and len(replaced) == 1
 
 
 def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_killed(run, monkeypatch, shapes):

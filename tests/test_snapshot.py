@@ -18,7 +18,7 @@ from local_server import LocalServer, additive
 from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import model_file, owner, snapshot
 from adam_mpi.checkpoint import resume as resume_points
-from adam_mpi.checkpoint.hdf5_file import FORMAT
+from adam_mpi.checkpoint.hdf5_file import FORMAT, new_file
 from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
 from adam_mpi.checkpoint.stores import Attempt, FoundStores
 from adam_mpi.cli import main
@@ -129,6 +129,74 @@ def test_a_snapshot_opens_in_h5py_with_layers_by_name(taken, tmp_path):
                 np.testing.assert_array_equal(file[group + name], view)
         assert file.attrs["epochs"] == 2 and file.attrs["config"] == "[run]\n"
     assert snapshot.check(moved).count == 7
+
+
+def replace_weights(folder, layout_of):
+    """Replace the virtual datasets of a snapshot by those that `layout_of` makes of their shapes."""
+    with h5py.File(folder / "model.h5", "r+", locking=False) as file:
+        for tensor in TENSORS:
+            del file[tensor.name]
+            file.create_virtual_dataset(tensor.name, layout_of(tensor.shape))
+
+
+def of_one_value(name):
+    """Return a function that makes a layout in which all values are one value of the file `name`."""
+
+    def layout_of(shape):
+        layout = h5py.VirtualLayout(shape, np.float32)
+        for place in np.ndindex(*shape):
+            layout[place] = h5py.VirtualSource(name, "weights", (1,), np.float32)[0]
+        return layout
+
+    return layout_of
+
+
+def write_one_value(path, stored=True):
+    with new_file(path, snapshot.KIND) as file:
+        file.create_dataset("weights", (1,) if stored else (10**12,), np.float32)
+        if stored:
+            file["weights"][0] = 1.0
+
+
+def test_a_snapshot_that_announces_more_values_than_its_files_have_is_refused(taken, tmp_path):
+    """A folder of a few kilobytes from anybody can announce any number of them."""
+    total = 4 * sum(tensor.size for tensor in TENSORS)
+    replace_weights(taken, lambda shape: h5py.VirtualLayout(shape, np.float32))
+    with pytest.raises(
+        UserError, match=rf"model.h5: incomplete: {total} bytes announced, 0 are in the files it refers"
+    ):
+        model_file.read(taken / "model.h5", TENSORS)
+    write_one_value(taken / "one.h5")
+    replace_weights(taken, of_one_value("one.h5"))
+    with pytest.raises(UserError, match=rf"incomplete: {total} bytes announced, 4 are in the files it refers to"):
+        model_file.read(taken / "model.h5", TENSORS)
+    write_one_value(taken / "one.h5", stored=False)
+    with pytest.raises(UserError, match=r"one.h5:/weights: incomplete: 4000000000000 bytes announced, 0 are in the"):
+        model_file.read(taken / "model.h5", TENSORS)
+
+
+@pytest.mark.parametrize("name", ["../one.h5", "missing.h5"])
+def test_a_snapshot_that_refers_to_other_places_is_refused(name, taken):
+    write_one_value(taken.parent / "one.h5")
+    replace_weights(taken, of_one_value(name))
+    with pytest.raises(UserError, match=rf"refers to {name}, which is no file beside it"):
+        model_file.read(taken / "model.h5", TENSORS)
+
+
+def test_a_snapshot_that_lacks_a_file_has_no_weights(taken):
+    """HDF5 reads zeros where the source of a virtual dataset is missing."""
+    next(taken.glob("server-*.h5")).unlink()
+    with pytest.raises(UserError, match="which is no file beside it; copy a snapshot as a whole"):
+        model_file.read(taken / "model.h5", TENSORS)
+
+
+def test_weights_outside_of_their_file_are_refused(tmp_path):
+    (tmp_path / "secret").write_bytes(bytes(4000))
+    tensor = Tensor("dense1/weight", "dense1", (1000,), 0, 1000)
+    with new_file(tmp_path / "weights.h5", model_file.KIND) as file:
+        file.create_dataset(tensor.name, (1000,), np.float32, external=[(str(tmp_path / "secret"), 0, 4000)])
+    with pytest.raises(UserError, match="incomplete: 4000 bytes announced, 0 are in the file"):
+        model_file.read(tmp_path / "weights.h5", [tensor])
 
 
 def test_merged_is_one_plain_file(taken, tmp_path, capsys):

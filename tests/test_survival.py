@@ -40,7 +40,16 @@ def survive(launch, *faults, ranks=8, more=()):
     assert pushes["sent"] >= pushes["acknowledged"] > 0 == pushes["short"]
     assert 0 <= pushes["applied"] - pushes["acknowledged"] - pushes["unacknowledged_of_dead"] <= pushes["given_up"]
     assert summary["generation"] == recoveries[-1]["generation"] > 0
+    check_rates(job.metrics())
     return summary
+
+
+def check_rates(lines):
+    """Check that the rate of an epoch is its images over the seconds of all generations that have trained it."""
+    lines = [line for line in lines if line["part"] == "train"]
+    for end in (line for line in lines if line["done"]):
+        since = min(line["seconds"] for line in lines if line["epoch"] == end["epoch"])
+        assert end["images"] / end["images_per_second"] > end["seconds"] - since - 0.01, end
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.base.files import sync
 from adam_mpi.checkpoint.disk_task import report_progress
 
 WRITE_BYTES = 8 << 20
@@ -91,15 +92,6 @@ def _write_direct(path: Path, view: np.ndarray, offset: int) -> int:
         if error.errno == errno.EINVAL:
             return 0
         raise
-    finally:
-        os.close(descriptor)
-
-
-def sync(path: Path) -> None:
-    """Return when `path`, a file or the list of names in a directory, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

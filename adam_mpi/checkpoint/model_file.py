@@ -161,22 +161,56 @@ def pieces(
 
 
 def _check(path: Path, file: h5py.File, tensors: Sequence[Tensor], group: str) -> None:
-    """Raise a UserError unless `file` has all `tensors`."""
+    """Raise a UserError unless `file` has all `tensors`, before memory is taken for them.
+
+    A small file from anybody can announce very many values.
+    """
+    virtual = []
     for name, shape in ((group + tensor.name, tensor.shape) for tensor in tensors):
         if name not in file or file[name].shape != shape:
             raise UserError(f"{path}: no {name} of shape {shape}: not the weights of this model")
-        _check_stored(path, file[name])
+        if file[name].is_virtual:
+            virtual.append(file[name])
+        else:
+            _check_stored(path, file[name])
+    _check_sources(path, virtual)
 
 
 def _check_stored(path: Path, dataset: h5py.Dataset) -> None:
-    """Raise a UserError where `dataset` announces more values than the file stores, before memory is taken for them.
-
-    A small file from anybody can announce very much. The virtual datasets of a snapshot only refer to values.
-    """
-    announced = math.prod(dataset.shape) * dataset.dtype.itemsize
-    stored = dataset.id.get_storage_size()
-    if not dataset.is_virtual and stored < announced:
+    """Raise a UserError where `dataset` announces more values than the file stores."""
+    announced = _announced_bytes(dataset)
+    stored = 0 if dataset.external else dataset.id.get_storage_size()
+    if stored < announced:
         raise UserError(f"{path}:{dataset.name}: incomplete: {announced} bytes announced, {stored} are in the file")
+
+
+def _check_sources(path: Path, datasets: Sequence[h5py.Dataset]) -> None:
+    """Raise a UserError where the virtual `datasets` of a snapshot announce more values than its files store."""
+    mappings = [mapping for dataset in datasets for mapping in dataset.virtual_sources()]
+    announced = sum(map(_announced_bytes, datasets))
+    mapped = sum(mapping.vspace.get_select_npoints() for mapping in mappings) * np.dtype(np.float32).itemsize
+    sources = {(mapping.file_name, mapping.dset_name) for mapping in mappings}
+    stored = sum(_source_bytes(path, *source) for source in sorted(sources))
+    if min(mapped, stored) < announced:
+        raise UserError(
+            f"{path}: incomplete: {announced} bytes announced, {min(mapped, stored)} are in the files it refers to"
+        )
+
+
+def _source_bytes(path: Path, name: str, part: str) -> int:
+    """Return the bytes that the dataset `part` of the file `name`, which must lie beside `path`, stores."""
+    source = path.parent / name
+    if Path(name).name != name or not source.is_file():
+        raise UserError(f"{path}: refers to {name}, which is no file beside it; copy a snapshot as a whole")
+    with open_file(source, snapshot.KIND) as file:
+        if not isinstance(file.get(part), h5py.Dataset) or file[part].is_virtual:
+            raise UserError(f"{source}: no {part} stored in it")
+        _check_stored(source, file[part])
+        return _announced_bytes(file[part])
+
+
+def _announced_bytes(dataset: h5py.Dataset) -> int:
+    return math.prod(dataset.shape) * dataset.dtype.itemsize
 
 
 def merge(path: Path, output: Path) -> str:

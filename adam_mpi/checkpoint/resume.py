@@ -177,6 +177,7 @@ def merge_positions(positions: list[Position]) -> Position:
     """Return what all servers have: the batches of the oldest epoch that every one of them has applied. Pure."""
     oldest = min(positions, key=lambda position: (position.epoch, position.images))
     result = Position(oldest.batches.size, oldest.epoch, oldest.images, oldest.clock)
+    result.lasted = oldest.lasted
     of_epoch = [position.batches for position in positions if position.epoch == oldest.epoch]
     result.batches[:] = np.logical_and.reduce(of_epoch)
     return result

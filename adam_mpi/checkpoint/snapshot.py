@@ -23,8 +23,8 @@ import numpy as np
 from h5py import h5t
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.files import add_checksums
-from adam_mpi.checkpoint.hdf5_file import check_format, create_unfilled, new_file, open_file, sync, write_past_cache
+from adam_mpi.base.files import add_checksums, sync
+from adam_mpi.checkpoint.hdf5_file import check_format, create_unfilled, new_file, open_file, write_past_cache
 from adam_mpi.sharding.shards import Piece, Shard, joined, meets
 from adam_mpi.sharding.training_state import Position
 

@@ -21,9 +21,9 @@ import h5py
 import numpy as np
 from h5py import h5t
 
-from adam_mpi.base.files import checksum
+from adam_mpi.base.files import checksum, sync
 from adam_mpi.base.pools import ThreadPool
-from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, sync, write_at
+from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, write_at
 from adam_mpi.sharding.shards import Shard, joined, meets
 
 KIND = "store"

@@ -28,8 +28,8 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
     """Return the given tensor that each of ours takes; raise a UserError unless every one, of both, has one place.
 
     Tensors with our names are matched by them. Else layers, `NAME.weight` and `NAME.bias` together, are matched by
-    their shapes; where several have the same ones, numbers in their names give the order. Tensors with other names are
-    matched one by one.
+    their shapes; where several have the same ones, numbers in their names give the order. Tensors whose names only
+    number them are matched one by one.
     """
     names = {tensor.name: tensor.name.replace("/", ".") for tensor in tensors}
     ours = {names[tensor.name]: tensor.shape for tensor in tensors}
@@ -37,6 +37,11 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
         _check_shapes(ours, given, path)
         return names
     named = any(name.rpartition(".")[2] in KINDS for name in given)
+    if not named and len({re.sub(r"\d+", "", name) for name in given}) > 1:
+        raise UserError(
+            f"{path}: {', '.join(given)}: not our names, and none ends in weight or bias: shapes alone would decide; "
+            f"rename them to {', '.join(ours)}"
+        )
     own = _layers(ours, named)
     others = _layers(given, named)
     chosen: dict[str, str] = {}

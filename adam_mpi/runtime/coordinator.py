@@ -74,8 +74,7 @@ class Coordinator:
         """How many phases all coordinators of the job have begun."""
         self.closed = False
         """Whether no more batches of this phase are handed out."""
-        self.phase_began = time.monotonic()
-        self.shown = self.phase_began
+        self.shown = time.monotonic()
         """When the figures were last shown."""
         self._start(recovery)
 
@@ -112,6 +111,7 @@ class Coordinator:
         return CoordinatorState(
             number=self.number,
             phase=self.schedule.phase,
+            phase_started_at=self.record.phase_started_at,
             best=self.schedule.best,
             best_epoch=self.schedule.best_epoch,
             reason=self.schedule.reason,
@@ -179,7 +179,7 @@ class Coordinator:
             send_to_all(self.channel, self.world, ClosePhase())
         if time.monotonic() - self.shown >= self.config.observe.interval:
             self.shown = time.monotonic()
-            self.report.running(phase, self.shown - self.phase_began)
+            self.report.running(phase, self.record.phase_seconds)
         return False
 
     def handle(self, source: int, message: Message) -> None:
@@ -230,8 +230,7 @@ class Coordinator:
         begin = BeginPhase(phase_to_json(phase), self.state().to_json())
         send_to_all(self.channel, self.world, begin)
         self.closed = False
-        self.phase_began = time.monotonic()
-        self.shown = self.phase_began
+        self.shown = time.monotonic()
         if phase is not None:
             log.info("phase %d: %s, epoch %d", phase.number, phase.part, phase.epoch)
             self.checkpoints.stale |= phase.training
@@ -249,7 +248,7 @@ class Coordinator:
 
     def _end_phase(self, phase: Phase) -> None:
         """Report the figures of `phase` and begin the next one."""
-        seconds = time.monotonic() - self.phase_began
+        seconds = self.record.phase_seconds
         figures = self.report.phase_ended(phase, seconds)
         self.record.end_phase(phase, figures, seconds)
         if phase.training:

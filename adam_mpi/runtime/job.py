@@ -84,6 +84,8 @@ class CoordinatorState:
     number: int
     """It grows with every phase of every coordinator: the highest is the newest."""
     phase: Phase | None
+    phase_started_at: float
+    """When the phase began, in seconds since 1970; a training phase may have begun in an earlier generation."""
     best: float
     best_epoch: int
     reason: str
@@ -130,6 +132,8 @@ class JobRecord:
     """When the job started, in seconds since 1970."""
     began: float = field(default_factory=time.monotonic)
     """The same on the monotonic clock of this rank."""
+    phase_began: float = field(default_factory=time.monotonic)
+    """When the phase began, on that clock."""
     stopped_by: str = ""
     """What stopped the job before its end; empty if nothing did."""
     images_before: int = 0
@@ -149,9 +153,13 @@ class JobRecord:
         self.stopped_by = state.stopped_by
         self.started_at = state.started_at
         self.began = time.monotonic() - (time.time() - state.started_at)
+        # Other phases begin again: they count only the images of this generation.
+        if state.phase is not None and state.phase.training:
+            self.phase_began = time.monotonic() - (time.time() - state.phase_started_at)
 
     def end_phase(self, phase: Phase, figures: dict[str, Any], seconds: float) -> None:
-        """Add the `figures` of a phase that has taken `seconds`."""
+        """Add the `figures` of a phase that has taken `seconds`; the next one begins."""
+        self.phase_began = time.monotonic()
         if not phase.training:
             self.results[f"{phase.part}_accuracy"] = figures["accuracy"]
             self.results[f"{phase.part}_loss"] = figures["loss"]
@@ -165,6 +173,16 @@ class JobRecord:
     def seconds(self) -> float:
         """Return for how long the job has been running."""
         return time.monotonic() - self.began
+
+    @property
+    def phase_seconds(self) -> float:
+        """Return for how long the phase has been running, in all generations whose images it counts."""
+        return time.monotonic() - self.phase_began
+
+    @property
+    def phase_started_at(self) -> float:
+        """Return when the phase began, in seconds since 1970."""
+        return time.time() - self.phase_seconds
 
     @property
     def images_per_second(self) -> float:

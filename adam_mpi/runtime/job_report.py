@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.files import write_json
+from adam_mpi.base.files import write_json, write_status
 from adam_mpi.base.machine import provenance
 from adam_mpi.cluster.world import World
 from adam_mpi.data.server import DataServer
@@ -63,7 +63,7 @@ class JobReport:
         self._write_metrics(phase, figures, done)
         job_status = self._status(phase, figures)
         path = self.job.directory / "status.json"
-        self.status_writer.request(path.name, partial(write_json, path, job_status))
+        self.status_writer.request(path.name, partial(write_status, path, job_status))
         self._report_nan()
         self.check_losses(phase, figures, done)
         return job_status

@@ -137,10 +137,12 @@ def _position(known: Sequence[Mapping[int, Position]], version: int | None, begu
         return at_version[0]
     positions = [position for by_clock in known for position in by_clock.values()]
     latest = max(positions, key=lambda position: (position.epoch, position.images))
-    result = Position(latest.batches.size, max(latest.epoch, begun), latest.images, latest.clock)
+    result = Position(latest.batches.size, latest.epoch, latest.images, latest.clock)
+    result.lasted = latest.lasted
     for position in positions:
         if position.epoch == result.epoch:
             result.batches |= position.batches
+    result.begin_epoch(begun)
     return result
 
 

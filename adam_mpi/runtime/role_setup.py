@@ -149,6 +149,7 @@ def initial_position(job: Job) -> Position:
         position.epoch = known.epoch
         position.images = known.images
         position.clock = known.clock
+        position.lasted = known.lasted
         count = min(room, known.batches.size)
         position.batches[:count] = known.batches[:count]
     return position

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from adam_mpi.base.errors import LostRun
-from adam_mpi.base.files import write_json
+from adam_mpi.base.files import sync, write_json
 from adam_mpi.checkpoint import model_file, snapshot
 from adam_mpi.checkpoint.disk_task import abandoned
-from adam_mpi.checkpoint.hdf5_file import FORMAT, sync
+from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.owner import Owner
 from adam_mpi.model.parameters import Tensor
 
@@ -104,7 +104,6 @@ class SnapshotSeal:
         inputs = self.description["inputs"]
         model_file.write_virtual(self.part, list(manifest["files"]), self.settings.tensors, attributes, inputs)
         write_json(self.part / snapshot.MANIFEST, manifest)
-        sync(self.part / snapshot.MANIFEST)
         if abandoned():
             raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
         self._rename(self.settings.folder / name)

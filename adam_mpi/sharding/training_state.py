@@ -116,11 +116,15 @@ class Position:
         epoch = int(ids[0]) // EPOCH
         if epoch < self.epoch:
             return
+        self.begin_epoch(epoch)
+        self.batches[ids % EPOCH] = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Complete the epoch before `epoch`, unless `epoch` has begun already."""
         if epoch > self.epoch:
             self.lasted = self.count if epoch == self.epoch + 1 else 0
             self.epoch = epoch
             self.batches[:] = False
-        self.batches[ids % EPOCH] = True
 
     def has(self, ids: np.ndarray) -> bool:
         """Return whether all batches of a push are in it."""
@@ -142,14 +146,15 @@ class Position:
     @staticmethod
     def packed_bytes(room: int) -> int:
         """Return the bytes of a packed position of up to `room` batches."""
-        return 8 * (FIELDS + -(-room // 64))
+        return 8 * (FIELDS + -(-room // 64) + 1)
 
     def pack(self) -> np.ndarray:
-        """Return the position as bytes, without `lasted`."""
+        """Return the position as bytes: the fields, a bit for each batch, and `lasted`."""
         fields = np.array([self.batches.size, self.epoch, self.images, self.clock], np.int64)
         packed = np.zeros(self.packed_bytes(self.batches.size), np.uint8)
         packed[: 8 * FIELDS] = fields.view(np.uint8)
         packed[8 * FIELDS :][: -(-self.batches.size // 8)] = np.packbits(self.batches)
+        packed[-8:] = np.array([self.lasted], np.int64).view(np.uint8)
         return packed
 
     @staticmethod
@@ -158,6 +163,9 @@ class Position:
         room, epoch, images, clock = packed[: 8 * FIELDS].view(np.int64).tolist()
         position = Position(room, epoch, images, clock)
         position.batches[:] = np.unpackbits(packed[8 * FIELDS :], count=room)
+        # The first files of format 4 end with the bits.
+        if packed.size == Position.packed_bytes(room):
+            position.lasted = int(packed[-8:].view(np.int64)[0])
         return position
 
     def agrees(self, other: "Position") -> bool:

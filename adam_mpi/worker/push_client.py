@@ -208,15 +208,18 @@ class PushClient:
         return worked
 
     def awaits(self) -> Iterator[Wait]:
-        """Yield the oldest message to each server that is not acknowledged; with clocks also the oldest not arrived."""
-        clocks = not self.config.asynchronous
+        """Yield the oldest message to each server that is not acknowledged, and the oldest that has not arrived.
+
+        A server acknowledges a message only when other ranks have done their part: with clocks all replicas, with
+        copies the servers that have them. It waits for these ranks itself, so only the arrival is owed at once.
+        """
+        patient = not self.config.asynchronous or self.rings.memory_layout.peers.count > 0
         for sender in self.rings.senders:
             if sender.sent:
                 oldest = sender.sent[0]
                 what = f"the acknowledgement of push {oldest.buffer.sequence}, {oldest.where}"
-                # With clocks a server waits for all replicas, but only with what has arrived.
-                yield Wait(what, sender.server, sender.applied, patient=clocks)
-            if clocks and sender.arrived < len(sender.sent):
+                yield Wait(what, sender.server, sender.applied, patient=patient)
+            if patient and sender.arrived < len(sender.sent):
                 late = sender.sent[sender.arrived]
                 what = f"the arrival of push {late.buffer.sequence}, {late.where}"
                 yield Wait(what, sender.server, sender.applied + sender.arrived)
