@@ -19,7 +19,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from launch import Hosts, Job, Mpi, available, start
+from launch import NO_JOBS, Hosts, Job, Mpi, available, start
 
 IN_TURN = (
     "test_cli",
@@ -39,6 +39,7 @@ RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") 
 # All ranks must draw the same examples, and a slow machine is no failure.
 hypothesis.settings.register_profile("same everywhere", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("same everywhere")
+hypothesis.settings.register_profile("fast", hypothesis.settings.get_profile("same everywhere"), max_examples=20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         # Whoever ends the tests from outside wants the jobs that they have started to end too.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if config.getoption("fast"):
+        hypothesis.settings.load_profile("fast")
+        os.environ[NO_JOBS] = "yes"
 
 
 def its_turn(item: pytest.Item) -> bool:

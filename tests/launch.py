@@ -32,6 +32,10 @@ KEPT = "OMPI_ALLOW_RUN_AS_ROOT"
 UNTESTED = re.compile(r"-{70,}\nWARNING: The selected 'osc' module [^-]*?-failure[^-]*-{70,}\n|.*help-mpi-ft.txt.*\n?")
 
 
+NO_JOBS = "ADAM_MPI_TEST_NO_JOBS"
+"""The variable that `pytest --fast` sets: a test that starts a job nevertheless lacks the mark `slow`, and fails."""
+
+
 @dataclass(frozen=True)
 class Mpi:
     """One MPI: how it is called, its mpirun, and the Python whose mpi4py picks it."""
@@ -318,6 +322,8 @@ def start(
     A job that trains gets `--run FOLDER/run` unless the arguments have a --run of their own.
     With ADAM_MPI_HOSTS in its environment it runs on those test hosts.
     """
+    if NO_JOBS in os.environ:
+        pytest.fail("a test that starts a job must be marked `slow`: --fast leaves those out", pytrace=False)
     folder.mkdir(parents=True, exist_ok=True)
     words = [str(argument) for argument in arguments]
     run = folder / "run"

@@ -60,6 +60,7 @@ def run_python(program, folder):
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=clean_environment(), timeout=110)
 
 
+@pytest.mark.slow
 def test_a_notebook_trains_twice_and_gets_errors_as_exceptions(tmp_path):
     done = run_python(NOTEBOOK, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -125,6 +126,7 @@ for name in ("adam_mpi", "adam_mpi.api", "adam_mpi.inference.trained", "adam_mpi
 """
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_documentation_run(tmp_path):
     done = run_python(DOCTESTS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -148,6 +150,7 @@ adam_mpi.nothing  # wrong
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_types(tmp_path):
     checker = pytest.importorskip("mypy.api", reason="pip install mypy")
     (tmp_path / "program.py").write_text(TYPED)

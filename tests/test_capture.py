@@ -92,6 +92,7 @@ def test_no_memory_is_used_where_no_layer_is_captured():
     assert one.kept == {} and "turn_errors" not in one.text and one.floats < all_.floats
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_compiled_kernels_keep_the_same():
     shapes = network("first dense")

@@ -16,6 +16,8 @@ from adam_mpi.model import layers, parameters
 
 TENSORS = parameters.tensors(layers.infer(layers.parse(LAYERS), (1, SIDE, SIDE), 10))
 TURNS = cycle(range(2))
+# Every test starts jobs, through `train`.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_predict(trained):
     output = run_alone(trained, "predict.py")
     predictions = re.findall(r"digit (\d): predicted (\d) with probability ([\d.]+)", output)
@@ -54,6 +55,7 @@ def test_predict(trained):
     assert changed is not None and 0 < float(changed[1]) <= 1
 
 
+@pytest.mark.slow
 def test_export_onnx(trained):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

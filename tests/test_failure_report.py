@@ -26,6 +26,7 @@ def test_a_report_is_complete_when_the_file_has_content(failure_file):
 def test_a_run_directory_that_hangs_does_not_prevent_the_report(failure_file, capsys, monkeypatch):
     monkeypatch.setattr(failure_report, "REPORT_SECONDS", 0.1)
     go = threading.Event()
+    before = set(threading.enumerate())
 
     def hang(*arguments):
         go.wait()
@@ -36,6 +37,10 @@ def test_a_run_directory_that_hangs_does_not_prevent_the_report(failure_file, ca
     assert capsys.readouterr().err == "adam_mpi: the cause\n"
     monkeypatch.undo()
     go.set()
+    # It prints too, which must not be among what the next test prints.
+    (reporting,) = set(threading.enumerate()) - before
+    reporting.join(10)
+    assert not reporting.is_alive()
 
 
 def test_only_the_first_report_counts(failure_file, capsys):

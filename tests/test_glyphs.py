@@ -70,6 +70,7 @@ def softmax_regression(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 100}).x.reshape(-1, glyphs.CLASSES)
 
 
+@pytest.mark.slow
 def test_a_linear_model_is_not_enough(drawn):
     def features(images: np.ndarray) -> np.ndarray:
         return np.pad(images.reshape(len(images), -1).astype(np.float32) / 255, ((0, 0), (0, 1)), constant_values=1)

@@ -34,9 +34,13 @@ FUNCTIONS = [Activation(function) for function in ("relu", "tanh", "sigmoid")]
 RELU, TANH, SIGMOID = FUNCTIONS
 
 
-def some(cases, count):
-    """Return `cases`, of which only the first `count` run without `--full`."""
-    return [case if number < count else pytest.param(case, marks=pytest.mark.full) for number, case in enumerate(cases)]
+def some(cases, count, slow=()):
+    """Return `cases`, of which only the first `count` run without `--full`, and those of `slow` not with `--fast`."""
+    marks = [
+        pytest.mark.full if number >= count else pytest.mark.slow if number in slow else None
+        for number in range(len(cases))
+    ]
+    return [case if mark is None else pytest.param(case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
 
 
 def engine_context(shapes, images, lanes, registers=16, make=jit.uncompiled):
@@ -106,7 +110,7 @@ def random_stack(random):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("first", some(range(0, 240, 20), 2))
+@pytest.mark.parametrize("first", some(range(0, 240, 20), 2, slow=(0,)))
 def test_emitted_source_agrees_with_the_reference(first):
     for seed in range(first, first + 20):
         random = np.random.default_rng(seed)
@@ -168,7 +172,7 @@ ALONG_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("case", some(ALONG_ROWS, 2))
+@pytest.mark.parametrize("case", some(ALONG_ROWS, 2, slow=(0,)))
 def test_winograd_along_rows_agrees_with_the_reference(case):
     shape, stack = case
     shapes = infer([*stack, Dense(3)], shape, 3)
@@ -240,6 +244,7 @@ def all_compiled():
 
 
 # Compiling takes seconds per stack, more on a busy machine.
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", all_compiled())
 def test_compiled_kernels_agree_with_the_reference(case):
@@ -325,6 +330,7 @@ def block(count, shapes, seed=0):
     return pixels, random.integers(0, shapes[-1].output[0], count), random.permutation(1000)[:count]
 
 
+@pytest.mark.slow
 def test_two_threads_give_what_one_gives():
     shapes, images = compiled_stack("all kinds")
     network = Network(shapes, images, 11, engine="generated")
@@ -426,6 +432,7 @@ def test_denormals_are_flushed_while_the_kernels_run():
     assert (tiny * factor).all()
 
 
+@pytest.mark.slow
 def test_sources_are_shown_on_demand(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAM_MPI_SHOW_KERNELS", str(tmp_path / "shown"))
     jit.run.cache_clear()

@@ -29,6 +29,7 @@ def terminal():
         one.close()
 
 
+@pytest.mark.slow
 @needs_tmux
 def test_a_terminal_shows_the_run_and_its_roles_in_place(terminal, tmp_path):
     run = tmp_path / "run"

@@ -37,6 +37,7 @@ def wheel(tmp_path_factory):
     return file
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -48,6 +49,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
     assert any(name.startswith("adam_mpi/config/models/") and name.endswith(".toml") for name in wanted)
 
 
+@pytest.mark.slow
 def test_the_wheel_has_its_metadata(wheel):
     settings = ConfigParser()
     settings.read(ROOT / "setup.cfg")
@@ -67,6 +69,7 @@ def read_end(archive, ending):
     return archive.read(next(name for name in archive.namelist() if name.endswith(ending))).decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("argument", "printed"), [("models", "adam-mnist"), ("--version", "adam-mpi {version}")])
 def test_the_wheel_works_without_the_source_tree(argument, printed, wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
@@ -78,6 +81,7 @@ def test_the_wheel_works_without_the_source_tree(argument, printed, wheel, tmp_p
     assert done.returncode == 0 and printed.format(version=version) in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_training_on_a_system_without_what_only_linux_has(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (200, 8, 8)).astype(np.uint8)
     np.save(tmp_path / "train_images.npy", images)

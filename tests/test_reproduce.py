@@ -63,6 +63,7 @@ def reproduce(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_table1_from_the_search_to_the_page(reproduce, tmp_path):
     folder = tmp_path / "results" / "mnist"
     reproduce("table1", "search", "--only", "start", "--epochs", "1")

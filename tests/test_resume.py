@@ -134,6 +134,7 @@ def batches(job):
     return sum(line["images"] for line in job.metrics() if line["part"] == "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.full)])
 def test_a_run_killed_at_random_moments_reaches_the_same_accuracy(kills, settings, tmp_path):
     """Each time on another number of ranks, and on another MPI where there are two."""

@@ -282,6 +282,7 @@ def predict(environment, path):
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_the_cache_is_named(tmp_path):
     """As a read-only installation and home look to numba, to root too."""
     done = predict({}, tmp_path)

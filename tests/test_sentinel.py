@@ -288,6 +288,7 @@ def test_a_rank_is_killed_by_order_and_named(watch, failure_file, capfd):
     other.wait(10)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_end_after_a_failure_are_killed(watch, failure_file):
     watched = watch(1)
     rank = separate_rank(watched.path, "compute")

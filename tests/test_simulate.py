@@ -284,7 +284,7 @@ def test_equal_seeds_give_equal_figures() -> None:
     machines = [cluster(2, 4, 2, image=1e-4, message=5e-5, batch=1e-4, poll=1e-3) for _ in range(2)]
     for made in machines:
         made.variation.spread = 0.2
-    assert predict(machines[0], settings) == predict(machines[1], settings)
+    assert predict(machines[0], settings, batches=100) == predict(machines[1], settings, batches=100)
 
 
 def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys, monkeypatch) -> None:

@@ -76,6 +76,9 @@ def test_what_hangs_is_warned_about(tmp_path, capsys, monkeypatch):
     until(lambda: hanging.poll() or hanging.warned, "a warning")
     assert "status.json: not written for 0 s; it is retried" in capsys.readouterr().err
     go.set()
+    # What it prints then must not be among what the next test prints.
+    assert hanging.wait_until_written(20)
+    assert "has caught up" in capsys.readouterr().err
 
 
 def test_an_error_that_is_not_of_the_disk_is_raised(tmp_path):

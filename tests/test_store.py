@@ -29,6 +29,7 @@ SHARDS = [Shard(0, "conv1", 0, 100), Shard(1, "conv1", 100, 28), Shard(2, "dense
 PARTS = ("weights", "state", "ema")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_store_is_whole_after_each_of_200_kills():
     # Memory is enough of a disk for a kill, and quicker.

@@ -138,6 +138,7 @@ def test_a_few_images_are_blocks_of_their_own(stack):
     assert all(built.lanes == 1 for built in check_generated(stack, 2, 8, jit.uncompiled, images=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strips", [2, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("stack", TRANSFORMED)
 def test_transformed_convolutions_of_strips_agree(stack, strips):
@@ -146,7 +147,7 @@ def test_transformed_convolutions_of_strips_agree(stack, strips):
         assert {choice["algorithm"] for choice in built.choices.values()} == {wanted}
 
 
-BORDERS = [("odd width", 2), ("squares without padding", 2)]
+BORDERS = [("odd width", 2), pytest.param("squares without padding", 2, marks=pytest.mark.slow)]
 FURTHER = [("overlapping pools", 3), ("five convs", 4), ("squares", 2)]
 
 
@@ -179,6 +180,7 @@ def test_border_and_interior_are_all_columns(stack, strips, algorithm, monkeypat
 
 
 # Compiling takes seconds per strip, more on a busy machine.
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "stack", ["overlapping pools", *(pytest.param(stack, marks=pytest.mark.full) for stack in TRANSFORMED)]

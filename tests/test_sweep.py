@@ -78,6 +78,7 @@ def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
     assert read(tmp_path) == Outcome([(11, 0.8), (15, 0.95)], 5.0, 1.5)
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     # One rank needs no mpirun: `env` starts it as it is.
     command = [
@@ -115,6 +116,7 @@ def test_a_sweep_runs_what_is_missing_and_recommends(tmp_path, capsys):
     assert "holds a sweep of other jobs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_is_reported(tmp_path, capsys):
     faults = 'inject.faults=["raise role=worker at=compute step=2"]'
     command = ["sweep", "--over", "optimizer.learning_rate=0.01", "--launch", "env", "-o", str(tmp_path), *SMALL]
