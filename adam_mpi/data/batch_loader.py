@@ -145,12 +145,12 @@ class PrefetchQueue:
 
     @property
     def ready(self) -> int:
-        """Batches that can be taken now."""
+        """Return the number of prefetched batches that can be taken now."""
         return sum(future.done() for future, _ in self.started.values())
 
     @property
     def loading(self) -> int:
-        """Batches that are started and not ready."""
+        """Return the number of batches whose loading is under way."""
         return len(self.started) - self.ready
 
     def fill(self) -> bool:

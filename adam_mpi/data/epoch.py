@@ -136,17 +136,17 @@ class EpochProgress:
 
     @property
     def finished(self) -> int:
-        """Images that are done."""
+        """Return the number of images of the epoch that are done."""
         return self.reported // self.strips
 
     @property
     def complete(self) -> bool:
-        """Whether no image is owed any more."""
+        """Return whether every image of the epoch is done."""
         return not self.owed.any()
 
     @property
     def first_open(self) -> int:
-        """The first batch of the order that is not done; the number of batches when all are."""
+        """Return the first batch of the order that is not done; the number of batches when all are."""
         return len(self.done) if self.done.all() else int(np.argmin(self.done))
 
     def resume(self, images: int, mean: Sequence[float], skipped: int = 0) -> None:

@@ -91,7 +91,7 @@ class ServedPhase:
 
     @property
     def remaining(self) -> int:
-        """Batches that are not handed out."""
+        """Return the number of batches of the phase that no worker has received."""
         return sum(len(queue) for queue in self.queues)
 
     def take_next(self, replica: int) -> tuple[int, LoadedBatch] | None:
@@ -220,7 +220,7 @@ class Ask:
     source: int
     """The rank that asks."""
     kind: int
-    """NEXT_PHASE, ANY or SHARE of `batch_message`."""
+    """NEXT_PHASE, ANY or SHARE of `sharding/message_formats.py`."""
     slot: int
     """The number of the ask, which its answer carries in its tag."""
     phase: int

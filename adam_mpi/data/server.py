@@ -42,12 +42,12 @@ class DataServer:
 
     @property
     def data(self) -> DataSet:
-        """The data set that is served."""
+        """Return the data set that this data rank serves."""
         return self.served.data
 
     @property
     def loader(self) -> BatchLoader:
-        """The loader of the data set."""
+        """Return the loader of the batches that this data rank serves."""
         return self.served.loader
 
     def count(self, part: str) -> int:
@@ -138,7 +138,7 @@ class DataServer:
 
     @property
     def _phase_number(self) -> int:
-        """The number of the current phase; -1 before the first one and after the last one."""
+        """Return the number of the current phase; -1 before the first one and after the last one."""
         return -1 if self.current is None or self.ended else self.current.phase.number
 
     def _serve(self) -> bool:

@@ -127,17 +127,17 @@ class Trained:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """The weights by name (`conv1/weight`, `conv1/bias`, ...), as views of `weights`."""
+        """Return the weights by name (`conv1/weight`, `conv1/bias`, ...), as views of `weights`."""
         return parameters.views(self.weights, parameters.tensors(self.shapes))
 
     @property
     def names(self) -> list[str]:
-        """The names of the classes; their numbers where the data set has no names for them."""
+        """Return the names of the classes; their numbers where the data set has no names for them."""
         return list(self.inputs.names) or [str(number) for number in range(self.inputs.classes)]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of the run's summary.json; empty where there is none beside the weights."""
+        """Return the content of the run's summary.json; empty where there is none beside the weights."""
         file = self.directory / "summary.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
@@ -220,14 +220,14 @@ class Trained:
 
     @cached_property
     def _context(self) -> Context | EngineContext:
-        """The context of training, whose compiled kernels are in the cache; the reference for float inputs."""
+        """Return the context that training used, with cached kernels; for float inputs the reference context."""
         pixels = self.inputs.dtype == "uint8" and not self.inputs.mean
         engine = self.config.kernels.engine if pixels else "reference"
         return Network(self.shapes, self.config.train.batch, self.config.run.seed, engine=engine).context()
 
     @cached_property
     def _stepwise(self) -> Context:
-        """The reference context, which runs layer by layer."""
+        """Return the reference context of the trained network, which runs layer by layer."""
         return Context(self.shapes, self.config.train.batch, self.config.run.seed, np.float32)
 
     def _prepare(self, images: np.ndarray) -> np.ndarray:

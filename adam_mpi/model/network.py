@@ -70,24 +70,24 @@ class Network:
 
     @property
     def choices(self) -> dict:
-        """How each convolution is computed: JSON, which is kept where the same bits are wanted again."""
+        """Return how each convolution is computed, as JSON, which is kept where the same bits are wanted again."""
         return self.program.choices if self.program else {}
 
     @property
     def bytes(self) -> int:
-        """Memory of one context."""
+        """Return the bytes of memory of one context."""
         if self.program:
             return 4 * self.program.floats
         return working_set(self.strip.stack if self.strip else self.shapes, self.images, self.dtype)
 
     @property
     def uncopied(self) -> tuple[str, ...]:
-        """Layers so large that threads read them where they share them, even when they have copies of the others."""
+        """Return the layers that all threads read in one shared place because they are too large for a copy each."""
         return self.program.uncopied if self.program else ()
 
     @property
     def fused_layers(self) -> tuple[str, ...]:
-        """Layers whose gradient is fused with the update at the end of a round and never in memory."""
+        """Return the layers whose gradient is fused with the update at the end of a round and never in memory."""
         return self.program.fused_layers if self.program else ()
 
     def spans_without(self, layers: Sequence[str]) -> list[tuple[int, int]]:

@@ -72,12 +72,12 @@ class Handle(Generic[V]):
 
     @property
     def done(self) -> bool:
-        """Whether all of it is complete: a push is applied on all copies, a pull has its values."""
+        """Return whether the push is applied on all copies, or the pull has all its values."""
         return self.pending == 0
 
     @property
     def ready(self) -> bool:
-        """Whether it may start: all handles in `after` are done."""
+        """Return whether the push or pull may start: all handles in `after` are done."""
         return all(handle.done for handle in self.after)
 
 

@@ -52,7 +52,7 @@ class Membership:
 
     @property
     def client(self) -> bool:
-        """Whether this rank may push and pull."""
+        """Return whether this rank may push and pull."""
         return "worker" in self.world.place.roles
 
     def _open(self, world: World, settled: RecoveryPlan | None = None) -> None:

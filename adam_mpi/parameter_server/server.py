@@ -364,7 +364,7 @@ class ParameterServer(Membership):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way: every push and pull of this rank is done."""
+        """Return whether every push and pull of this rank is done."""
         return self._client.idle
 
     def _begin(self, handle: Handle[V]) -> Handle[V]:

@@ -30,7 +30,7 @@ class Run:
 
     @property
     def strips(self) -> dict[str, str]:
-        """Rank of each worker -> "replica.strip"; empty where the job has left no status."""
+        """Return rank of each worker -> "replica.strip"; empty where the job has left no status."""
         file = self.path / "status.json"
         rows = json.loads(file.read_text())["ranks"] if file.exists() else []
         return {str(row["rank"]): f"{row['replica']}.{row['strip']}" for row in rows if row["role"] == "worker"}

@@ -23,7 +23,7 @@ class CheckpointManager:
     """Orders the snapshots of one generation."""
 
     def __init__(self, generation: Generation, job: Job, describe: Callable[[], dict[str, Any]]) -> None:
-        """`describe` returns what snapshots say about the progress of the job."""
+        """Make a manager; `describe` returns what snapshots say about the progress of the job."""
         self.world = generation.world
         self.config = generation.world.config
         self.directory = job.directory

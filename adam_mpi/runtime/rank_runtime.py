@@ -68,7 +68,7 @@ class WorkerRole(Role, Protocol):
         """Wait for a trainer thread for at most `seconds`; return False, at once, if none is busy."""
 
     def compute_on(self) -> None:
-        """Leave the trainer threads work while this rank agrees with the others on a membership."""
+        """Let the trainer threads work while this rank agrees with the others on a membership."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class RankRuntime:
             time.sleep(seconds)
 
     def compute_on(self) -> None:
-        """Leave trainer threads work while this rank agrees with the others on a membership."""
+        """Let trainer threads work while this rank agrees with the others on a membership."""
         worker = self.worker
         if worker is not None:
             worker.compute_on()

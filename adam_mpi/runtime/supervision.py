@@ -140,7 +140,7 @@ class SpareKeeper:
     def __init__(
         self, world: World, channel: ControlChannel, recoveries: RecoveryLog, say: Callable[[str], None]
     ) -> None:
-        """`say` shows a line to the user."""
+        """Make a keeper of spares; `say` shows a line to the user."""
         self.world = world
         self.channel = channel
         self.recoveries = recoveries

@@ -21,7 +21,7 @@ class MessageValues:
     """Reads messages of one mailbox; a band is neighboring shards that are stepped together."""
 
     def __init__(self, memory: np.ndarray, factors: Mapping[str, FactorPlan], arena: np.ndarray = EMPTY) -> None:
-        """`memory` is the mailbox; sums that `fold` makes lie in `arena`, where other servers can read them."""
+        """Read messages of the mailbox `memory`; `fold` puts sums into `arena`, where other servers can read them."""
         self.words = memory.view(np.uint32)
         self.floats = memory.view(np.float32)
         self.factors = factors

@@ -29,7 +29,7 @@ class PusherClocks:
     """The clock of each pusher, as one server sees it, during one generation."""
 
     def __init__(self, memory_layout: MemoryLayout, server: int, clocks: Sequence[int], names: Sequence[str]) -> None:
-        """`clocks`: clock of the next push in each ring; `names`: name of the pusher of each ring, for messages."""
+        """Begin with `clocks`, the clock of the next push in each ring; `names` has the pushers, for messages."""
         self.names = names
         self.strips = memory_layout.strips
         self.feeding = memory_layout.feeding(server)
@@ -72,7 +72,7 @@ class ServerProgress:
     """The position of training on one server, and its counts, across generations."""
 
     def __init__(self, config: Config, position: Position, epoch_images: int) -> None:
-        """`epoch_images`: images of an epoch; the share of all epochs that has passed sets the learning rate."""
+        """Begin at `position`; the share of all epochs of `epoch_images` that is done sets the learning rate."""
         self.config = config
         self.position = position
         self.epoch_images = epoch_images

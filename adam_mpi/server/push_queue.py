@@ -27,7 +27,7 @@ class PushQueue:
     def __init__(
         self, world: World, memory_layout: MemoryLayout, memory: np.ndarray, published: PublishedWeights
     ) -> None:
-        """`memory` is the mailbox; acknowledgements go into `published`."""
+        """Queue the messages of the mailbox `memory`; acknowledgements go into `published`."""
         self.world = world
         self.memory_layout = memory_layout
         self.published = published
@@ -171,7 +171,7 @@ class StagedMessages:
         stepper: Stepper,
         most_folded: int | None,
     ) -> None:
-        """`barrier` says which messages a snapshot must not contain.
+        """Stage messages for steps; `barrier` says which ones a snapshot must not contain.
 
         `most_folded`: messages that one step may have at most where it is sent to other copies; None: it is not sent.
         """

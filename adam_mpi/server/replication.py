@@ -86,7 +86,7 @@ class Replicator:
         lacking: Sequence[tuple[int, int]],
         on_step: Callable[[ReceivedMessage, np.ndarray], None],
     ) -> None:
-        """`lacking`: (server, shard) of servers that need a whole copy of a shard that is served here.
+        """Replicate the shards served here; `lacking` has (server, shard) of servers that need a whole copy.
 
         `on_step` is called with every record whose step a copy here has taken, and with its batches.
         """

@@ -1,6 +1,6 @@
 """The messages between servers that hold copies of the same shard: steps, whole copies, and checksums.
 
-They lie in rings as pushes do, and use the fields of the header of a push (`message_format.HEADER`) in their own way:
+They lie in rings as pushes do, and use the fields of `HEADER` of `sharding/message_formats.py` in their own way:
 
     field     RECORD: a step                   PART: an array of a copy         CHECK: a checksum
     shard     the shard                        the shard                        the shard

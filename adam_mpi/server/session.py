@@ -265,7 +265,7 @@ class ServerSession:
         self.progress.advance(message, self.push_queue.batches(message), self.clocks)
 
     def publish(self) -> None:
-        """Acknowledge complete messages if there are any: weights must be visible before, and the clock after it."""
+        """Publish acknowledgements of complete messages: after the weights that they changed, before the clock."""
         if not self.push_queue.has_unacknowledged:
             return
         self.weights_window.sync()

@@ -51,7 +51,7 @@ class Stepper:
         shard_copies: dict[int, ShardCopy] | None = None,
         arena: np.ndarray = EMPTY,
     ) -> None:
-        """`shards` are served here; `shard_copies` are all copies here, by shard (by default of `shards` only).
+        """Step the served `shards`; `shard_copies` are all copies here, by shard (by default of `shards` only).
 
         `memory` is the mailbox; `arena` is memory where other servers can read folded gradients.
         """

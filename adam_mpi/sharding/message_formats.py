@@ -69,7 +69,7 @@ NEXT_PHASE, ANY, SHARE = range(1, 4)
 
 # Kinds of answers.
 PHASE, BATCH, EXHAUSTED, STOP = range(1, 5)
-BATCH_HEADER_WORDS = 8  # kind, phase, part, epoch, batch number, images, batches left; see `DataServer` for a phase
+BATCH_HEADER_WORDS = 8  # kind, phase, part, epoch, batch number, images, batches left; for a phase see `Phase`
 REPORT_WORDS = 5  # phase, images, loss, correct, batch number
 PARTS = ("train", "validation", "test")
 Shape = tuple[int, int, int]

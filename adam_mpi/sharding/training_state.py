@@ -101,7 +101,7 @@ class Position:
     """How far training is; `batches` are the applied ones of `epoch`. Epoch 0 is before the first push."""
 
     def __init__(self, room: int, epoch: int = 0, images: int = 0, clock: int = 0) -> None:
-        """`room`: the most batches of an epoch."""
+        """Begin at the first batch; no epoch has more than `room` batches."""
         self.epoch = epoch
         self.images = images
         self.clock = clock

@@ -144,7 +144,7 @@ class Host:
 
     @property
     def spare(self) -> float:
-        """The number of cores that no thread has."""
+        """Return the number of cores of a simulated host that no thread has."""
         return self.cores.capacity - self.cores.count
 
     def work(self, seconds: float, woken: bool = False) -> Steps:

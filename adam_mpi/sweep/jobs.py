@@ -29,7 +29,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The values and the seed as text."""
+        """Return the values and the seed of a point of the sweep as text."""
         return f"{' '.join(self.values)} seed={self.seed}"
 
     def arguments(self, base: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ class Outcome:
 
     @property
     def best(self) -> float:
-        """The best validation accuracy."""
+        """Return the best validation accuracy of a run of the sweep."""
         return max((accuracy for _, accuracy in self.curve), default=0.0)
 
     def seconds_to(self, target: float) -> float | None:
@@ -40,12 +40,12 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """The mean time to the target."""
+        """Return the mean time to the target of the runs of a row."""
         return fmean(self.times)
 
     @property
     def reliable(self) -> bool:
-        """Whether every run reached the target."""
+        """Return whether every run of a row reached the target."""
         return len(self.times) == len(self.outcomes) > 0
 
 

@@ -192,7 +192,7 @@ class RingReceiver:
     def __init__(
         self, world: World, rings: Rings, senders: Sequence[int], memory: np.ndarray, published: PublishedWeights
     ) -> None:
-        """`senders`: the rank that writes each ring of `memory`."""
+        """Receive from the rings of `memory`; `senders` has the rank that writes each ring."""
         self.slots = rings.slots
         self.slot_words = rings.slot_bytes // 4
         self.words = memory.view(np.uint32)

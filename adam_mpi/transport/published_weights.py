@@ -16,7 +16,7 @@ class PublishedWeights:
     """Views of what one server publishes in its part of the weights window; `MemoryLayout` says where it lies."""
 
     def __init__(self, memory_layout: MemoryLayout, server: int, memory: np.ndarray) -> None:
-        """`memory` is the part of `server` in the weights window."""
+        """Publish in `memory`, the part of `server` in the weights window."""
         self.memory = memory
         lines = memory[: memory_layout.version_offset].view(np.int64).reshape(-1, LINE // 8)
         self.clock = lines[0, :1]

@@ -35,7 +35,7 @@ class RingSender(Generic[M]):
     """Writes messages into one ring of a server, in order, and reads its acknowledgements."""
 
     def __init__(self, rings: Rings, server: int, ring: int, mailbox_window: Window, weights_window: Window) -> None:
-        """Messages go into ring number `ring` of `server`; it acknowledges them in its `weights_window`."""
+        """Send into ring number `ring` of `server`, which acknowledges messages in its `weights_window`."""
         self.server = server
         self.mailbox_window = mailbox_window
         self.weights_window = weights_window

@@ -178,7 +178,7 @@ def takes_back(config: Config, strips: int) -> bool:
 
 @dataclass(frozen=True)
 class StepScales:
-    """Scale what is added to weights and pushes: every addition in a worker is `target += scale * values`.
+    """The factors of what a worker adds to weights and pushes: each addition is `target += scale * values`.
 
     With r the learning rate per image, which is the learning rate divided by `train.batch`:
 
@@ -220,7 +220,7 @@ def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.nd
     """
     for first in range(0, local.size, 256):
         last = min(first + 256, local.size)
-        # Slices from 0 let the compiler use vectors (see `copy`).
+        # Slices that begin at index 0 let the compiler use vectors.
         own = local[first:last]
         new = pulled[first:last]
         for row in rows:

@@ -28,7 +28,7 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the bytes of all elements of a data array."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
     def all(self) -> np.ndarray:

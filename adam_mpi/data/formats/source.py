@@ -117,7 +117,7 @@ class Source:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of one image."""
+        """Return the bytes of one image of a data source."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -70,12 +70,12 @@ class Builder:
 
     @property
     def per_image(self) -> bool:
-        """Whether each image is a block of its own."""
+        """Return whether each image is a block of its own in the program."""
         return self.lanes < self.row_lanes
 
     @property
     def errors_first(self) -> bool:
-        """Whether the next step is the first behind an exchange that takes errors back to other strips."""
+        """Return whether the next step is the first behind an exchange that takes errors back to other strips."""
         return not self.steps and len(self.groups) > 1 and self.learning
 
     def _source(self) -> Source:

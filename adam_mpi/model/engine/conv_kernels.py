@@ -48,7 +48,7 @@ class ForwardKernel(ConvKernel):
 
     @property
     def columns(self) -> Span:
-        """First and last + 1 of the columns to compute."""
+        """Return the first and last + 1 of the columns that a forward convolution kernel computes."""
         return self.span or (0, self.shape.columns // self.window * self.window)
 
 
@@ -186,7 +186,7 @@ class Sums:
 
     @property
     def count(self) -> int:
-        """How many sums there are."""
+        """Return the number of sums that a gradient kernel keeps in registers."""
         return self.maps * self.channels * len(self.taps)
 
 

@@ -1,6 +1,6 @@
 """Add the step of a dense layer to a program, with the relu that follows it.
 
-A large layer's gradient is fused with the update (`dense_fused_update`); a captured layer keeps its activations and
+A large layer's gradient is fused with the update (`dense_weights.py`); a captured layer keeps its activations and
 errors, image by image.
 """
 

@@ -34,27 +34,27 @@ class Spread:
 
     @property
     def phases(self) -> int:
-        """Rows that a row of inputs is spread over."""
+        """Return the number of phases that a row of inputs is spread over."""
         return min(self.shape.stride, self.shape.kernel)
 
     @property
     def reach(self) -> int:
-        """Places between the first and the last value that an output reads of a phase."""
+        """Return the distance from the first to the last value that an output reads of a phase."""
         return (self.shape.kernel - 1) // self.shape.stride
 
     @property
     def pitch(self) -> int:
-        """Floats in one phase of a row of inputs."""
+        """Return the floats of one phase of a row of spread inputs."""
         return tiles.up(self.shape.columns, self.lanes) + self.reach
 
     @property
     def back(self) -> int:
-        """Floats in one phase of a row of input errors."""
+        """Return the floats of one phase of a row of spread input errors."""
         return tiles.up((self.shape.width - 1 + self.shape.left) // self.shape.stride + 1, self.lanes)
 
     @property
     def error_pitch(self) -> int:
-        """Floats in a row of errors: zeros, as many as outputs can read past, the errors, zeros."""
+        """Return the floats of a row of errors: the zeros that are read before them, the errors, zeros."""
         return self.reach + max(self.back, tiles.up(self.shape.columns, self.lanes))
 
     def places(self, phase: int) -> tuple[int, int]:

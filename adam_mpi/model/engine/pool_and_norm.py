@@ -33,7 +33,7 @@ class Windows:
 
     @property
     def places(self) -> list[int]:
-        """Offsets of the pixels of a window from its first one."""
+        """Return the offsets of the pixels of a pooling window from its first one."""
         width = self.shape[2]
         return [
             (number // self.size * width + number % self.size) * self.lanes for number in range(self.size * self.size)

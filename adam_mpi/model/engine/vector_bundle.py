@@ -1,7 +1,7 @@
 """Define bundles of vectors for numba: the sums of a tile as one value, and what a kernel does with all of them.
 
 Each entry of `kit` makes a function for emitted source, from offsets known when that is emitted. One call instead of
-dozens: numba's compile time is that of the calls it has to type. `numpy_vector_bundle.kit` has the same for numpy, and
+dozens: numba's compile time is that of the calls it has to type. `numpy_vectors.bundle_kit` has the same for numpy, and
 says in a few lines what each does.
 """
 

@@ -5,8 +5,8 @@
     for each point: M = sum over channels and kernel rows of U V  [point][map][row][tile]
     outputs = A' M, then bias, relu, pooling
 
-are the kernels of `winograd1d_forward`; directly it would be 4 * kernel products. Backward (`winograd1d_backward`) each
-step is the transpose of one of these:
+are the forward kernels of `winograd1d_kernels.py`; directly it would be 4 * kernel products. Backward each step is the
+transpose of one of these:
 
     E = A e of the errors of each tile                            [point][map][row][tile]
     for each point: dU = sum over images, rows and tiles of E V   and the gradient is G' dU
@@ -71,37 +71,37 @@ class Winograd1D:
 
     @property
     def points(self) -> int:
-        """Products of a tile and kernel row: one per point."""
+        """Return the number of products of a tile and kernel row: one per point."""
         return COLUMNS + self.shape.kernel - 1
 
     @property
     def across(self) -> int:
-        """Tiles in a row."""
+        """Return the number of tiles in a row of the outputs."""
         return -(-self.shape.columns // COLUMNS)
 
     @property
     def tiles(self) -> int:
-        """Tiles in all rows of the outputs."""
+        """Return the number of tiles in all rows of the outputs."""
         return self.shape.rows * self.across
 
     @property
     def padded(self) -> int:
-        """Rows of the inputs with their padding, which is transformed too."""
+        """Return the rows of the inputs with their padding, which is transformed too."""
         return self.shape.height + 2 * self.shape.pad
 
     @property
     def value_floats(self) -> int:
-        """Floats of V of one block."""
+        """Return the floats of V, the transformed inputs of one block."""
         return self.points * self.shape.channels * self.padded * self.across * self.lanes
 
     @property
     def product_floats(self) -> int:
-        """Floats of M of one block, and of E."""
+        """Return the floats of M of one block, and of E."""
         return self.points * self.shape.maps * self.tiles * self.lanes
 
     @property
     def back_floats(self) -> int:
-        """Floats of D of one block."""
+        """Return the floats of D, the transformed input errors of one block."""
         return self.points * self.shape.channels * self.shape.height * self.across * self.lanes
 
     def point_offsets(self, vectors: int) -> list[int]:

@@ -63,19 +63,19 @@ class Side:
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width of a plane with its border, filled up to whole tiles."""
+        """Return the height and width of a plane with its border, filled up to whole tiles."""
         lines, left, right = self.pads
         return tiles.up(self.height + 2 * lines, 2), tiles.up(self.width + left + right, 2)
 
     @property
     def group_rows(self) -> int:
-        """Rows of tiles in a group: as many as divide all and make no more than GROUP tiles."""
+        """Return the rows of tiles in a group: as many as divide all and make at most GROUP tiles."""
         fitting = [count for count in range(1, self.rows + 1) if self.rows % count == 0]
         return max((count for count in fitting if count * self.columns <= GROUP), default=1)
 
     @property
     def group(self) -> int:
-        """Tiles in a group."""
+        """Return the number of tiles in a group."""
         return self.group_rows * self.columns
 
 

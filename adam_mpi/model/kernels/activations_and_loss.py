@@ -30,7 +30,7 @@ def relu(inputs: np.ndarray, outputs: np.ndarray) -> None:
 
 @njit(nogil=True, cache=True)
 def relu_backward(outputs: np.ndarray, errors: np.ndarray) -> None:
-    """Zero the errors of outputs that are not positive."""
+    """Set the errors of outputs that are not positive to zero."""
     for index in range(errors.size):
         if outputs[index] <= 0:
             errors[index] = 0
@@ -94,7 +94,7 @@ def drop(
     place: tuple[int, int, int],
     outputs: np.ndarray,
 ) -> None:
-    """Zero a share `rate` of the units (units, images) and scale the others; the same call serves errors.
+    """Set a share `rate` of the units (units, images) to zero and scale the others; the same call serves errors.
 
     `place` is (first, width, whole): of `whole` columns these are `width` ones from `first` on; a unit is numbered as
     in the whole layer.
