@@ -12,7 +12,7 @@ from mpi4py import MPI
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Given
 from adam_mpi.inference.trained import Trained, load
-from adam_mpi.runtime.run import run as run_job
+from adam_mpi.runtime.run import run_job
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.epochs=1"]` or `{"train.epochs": 1}`."""

@@ -41,7 +41,7 @@ def train(tmp_path_factory):
 
 
 def weights(job):
-    return model_file.read(job.run / "weights.h5", TENSORS)
+    return model_file.read_model(job.run / "weights.h5", TENSORS)
 
 
 def check_counts(job):

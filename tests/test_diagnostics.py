@@ -32,7 +32,7 @@ def test_layers_and_an_image_of_a_run(launch, tmp_path):
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and [line.split()[0] for line in lines[1:4]] == ["conv1", "weight", "bias"], done
     assert "1x28x28" in lines[1] and "10x24x24" in lines[1] and re.search(r"mean [+-].*deviation .*\|.*█.*\|", lines[2])
-    pixels, labels = glyphs.draw(1, "test", np.arange(1))
+    pixels, labels = glyphs.draw_glyphs(1, "test", np.arange(1))
     Image.fromarray(pixels[0, 0]).save(tmp_path / "glyph.png")
     done = inspect(job.run, "--image", tmp_path / "glyph.png", "-o", tmp_path / "layers.png")
     assert done.returncode == 0 and f"glyph.png: {labels[0]} " in done.stdout, done

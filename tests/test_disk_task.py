@@ -99,7 +99,7 @@ def test_a_copy_that_cannot_be_written_is_reported_whatever_the_reason(error, tm
     def fail(*arguments, **named):
         raise error
 
-    monkeypatch.setattr(snapshot_barrier.snapshot, "write", fail)
+    monkeypatch.setattr(snapshot_barrier.snapshot, "write_server_part", fail)
     barrier = SnapshotBarrier(1, 60)
     take(barrier, tmp_path)
     assert written(barrier) == {"error": f"{tmp_path / 'server-00001.h5'}: {reason(error)}", "hung": False}

@@ -11,7 +11,7 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.memory_layout import LINE, MOST_BATCHES, MOST_SLOTS, WIDTHS, plan
+from adam_mpi.sharding.memory_layout import LINE, MOST_BATCHES, MOST_SLOTS, WIDTHS, plan_layout
 from adam_mpi.sharding.message_formats import message_words
 
 
@@ -36,7 +36,9 @@ def layers(sizes):
 
 
 def planned(sizes, servers, pushers, made):
-    return plan(layers(sizes), {rank: "host" for rank in range(servers)}, range(servers, servers + pushers), made)
+    return plan_layout(
+        layers(sizes), {rank: "host" for rank in range(servers)}, range(servers, servers + pushers), made
+    )
 
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=6)

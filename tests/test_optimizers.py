@@ -57,12 +57,12 @@ def trained(settings, folder):
     world = World(MPI.COMM_SELF, config)
     request = JobRequest(directory=str(folder / "run"))
     claimed = agreement.claim_run(config, request, world, [this_process()])
-    job = agreement.prepare(config, claimed, request, world, FoundStores())
+    job = agreement.prepare_job(config, claimed, request, world, FoundStores())
     runtime = begin_generation.begin_generation(world, job)
     run._run_roles(world, runtime)
     runtime.free()
     job.owner.release()
-    return model_file.read(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
+    return model_file.read_model(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
 
 
 def gradients(config, shapes, weights, data):

@@ -56,7 +56,9 @@ class Client(PushClient):
         place = SimpleNamespace(member=PUSHER)
         injector = SimpleNamespace(at=lambda point: None)
         world = SimpleNamespace(config=self.settings, rank=2, place=place, generation=generation, injector=injector)
-        plan = memory_layout.plan(TENSORS, SERVERS, [2], self.settings, holders=[(server,) for server in holders])
+        plan = memory_layout.plan_layout(
+            TENSORS, SERVERS, [2], self.settings, holders=[(server,) for server in holders]
+        )
         self.mailboxes = Memory()
         self.published = Memory()
         choices = {"dense1": Choice("dense1", 0, None, None)}

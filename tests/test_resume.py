@@ -40,7 +40,7 @@ def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
     assert epochs_done(tmp_path / "config.toml", (), str(tmp_path / "empty")) == 0
     for other in ("train.epochs=4", "optimizer.learning_rate=0.5"):
         assert epochs_done(tmp_path / "config.toml", (other,), str(tmp_path)) == 0
-    assert run.train(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
+    assert run.train_command(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
     assert "is done: 3 epochs; for more: --set train.epochs=4 or above" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE", "config.toml", "empty", "summary.json"]
 
@@ -336,10 +336,10 @@ def test_a_second_job_is_refused_and_one_that_takes_over_ends_the_first(start_jo
 def test_a_process_of_several_that_do_not_know_each_other_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert run.train(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
+    assert run.train_command(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
     assert "4 processes were started by srun" in capsys.readouterr().err and not (tmp_path / "run").exists()
     monkeypatch.setenv("SLURM_PROCID", "2")
-    assert run.train(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
+    assert run.train_command(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
     assert capsys.readouterr().err == ""
 
 

@@ -56,7 +56,7 @@ def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
     file.write([record(3, 7)])
     file.close()
     assert (tmp_path / "s.h5").stat().st_size == size
-    stored = store_file.read(tmp_path / "s.h5")
+    stored = store_file.read_store(tmp_path / "s.h5")
     pieces, position = stored.pieces, stored.position
     assert pieces[1] is None and [piece.version for piece in pieces if piece] == [5, 5]
     assert pieces[2].start == 128 and pieces[2].images == 50 and set(pieces[2].values) == set(PARTS)
@@ -79,7 +79,7 @@ def test_damage_is_noticed_and_the_version_before_is_taken(tmp_path, damage):
             plain["bodies"][first + 3] = 1.5
         else:
             plain["headers"][1, 1, 2] = 12345
-    assert [piece.version for piece in store_file.read(path).pieces] == [2, 1, 2]
+    assert [piece.version for piece in store_file.read_store(path).pieces] == [2, 1, 2]
 
 
 def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
@@ -103,7 +103,7 @@ def test_another_format_is_refused_by_name(tmp_path, version, cure):
     with h5py.File(path, "r+") as plain:
         plain.attrs["format"] = version
     with pytest.raises(UserError, match=f"^{path}: format {version}; this version reads format {FORMAT}; {cure}$"):
-        store_file.read(path)
+        store_file.read_store(path)
 
 
 class ServerThread:
@@ -136,7 +136,7 @@ class ServerThread:
         assert not self.store.thread.is_alive(), "the writing thread did not end in 20 s"
 
     def on_disk(self, path):
-        return {piece.version for piece in store_file.read(path).pieces}
+        return {piece.version for piece in store_file.read_store(path).pieces}
 
 
 def test_many_updates_are_combined_in_one_write(tmp_path):
@@ -217,10 +217,10 @@ def test_what_is_acknowledged_is_noted_whatever_else_is_written(tmp_path):
     server = ServerThread(tmp_path / "s.h5")
     server.until(lambda: server.store.complete, "the first write")
     server.store.acknowledge(7, 70)
-    server.until(lambda: store_file.read(tmp_path / "s.h5").images == 70, "the note")
+    server.until(lambda: store_file.read_store(tmp_path / "s.h5").images == 70, "the note")
     server.store.acknowledge(8, 80)
     server.close()
-    stored = store_file.read(tmp_path / "s.h5")
+    stored = store_file.read_store(tmp_path / "s.h5")
     assert (stored.pushes, stored.images) == (8, 80)
 
 

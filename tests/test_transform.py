@@ -19,7 +19,7 @@ UINT8 = np.dtype(np.uint8)
 
 @pytest.fixture(scope="module")
 def images():
-    return glyphs.draw(1, "train", np.arange(40))[0]
+    return glyphs.draw_glyphs(1, "train", np.arange(40))[0]
 
 
 def transformer(wanted, shape=(1, 28, 28), seed=1, sample=None, dtype=UINT8):

@@ -117,7 +117,7 @@ def _newest_whole_snapshot(run: Path) -> tuple[Resume | None, list[str]]:
 
 def _from_snapshot(path: Path) -> Resume:
     manifest = snapshot.manifest(path)
-    position = snapshot.check(path)
+    position = snapshot.check_snapshot(path)
     if manifest["batches"] == 0:
         position.epoch = manifest["epochs"]
     files = tuple(manifest["residuals"])
@@ -239,17 +239,17 @@ def _checked_pieces(resume: Resume, size: int, spans: Sequence[tuple[int, int]])
 def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     """Yield the shards that meet `spans`."""
     if resume.kind == "snapshot":
-        yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
+        yield from snapshot.snapshot_pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
         return
     for path in sorted(resume.path.glob("server-*.h5")):
-        yield from ((piece.start, piece.values) for piece in store_file.pieces(path, spans))
+        yield from ((piece.start, piece.values) for piece in store_file.store_pieces(path, spans))
 
 
 def read_residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
     """Return the residual of `replica` in `spans`: its own and, with fewer replicas now, some of the others'."""
     total = Spans(spans)
     for files in resume.residuals[replica::replicas]:
-        for found in gathered(snapshot.pieces(resume.path, files, spans), spans).values():
+        for found in gathered(snapshot.snapshot_pieces(resume.path, files, spans), spans).values():
             total.add(found)
     return total
 

@@ -23,7 +23,7 @@ import numpy as np
 from h5py import h5t
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.files import add_checksums, sync
+from adam_mpi.base.files import add_checksums, sync_to_disk
 from adam_mpi.checkpoint.hdf5_file import check_format, create_unfilled, new_file, open_file, write_past_cache
 from adam_mpi.sharding.shards import Piece, Shard, joined, meets
 from adam_mpi.sharding.training_state import Position
@@ -110,7 +110,7 @@ def finish_renames(folder: Path) -> None:
         name = recorded_name(path)
         if name is not None and NAME.fullmatch(name) and not (folder / name).exists():
             path.rename(folder / name)
-            sync(folder)
+            sync_to_disk(folder)
 
 
 def file_name(server: int) -> str:
@@ -123,7 +123,7 @@ def residual_name(ring: int) -> str:
     return f"residual-{ring:05d}.h5"
 
 
-def write(
+def write_server_part(
     path: Path, shards: Sequence[Shard], state: Mapping[str, np.ndarray], versions: np.ndarray, position: np.ndarray
 ) -> None:
     """Write one server's file; `state`: part (weights, state, ema, residual) -> its shards one after the other."""
@@ -163,7 +163,7 @@ def manifest(path: Path) -> Manifest:
     return found
 
 
-def check(path: Path) -> Position:
+def check_snapshot(path: Path) -> Position:
     """Read the snapshot `path` from end to end and return its position; raise a UserError that says what is wrong."""
     content = manifest(path)
     found = 0
@@ -195,7 +195,7 @@ def _check_shards(path: Path, file: h5py.File) -> int:
     return int(sizes.sum())
 
 
-def pieces(path: Path, files: Iterable[str], spans: Iterable[tuple[int, int]]) -> Iterator[Piece]:
+def snapshot_pieces(path: Path, files: Iterable[str], spans: Iterable[tuple[int, int]]) -> Iterator[Piece]:
     """Yield the shards that meet `spans`, from these `files` of a snapshot that has been checked; read no others."""
     wanted = joined(spans)
     for name in files:

@@ -81,7 +81,9 @@ class SnapshotBarrier:
         path = self.folder / name
         copied = {part: _joined([arrays[shard.index] for shard in shards]) for part, arrays in state.items()}
         at = {"epoch": position.epoch, "batches": position.count, "images": position.images, "clock": position.clock}
-        write = partial(snapshot.write, path, shards, state=copied, versions=versions.copy(), position=position.pack())
+        write = partial(
+            snapshot.write_server_part, path, shards, state=copied, versions=versions.copy(), position=position.pack()
+        )
         self.tasks.append((path, DiskTask("snapshot", partial(self._write, path, write, at), self.seconds)))
         self.release()
 

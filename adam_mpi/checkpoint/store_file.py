@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 from h5py import h5t
 
-from adam_mpi.base.files import checksum, sync
+from adam_mpi.base.files import file_checksum, sync_to_disk
 from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, write_at
 from adam_mpi.sharding.shards import Shard, joined, meets
@@ -57,7 +57,7 @@ class Record:
 
 def record_checksum(header: np.ndarray, body: np.ndarray) -> int:
     """Return the checksum of `body` and the other fields of `header`: an old header with a new body is no record."""
-    return checksum(body, checksum(np.frombuffer(header.tobytes()[:-8], np.uint32)))
+    return file_checksum(body, file_checksum(np.frombuffer(header.tobytes()[:-8], np.uint32)))
 
 
 def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
@@ -76,14 +76,14 @@ def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_b
 def _reserve(path: Path) -> None:
     """Take the disk space now, where the system offers it: later writes then find room."""
     if not hasattr(os, "posix_fallocate"):
-        return sync(path)
+        return sync_to_disk(path)
     with path.open("rb+") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-    sync(path)
+    sync_to_disk(path)
 
 
 class StoreFile:
@@ -189,23 +189,23 @@ class StoreContent:
         return max(0, self.pushes - pushes), max(0, self.images - images)
 
 
-def read(path: Path, values: bool = True) -> StoreContent:
+def read_store(path: Path, values: bool = True) -> StoreContent:
     """Read a store from end to end; without `values` the pieces have none."""
     with open_file(path, KIND) as file:
-        found = list(_pieces(file, values))
+        found = list(_shards_of_store(file, values))
         bodies = list(file["position"][...])
         slot = valid_slot(_headers(file)[-1], bodies)
         acknowledged = file["acknowledged"][...].tolist()
         return StoreContent(found, None if slot is None else bodies[slot], *acknowledged)
 
 
-def pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[StoredShard]:
+def store_pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[StoredShard]:
     """Yield the shards of a store that meet `spans`, one by one: all of them may be larger than memory."""
     with open_file(path, KIND) as file:
-        yield from (piece for piece in _pieces(file, True, joined(spans)) if piece is not None)
+        yield from (piece for piece in _shards_of_store(file, True, joined(spans)) if piece is not None)
 
 
-def _pieces(
+def _shards_of_store(
     file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[StoredShard | None]:
     """Yield each shard, or those that meet `wanted`; None for one without a whole version."""

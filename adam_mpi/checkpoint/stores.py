@@ -179,7 +179,7 @@ def _read_attempt(comm: MPI.Comm, path: Path, identity: Identity, visible: Seque
     mine: dict[str, StoreContent | str] = {}
     for name in (name for name, rank in readers.items() if rank == comm.rank):
         try:
-            mine[name] = store_file.read(path / name, values=False)
+            mine[name] = store_file.read_store(path / name, values=False)
         except UserError as error:
             mine[name] = str(error)
     answers = comm.allgather((_read_description(path), mine))
@@ -249,6 +249,6 @@ def _broadcast_file(comm: MPI.Comm, path: Path, reader: int, size: int) -> Itera
 
 def _pieces_or_error(path: Path, size: int) -> Iterator[Piece | UserError]:
     try:
-        yield from ((piece.start, piece.values) for piece in store_file.pieces(path, [(0, size)]))
+        yield from ((piece.start, piece.values) for piece in store_file.store_pieces(path, [(0, size)]))
     except UserError as error:
         yield error

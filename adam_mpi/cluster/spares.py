@@ -252,7 +252,7 @@ def admit(comm: MPI.Intracomm, holder: int, port: str = "") -> MPI.Intracomm:
     return return_errors(merged.Dup())
 
 
-def join(invitation: Invitation) -> MPI.Intracomm:
+def join_job(invitation: Invitation) -> MPI.Intracomm:
     """Return the communicator of the job that this spare joins (collective with `admit` of the other ranks)."""
     link = return_errors(return_errors(MPI.COMM_SELF).Connect(invitation.port))
     merged = return_errors(link.Merge(high=True))

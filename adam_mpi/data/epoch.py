@@ -78,7 +78,7 @@ KEY = 0x5EED
 """Makes the random numbers of shares independent of all others that are drawn with the seed."""
 
 
-def owners(skew: str, labels: np.ndarray, replicas: int, seed: int) -> np.ndarray:
+def draw_owners(skew: str, labels: np.ndarray, replicas: int, seed: int) -> np.ndarray:
     """Return each image's replica: "by_class" gives each a range of classes, "dirichlet:A" an uneven mix of all."""
     kind, _, alpha = skew.partition(":")
     random = np.random.Generator(np.random.Philox(key=[seed, KEY]))

@@ -51,7 +51,7 @@ PIECES = 4  # straight pieces per span of a curve: at this size more are not see
 PARTS = {"train": 1, "test": 2}
 
 
-def draw(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def draw_glyphs(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return images [n, 1, 28, 28] and labels [n] of `part`; each depends on (seed, part, index) only."""
     images = np.empty((len(indices), 1, SIDE, SIDE), np.uint8)
     key = np.uint64(seed % 2**56 * 256 + PARTS[part])
@@ -81,12 +81,12 @@ def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarr
     for stroke in range(SKELETON_STARTS[skeleton], SKELETON_STARTS[skeleton + 1]):
         start = STROKE_STARTS[stroke]
         count = STROKE_STARTS[stroke + 1] - start
-        _place(key, start, count, points)
+        _place_stroke(key, start, count, points)
         _draw_curve(canvas, points[:count], radius, ink)
 
 
 @numba.njit(nogil=True, cache=True)
-def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
+def _place_stroke(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
     """Jitter, slant, scale, turn and move the points of a stroke from their box onto the canvas."""
     slant = uniform(key, 3, -0.25, 0.4)
     turn = uniform(key, 4, -0.25, 0.25)

@@ -41,7 +41,7 @@ class ServedData:
         skew = self.config.data.skew
         if skew == "none":
             return None
-        return epoch.owners(skew, self.data.labels("train"), replicas, self.config.run.seed)
+        return epoch.draw_owners(skew, self.data.labels("train"), replicas, self.config.run.seed)
 
 
 @dataclass(frozen=True)
@@ -240,23 +240,23 @@ class Ask:
         return cls(source, kind, slot, phase, number=number, replica=replica, replicas=replicas, columns=columns)
 
 
-def stop() -> np.ndarray:
+def stop_answer() -> np.ndarray:
     """Return the answer to every ask once the job stops."""
     return _header_only(message_formats.STOP)
 
 
-def exhausted(phase: int) -> np.ndarray:
+def exhausted_answer(phase: int) -> np.ndarray:
     """Return the answer that no batch of `phase` is left."""
     return _header_only(message_formats.EXHAUSTED, phase)
 
 
-def phase(phase: Phase, count: int, itemsize: int, first: int) -> np.ndarray:
+def phase_answer(phase: Phase, count: int, itemsize: int, first: int) -> np.ndarray:
     """Return the answer that names `phase`: its `count` images, the bytes of a pixel, its `first` batch not done."""
     part = message_formats.PARTS.index(phase.part)
     return _header_only(message_formats.PHASE, phase.number, part, phase.epoch, count, itemsize, first)
 
 
-def batch(
+def batch_answer(
     phase: Phase, number: int, batch: LoadedBatch, columns: tuple[slice, ...], *, remaining: int, hybrid: bool
 ) -> list[np.ndarray]:
     """Return a message for each strip of a replica, with the ids and labels of batch `number` and part of its pixels.

@@ -194,7 +194,7 @@ class DataServer:
         """Answer `ask` if that is possible now; return whether it was."""
         current = self.current
         if self.ended or (self.stopping and not self._finishes(ask)):
-            self._send(ask, served_phase.stop())
+            self._send(ask, served_phase.stop_answer())
             return True
         if ask.kind == message_formats.NEXT_PHASE:
             return self._phase_number > ask.phase and self._send_phase(ask)
@@ -202,7 +202,7 @@ class DataServer:
             return False
         if self._phase_number > ask.phase:
             # The ask was under way for long: its phase is over, and it must not get a batch of another.
-            self._send(ask, served_phase.exhausted(ask.phase))
+            self._send(ask, served_phase.exhausted_answer(ask.phase))
             return True
         if ask.kind == message_formats.SHARE:
             share = current.take_share(ask.number, ask.replica, ask.replicas)
@@ -210,7 +210,7 @@ class DataServer:
         taken = current.take_next(ask.replica)
         if taken is not None:
             return self._send_batch(ask, *taken)
-        return current.is_exhausted(ask.replica) and self._send(ask, served_phase.exhausted(ask.phase))
+        return current.is_exhausted(ask.replica) and self._send(ask, served_phase.exhausted_answer(ask.phase))
 
     def _finishes(self, ask: Ask) -> bool:
         """Return whether `ask` is for a joint batch of which some replica has a share already."""
@@ -222,14 +222,14 @@ class DataServer:
         phase = self.current.phase
         itemsize = np.dtype(self.served.data.description.dtype).itemsize
         first = self.current.epoch_progress.first_open
-        return self._send(ask, served_phase.phase(phase, self.served.count(phase.part), itemsize, first))
+        return self._send(ask, served_phase.phase_answer(phase, self.served.count(phase.part), itemsize, first))
 
     def _send_batch(self, ask: Ask, number: int, batch: LoadedBatch) -> bool:
         """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
         assert self.current is not None
         hybrid = self.world.config.layout.scheme == "hybrid"
         with trace.span("serve"):
-            messages = served_phase.batch(
+            messages = served_phase.batch_answer(
                 self.current.phase, number, batch, ask.columns, remaining=self.current.remaining, hybrid=hybrid
             )
         return self._send(ask, *messages)

@@ -165,7 +165,7 @@ def open_set(data: Data) -> DataSet:
         return DataSet(data, {"train": _glyphs("train", glyphs.TRAIN), "test": _glyphs("test", glyphs.TEST)})
     if data.set.startswith(PREFIX):
         return DataSet(data, open_parts(data.set))
-    path = find(data.set) if data.set in NAMES else Path(data.set)
+    path = find_data_set(data.set) if data.set in NAMES else Path(data.set)
     if data.set not in NAMES and not path.exists():
         raise UserError(f"data set {data.set!r}: unknown; allowed are {', '.join(NAMES)}, or a path of files")
     sources = formats.open_parts(path, data.size)
@@ -181,13 +181,13 @@ def home() -> Path:
     return (project if (project / "setup.cfg").is_file() else Path.cwd()) / "data"
 
 
-def find(name: str) -> Path:
+def find_data_set(name: str) -> Path:
     """Return the folder with the files of the data set `name`: in $ADAM_MPI_DATA, else in `home()`."""
     given = os.environ.get("ADAM_MPI_DATA")
     places = [Path(given) / name] if given else []
     places.append(home() / name)
     for folder in places:
-        if all(idx.find(folder, stem).is_file() for stems in FILES.values() for stem in stems):
+        if all(idx.find_idx_file(folder, stem).is_file() for stems in FILES.values() for stem in stems):
             return folder
     looked = " nor in ".join([str(Path(given) / name) if given else "$ADAM_MPI_DATA (not set)", str(places[-1])])
     raise UserError(f"data set {name!r}: its files are neither in {looked}; get them: python -m adam_mpi fetch {name}")
@@ -197,7 +197,7 @@ def _glyphs(part: str, count: int) -> Source:
     """Return a part of the built-in data set."""
 
     def rows(indices: np.ndarray) -> np.ndarray:
-        return glyphs.draw(SEED, part, indices)[0]
+        return glyphs.draw_glyphs(SEED, part, indices)[0]
 
     return Source(
         name=lambda index: f"glyph {index}",

@@ -32,7 +32,7 @@ Evaluator = Callable[[LoadedBatch], tuple[float, int]]
 """LoadedBatch -> sum of the losses, number of correct images."""
 
 
-def evaluate(path: Path) -> int:
+def evaluate_parts(path: Path) -> int:
     """Print a line for the validation part and for the test part of the data; return the exit code."""
     comm = _world()
     try:
@@ -95,7 +95,7 @@ def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file
             "ranks: "
             f"mpirun -n RANKS python -m adam_mpi eval {file}"
         )
-    weights = model_file.read(file, parameters.tensors(shapes), group)
+    weights = model_file.read_model(file, parameters.tensors(shapes), group)
     context = network(settings, data.description, shapes).context()
     return lambda block: context.evaluate(weights, block.pixels, block.labels)
 

@@ -59,7 +59,7 @@ class Evaluation:
         """Return the weights of this strip; those of other strips are not read."""
         spans = [(piece.start, piece.start + piece.size) for piece in self.strip.pieces]
         weights = Spans(spans)
-        for start, values in model_file.pieces(file, parameters.tensors(shapes), group, spans):
+        for start, values in model_file.model_pieces(file, parameters.tensors(shapes), group, spans):
             weights.put(start, values.reshape(-1))
         return weights.flat
 

@@ -60,7 +60,7 @@ def load(path: str | Path) -> "Trained":
         inputs = _read_inputs(file, opened)
         group = "ema/" if "ema" in opened else ""
     shapes = infer_shapes(config, inputs)
-    weights = model_file.read(file, parameters.tensors(shapes), group)
+    weights = model_file.read_model(file, parameters.tensors(shapes), group)
     return Trained(file.parent, config, inputs, shapes, weights)
 
 

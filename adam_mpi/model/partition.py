@@ -233,7 +233,7 @@ def partition(shapes: Sequence[LayerShape], strips: int, scheme: str = "strips")
     raise UserError(f"layout.partitions = {strips}: {trouble}; set at most {most}")
 
 
-def most(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
+def largest_strip_count(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
     """Return the largest number of strips that the layers allow."""
     shapes = tuple(shapes)
     shortest = min(axis_length(shapes, group[-1]) for group in groups_to_cut(shapes, scheme))

@@ -14,7 +14,7 @@ from typing import Any, cast
 from adam_mpi.base.errors import UserError
 
 
-def check() -> None:
+def check_tensorboard() -> None:
     """Raise a UserError where tensorboardX is missing, before a job starts that writes event files."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise UserError("observe.tensorboard = true: tensorboardX is missing; pip install 'adam-mpi[tensorboard]'")

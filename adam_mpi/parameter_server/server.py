@@ -143,7 +143,7 @@ class ParameterServer(Membership):
         if error is None:
             self.close()
         elif self.world.comm.size > 1:
-            shutdown.end(self.world, error)
+            shutdown.end_job(self.world, error)
         else:
             self._free()
 

@@ -15,12 +15,12 @@ from adam_mpi.data.sets import Description, describe
 from adam_mpi.model import layers, parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import Partition, Strip, fitting, most, partition
+from adam_mpi.model.partition import Partition, Strip, fitting, largest_strip_count, partition
 from adam_mpi.planning import memory
 from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding import memory_layout as memory_layouts
 from adam_mpi.sharding.memory_layout import MemoryLayout
-from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose, largest_push
+from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose_protocols, largest_push
 from adam_mpi.worker import thread_weights
 
 
@@ -83,7 +83,7 @@ def check_memory(
     scheme = config.layout.scheme
     memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, scheme), layout)
     captured = captured_layers(
-        choose(memory_layout, config, largest_push(config), len({p.host for p in layout.places}))
+        choose_protocols(memory_layout, config, largest_push(config), len({p.host for p in layout.places}))
     )
 
     def worker_bytes(strips: int) -> int:
@@ -102,7 +102,7 @@ def _too_few_strips(
     limit: int, worker_bytes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
 ) -> str:
     """Return the error of a worker that needs more than `limit` with this number of `strips`."""
-    candidates = range(strips, most(shapes, scheme) + 1)
+    candidates = range(strips, largest_strip_count(shapes, scheme) + 1)
     least = bisect_left(candidates, True, key=lambda strips: worker_bytes(strips) <= limit)
     advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"
     if least < len(candidates):
@@ -140,7 +140,9 @@ def plan_memory_layout(
     servers = {rank: layout.places[rank].host for rank in layout.servers}
     tensors = parameters.tensors(cut.shapes)
     shards = memory_layouts.cut_for(tensors, (replicas or layout.replicas) * layout.partitions, config, cut)
-    return memory_layouts.plan(tensors, servers, layout.pushers, config, partition=cut, shards=shards, holders=holders)
+    return memory_layouts.plan_layout(
+        tensors, servers, layout.pushers, config, partition=cut, shards=shards, holders=holders
+    )
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,9 @@ def plan_job(config: Config, ranks: int, hosts: str | None, images: str | None =
     check_memory(config, description, shapes, layout)
     cut = partition(shapes, layout.partitions, config.layout.scheme)
     memory_layout = plan_memory_layout(config, cut, layout)
-    choices = choose(memory_layout, config, largest_push(config), len({place.host for place in layout.places}))
+    choices = choose_protocols(
+        memory_layout, config, largest_push(config), len({place.host for place in layout.places})
+    )
     captured = captured_layers(choices)
     return JobPlan(
         config=config,

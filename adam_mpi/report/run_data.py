@@ -36,7 +36,7 @@ class Run:
         return {str(row["rank"]): f"{row['replica']}.{row['strip']}" for row in rows if row["role"] == "worker"}
 
 
-def read(path: Path, name: str) -> Run:
+def read_run(path: Path, name: str) -> Run:
     """Return the run in a directory, under `name`; raise UserError if it has not finished an epoch."""
     summary = path / "summary.json"
     for file in (path / "config.toml", summary, path / "metrics.jsonl"):
@@ -65,7 +65,7 @@ class Evaluated:
     """The probability that the network gives to the class of each of them."""
 
 
-def evaluate(model: Trained, worst: int) -> Evaluated:
+def evaluate_run(model: Trained, worst: int) -> Evaluated:
     """Evaluate `model` on its test images, and keep the `worst` of them; raise UserError without a data set."""
     data = open_set(model.config.data)
     confusion = np.zeros((model.inputs.classes,) * 2, np.int64)

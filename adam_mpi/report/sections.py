@@ -14,7 +14,7 @@ from adam_mpi.config import Config
 from adam_mpi.inference.trained import Trained, load
 from adam_mpi.monitor.aggregate_statistics import coarse
 from adam_mpi.report import charts
-from adam_mpi.report.run_data import Run, evaluate
+from adam_mpi.report.run_data import Run, evaluate_run
 
 WORST = 30
 """Images with the least probability of their class that are shown."""
@@ -199,7 +199,7 @@ def learned(run: Run) -> str:
     """Return the filters of the first layer, the confusion matrix and the worst images of a run."""
     try:
         model = load(run.path)
-        found = evaluate(model, WORST)
+        found = evaluate_run(model, WORST)
     except UserError as error:
         return note(f"Not shown: {error}")
     names = model.names

@@ -48,7 +48,7 @@ def agree_on_job(comm: MPI.Comm, request: JobRequest) -> tuple[World, Job]:
             claimed.owner.heartbeat()
         place = stores.folder(config, claimed.directory, claimed.identity)
         seen = stores.find_stores(world.comm, place, claimed.identity, request.resume and config.asynchronous)
-        job = from_first_rank(comm, lambda: prepare(config, claimed, request, world, seen))
+        job = from_first_rank(comm, lambda: prepare_job(config, claimed, request, world, seen))
         return world, adapt_to_node(world, job)
     except UserError:
         if comm.rank == 0:
@@ -92,9 +92,9 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
     if config.model.weights:
         initial_weights(config, shapes, ())
     if config.observe.tensorboard:
-        metrics.check()
+        metrics.check_tensorboard()
     _check_evaluated_data(config)
-    path = run_directory.choose(config, request.directory, request.resume)
+    path = run_directory.choose_run_directory(config, request.directory, request.resume)
     owner, note = ownership.claim_run(path, processes, request.take_over)
     try:
         if note:
@@ -121,7 +121,7 @@ def _with_useful_copies(config: Config, world: World) -> Config:
     return config if world.survivable else replace(config, server=replace(config.server, copies=1))
 
 
-def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: FoundStores) -> Job:
+def prepare_job(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: FoundStores) -> Job:
     """Return the job, on rank 0; find what it resumes from, and remove what marks the end of an earlier job.
 
     `seen` has the stores of the run that the ranks have found.
@@ -155,7 +155,7 @@ def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: Wor
 
 def _remove_marks(directory: Path) -> None:
     """Remove the files by which an earlier job in `directory` said how it ended or was asked to end."""
-    fence.clear(directory / "log")
+    fence.clear_fences(directory / "log")
     marks = [directory / name for name in (FAILURE, DONE, STOPPED, "STOP")]
     orders = [directory / "log" / sentinel.ORDERS, *directory.glob("log/watched-*.txt")]
     for path in (*marks, *orders):

@@ -90,7 +90,7 @@ class CheckpointManager:
         newest = self.directory / "snapshots" / taken[-1] if taken or self.resume is None else self.resume.path
         group = "ema/" if self.config.optimizer.ema else ""
         tensors = self.memory_layout.tensors
-        pieces = model_file.pieces(newest / snapshot.MODEL, tensors, group)
+        pieces = model_file.model_pieces(newest / snapshot.MODEL, tensors, group)
         description = self._describe()
         path = self.directory / "weights.h5"
         model_file.write_pieces(path, pieces, tensors, description["config"], description["inputs"])

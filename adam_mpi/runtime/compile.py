@@ -9,7 +9,7 @@ import numpy as np
 
 from adam_mpi.base import files
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.files import checksum
+from adam_mpi.base.files import file_checksum
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.engine import tuner
@@ -119,7 +119,7 @@ def _warm_server(message: np.ndarray) -> None:
     starts = np.zeros(1, np.int64)
     mailbox.finite(message)
     mailbox.arrived(message, 1, message.size, np.zeros(1, np.int64), lines[:, 0], np.zeros(1, bool))
-    checksum(values)
+    file_checksum(values)
     apply_kernels.fold(values, values, np.zeros(1, np.int64), values[:1])
     apply_kernels.step(apply_kernels.ADDITIVE, values, values, values, starts, values[:1], numbers[0])
     apply_kernels.steps(apply_kernels.ADDITIVE, no_steps, values, starts[:0], starts, values[:1], numbers)

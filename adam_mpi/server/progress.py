@@ -170,7 +170,7 @@ class ServerProgress:
 COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")
 
 
-def collect(session: "ServerSession", busy: float) -> dict[str, Any]:
+def server_statistics(session: "ServerSession", busy: float) -> dict[str, Any]:
     """Return the statistics of a server in `session`; `busy`: seconds in which it applied pushes."""
     progress = session.progress
     queue = session.push_queue

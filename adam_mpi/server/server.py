@@ -274,7 +274,7 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics that the coordinator collects."""
-        return progress.collect(self.session, self.busy)
+        return progress.server_statistics(self.session, self.busy)
 
 
 class Comparison:

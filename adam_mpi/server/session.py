@@ -171,12 +171,12 @@ class ServerSession:
             threads = self.world.config.server.threads
             shares: dict[int, list[Work]] = defaultdict(list)
             for work in works:
-                shares[_owner(work[0]) % threads].append(work)
+                shares[_apply_thread(work[0]) % threads].append(work)
             self.thread_pool.run((owner, partial(self.stepper.step, share, rate)) for owner, share in shares.items())
         else:
             made = [FoldedGradient(work, rate) for work in works]
             folds = {shard.index: fold for fold in made for shard in fold.band}
-            self.thread_pool.run((_owner(fold.band), partial(fold.step, self.stepper)) for fold in made)
+            self.thread_pool.run((_apply_thread(fold.band), partial(fold.step, self.stepper)) for fold in made)
         # Between the weights and the versions that promise them. A call into MPI might raise that a rank is lost: then
         # the step would be in the weights and in no table, and be taken again when its pushes are sent again.
         memory_fence()
@@ -193,7 +193,7 @@ class ServerSession:
         """Return the learning rate of the steps on `ready`."""
         shard, messages = next(iter(ready.items()))
         version = self.shard_copies[shard].version + 1
-        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _images(messages))
+        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
 
     def _works(self, ready: Mapping[int, list[ReceivedMessage]]) -> list[Work]:
         """Return the steps to take, with the delay of each message."""
@@ -236,7 +236,7 @@ class ServerSession:
             values=fold.values(shard),
             notes=notes(numbers, [self.push_queue.batches(message) for message in messages]),
             done=partial(self._complete_all, messages, fold),
-            images=_images(messages),
+            images=_pushed_images(messages),
             image_counts=fold.image_counts,
         )
         self.replicator.send(record)
@@ -288,11 +288,11 @@ class ServerSession:
             self.store.end()
 
 
-def _images(messages: Sequence[ReceivedMessage]) -> int:
+def _pushed_images(messages: Sequence[ReceivedMessage]) -> int:
     """Return how many images' gradients are in `messages`; those of a push in several parts count once."""
     return sum(message.images for message in messages if message.part == 0)
 
 
-def _owner(band: Sequence[Shard]) -> int:
+def _apply_thread(band: Sequence[Shard]) -> int:
     """Return a number that says, modulo the number of threads, which thread always steps this band."""
     return band[0].index // len(band)

@@ -170,7 +170,7 @@ class MemoryLayout:
         return runs
 
 
-def plan(
+def plan_layout(
     tensors: Sequence[Tensor],
     servers: Mapping[int, str],
     pushers: Sequence[int],

@@ -209,7 +209,7 @@ class Choice:
         return "delta" if self.factors is None else "factor"
 
 
-def choose(
+def choose_protocols(
     memory_layout: MemoryLayout, config: Config, images: int, hosts: int, kept: Collection[str] | None = None
 ) -> dict[str, Choice]:
     """Return layer -> what it pushes, for pushes of `images` images in a job on `hosts` hosts.

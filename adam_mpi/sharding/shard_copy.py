@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adam_mpi.base.files import checksum
+from adam_mpi.base.files import file_checksum
 from adam_mpi.sharding.shards import Shard
 
 MODULUS = 1 << 62
@@ -87,7 +87,7 @@ class ShardCopy:
         for pusher, number in sorted(self.table.items()):
             total = (31 * total + 17 * pusher + number) % MODULUS
         for part in self.parts:
-            total = (31 * total + checksum(part)) % MODULUS
+            total = (31 * total + file_checksum(part)) % MODULUS
         return total
 
     def note(self, pusher: int, number: int) -> None:

@@ -68,7 +68,7 @@ def measure(costs: Costs, config: Config, data: Description, shapes: tuple[Layer
     measures: dict[str, Callable[[], float]] = {
         "image": lambda: _image(network(config, data, shapes, setting.captured), config, data, setting),
         "prepare": lambda: _prepare(config),
-        "copy": lambda: _copy(size),
+        "copy": lambda: _message_copy(size),
         "sign": lambda: _sign(size),
         "wire": lambda: _wire(min(max(4 * size, LEAST_WIRED), MOST_WIRED)) if setting.hosts > 1 else 0.0,
         "apply": lambda: _apply(size),
@@ -145,16 +145,16 @@ def _arrays(count: int, size: int) -> list[np.ndarray]:
     return [np.ones(size, np.float32) for _ in range(count)]
 
 
-def _copy(size: int) -> float:
+def _message_copy(size: int) -> float:
     """Measure the copy of a byte into a message."""
     body, values = (array.view(np.uint32) for array in _arrays(2, size))
-    return _cold(lambda: mailbox.copy(body, values)) / (4 * size)
+    return _cold(lambda: mailbox.copy_words(body, values)) / (4 * size)
 
 
 def _sign(size: int) -> float:
     """Measure the checksum of a byte."""
     (message,) = _arrays(1, size)
-    return _cold(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * size)
+    return _cold(lambda: mailbox.message_checksum(message.view(np.uint32))) / (4 * size)
 
 
 def _wire(size: int) -> float:

@@ -49,7 +49,7 @@ class Row:
         return len(self.times) == len(self.outcomes) > 0
 
 
-def read(run: Path) -> Outcome:
+def read_outcome(run: Path) -> Outcome:
     """Return the outcome of the run in a directory; the seconds of a resumed run, which restart, are added up."""
     curve = []
     before = 0.0
@@ -64,7 +64,7 @@ def read(run: Path) -> Outcome:
     return Outcome(curve, summary["images_per_second"], summary["staleness"].get("mean") or 0.0)
 
 
-def rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float) -> list[Row]:
+def table_rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float) -> list[Row]:
     """Return a row for each value, with its finished runs."""
     found: list[Row] = []
     for values in dict.fromkeys(point.values for point in points):
@@ -79,7 +79,7 @@ def usual_target(outcomes: Sequence[Outcome]) -> float:
     return median(outcome.best for outcome in outcomes)
 
 
-def table(found: Sequence[Row], target: float) -> Iterator[str]:
+def table_lines(found: Sequence[Row], target: float) -> Iterator[str]:
     """Yield the lines of the table, and the advice."""
     width = max(len(row.value) for row in found)
     yield f"{'':{width}}  runs  {'seconds to ' + format(target, '.2%'):>20}  {'best accuracy':>16}  images/s  staleness"
@@ -90,8 +90,8 @@ def table(found: Sequence[Row], target: float) -> Iterator[str]:
 
 def _figures(row: Row) -> str:
     """Return the columns of a row that has finished runs."""
-    reached = _spread(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} reached it"
-    accuracy = _spread([100 * outcome.best for outcome in row.outcomes], 2) + " %"
+    reached = _mean_and_deviation(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} reached it"
+    accuracy = _mean_and_deviation([100 * outcome.best for outcome in row.outcomes], 2) + " %"
     speed = fmean(outcome.images_per_second for outcome in row.outcomes)
     staleness = fmean(outcome.staleness for outcome in row.outcomes)
     return f"{reached:>20}  {accuracy:>16}  {speed:8,.0f}  {staleness:9.2f}"
@@ -112,7 +112,7 @@ def advice(found: Sequence[Row], target: float) -> str:
     return text + "."
 
 
-def _spread(values: Sequence[float], digits: int = 1) -> str:
+def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     """Return mean and standard deviation as text."""
     return f"{fmean(values):.{digits}f} ± {_deviation(values):.{digits}f}"
 

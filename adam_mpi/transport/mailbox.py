@@ -52,11 +52,11 @@ def write_position(message: np.ndarray, position: int) -> None:
 
 def write_checksum(message: np.ndarray) -> None:
     """Write the checksum of a message that travels."""
-    message[2:4].view(np.uint64)[0] = checksum(message)
+    message[2:4].view(np.uint64)[0] = message_checksum(message)
 
 
 @njit(nogil=True, cache=True)
-def copy(body: np.ndarray, values: np.ndarray) -> bool:
+def copy_words(body: np.ndarray, values: np.ndarray) -> bool:
     """Copy words into the body of a message; return whether none of them is a NaN or an infinity."""
     peak = np.uint32(0)
     for i in range(values.size):
@@ -76,7 +76,7 @@ def finite(values: np.ndarray) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def checksum(message: np.ndarray) -> np.uint64:
+def message_checksum(message: np.ndarray) -> np.uint64:
     """Return the weighted sum of the words behind the checksum, plus the position.
 
     With the position in it, neither new memory nor the slot's last message passes when only the position has arrived.
@@ -109,7 +109,7 @@ def slot_state(ring: np.ndarray, start: int, slot_words: int, position: int, nea
     length = HEADER_WORDS + words + words % 2 + 2 * batches
     if length > slot_words:
         return TORN
-    if near or np.uint64(header[1]) == checksum(ring[start : start + length]):
+    if near or np.uint64(header[1]) == message_checksum(ring[start : start + length]):
         return WHOLE
     return TORN
 

@@ -76,7 +76,7 @@ class RingSender(Generic[M]):
 
     def copy(self, body: np.ndarray, values: np.ndarray) -> bool:
         """Copy the words `values` into `body`; return whether none of them is a NaN or an infinity."""
-        return self.memcpy.copy(body, values) if self.near else mailbox.copy(body, values)
+        return self.memcpy.copy(body, values) if self.near else mailbox.copy_words(body, values)
 
     def step(self) -> bool:
         """Handle acknowledgements and send waiting messages, without waiting; return whether anything was done."""

@@ -69,7 +69,7 @@ class HeldBatches:
         """With clocks: export the shares that are pushed, but not the one that the replica computes."""
         shares = [done for pushed in self._unreported() for done in pushed.done if pushed.counted]
         state.batches = frozenset(batch_id(share.epoch, share.number) for share in shares)
-        images = _images(shares)
+        images = _share_images(shares)
         state.progress = replace(state.progress, next=self.pushes.clock, base=base, pushed=images)
 
     def _unreported(self) -> list[GradientBuffer]:
@@ -77,7 +77,7 @@ class HeldBatches:
         return [*self.pushes.acknowledged, *self.pushes.unacknowledged]
 
 
-def _images(shares: list[BatchResult]) -> dict[int, int]:
+def _share_images(shares: list[BatchResult]) -> dict[int, int]:
     """Return the images of the shares of each batch, by the number of the batch."""
     images = Counter[int]()
     for share in shares:

@@ -72,7 +72,7 @@ def _trainer() -> Contender:
     shapes = layers.infer(layers.parse(LAYERS), (1, 28, 28), 10)
     context, weights = Network(shapes, BATCH, 1, engine="generated").context(), parameters.initial(shapes, 1)
     gradient = np.zeros_like(weights)
-    pixels, labels = glyphs.draw(1, "train", np.arange(BATCH))
+    pixels, labels = glyphs.draw_glyphs(1, "train", np.arange(BATCH))
     ids = np.arange(BATCH)
 
     def train() -> int:
@@ -130,14 +130,14 @@ def _server(settings: list[str]) -> Contender:
 def _warp() -> Contender:
     from adam_mpi.data.transform import Transformer
 
-    images = glyphs.draw(1, "train", np.arange(2000))[0]
+    images = glyphs.draw_glyphs(1, "train", np.arange(2000))[0]
     ids, wanted = np.arange(len(images)), load(None, AFFINE).data.transform
     transformer = Transformer(wanted, images.shape[1:], images.dtype, 1, images[:0])
     return _timed(lambda: len(transformer(images, ids, 1)))
 
 
 def _scipy() -> Contender:
-    images = glyphs.draw(1, "train", np.arange(400))[0][:, 0]
+    images = glyphs.draw_glyphs(1, "train", np.arange(400))[0][:, 0]
     matrix, offset, output = np.array([[0.98, 0.1], [-0.1, 1.02]]), np.array([0.5, -0.5]), np.empty((28, 28), np.uint8)
 
     def transform() -> int:

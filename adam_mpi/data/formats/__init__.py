@@ -30,7 +30,7 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
 def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
     """Return the function that opens the format of `path`."""
     if not path.is_dir():
-        return _file_format(path)
+        return _opener_of_file(path)
     names = {file.name for file in path.iterdir()}
     if names & set(idx.NAMES):
         return idx.open_parts
@@ -43,7 +43,7 @@ def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
     return partial(folder.open_parts, size=size)
 
 
-def _file_format(path: Path) -> Callable[[Path], dict[str, Source]]:
+def _opener_of_file(path: Path) -> Callable[[Path], dict[str, Source]]:
     """Return the function that opens a single file, by its first bytes."""
     with open(path, "rb") as file:
         start = file.read(8)

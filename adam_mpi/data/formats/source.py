@@ -63,7 +63,7 @@ def _read_into(file: int, memory: np.ndarray, offset: int) -> int:
     return len(content)
 
 
-def join(pieces: list[tuple[int, Rows]]) -> Rows:
+def join_rows(pieces: list[tuple[int, Rows]]) -> Rows:
     """Return a function that reads the rows of several files as if they were one; `pieces` are (length, rows)."""
     edges = np.cumsum([0] + [length for length, _ in pieces])
 
@@ -152,7 +152,7 @@ def array_source(
         raise UserError(f"{name}: {len(labels)} labels for {sizes[0]} images")
     if dtype != np.uint8 and dtype.kind != "f":
         raise UserError(f"{name}: images are {dtype}; give uint8, or floats that are taken as they are")
-    shape, axes = _axes(name, sizes)
+    shape, axes = _image_axes(name, sizes)
     kind = np.dtype(np.uint8 if dtype == np.uint8 else np.float32)
 
     def images(indices: np.ndarray) -> np.ndarray:
@@ -171,7 +171,7 @@ def array_source(
     )
 
 
-def _axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | None]:
+def _image_axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | None]:
     """Return the shape of an image, and the order of axes that leads to it; None where they are in that order."""
     if 0 in sizes:
         raise UserError(f"{name}: holds nothing, its sizes are {sizes}")

@@ -32,7 +32,11 @@ def write(model: Trained, path: Path) -> None:
     """Write `model` to `path`; raise UserError for a layer that ONNX computes in another way."""
     last = model.shapes[-1].name
     constants = {**model.tensors, **_scaling(model)}
-    nodes = [*_scale_nodes(model), *_layers(model.shapes), helper.make_node("Softmax", [last], [PROBABILITIES], axis=1)]
+    nodes = [
+        *_scale_nodes(model),
+        *_layer_nodes(model.shapes),
+        helper.make_node("Softmax", [last], [PROBABILITIES], axis=1),
+    ]
     inner = model.inputs.network_shape(model.config.data.transform)
     pixels = TensorProto.UINT8 if model.inputs.dtype == "uint8" else TensorProto.FLOAT
     graph = helper.make_graph(
@@ -66,7 +70,7 @@ def _scale_nodes(model: Trained) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Mul", ["centered", "factor"], ["scaled"])
 
 
-def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
+def _layer_nodes(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of all layers; the first dense layer has its input flattened."""
     before = "scaled"
     flat = False

@@ -113,7 +113,7 @@ def emit_pool(source: Source, kernel: ForwardKernel, planes: int) -> None:
     with source.inside(f"for column in range({first}, {last}):"):
         with source.inside(f"for line in range({planes}):"):
             source(f"v = unpooled + (line * {window * shape.columns} + column * {window}) * {lanes}")
-            pool_and_norm.window(source, window, shape.columns, lanes, kernel.relu)
+            pool_and_norm.emit_pool_window(source, window, shape.columns, lanes, kernel.relu)
             source(f"to = (((plane + line) * {shape.rows // window} + top) * {across} + column) * {lanes}")
             source("store(memory, outputs + to, best)")
             source("store(memory, winners + to, winner)")

@@ -147,7 +147,7 @@ def unpool(spec: ConvSpec) -> tuple[list[Call], Buffer, Buffer | None]:
         return [], spec.errors, None
     shape = spec.shape
     windows = pool_and_norm.Windows((shape.maps, shape.rows, shape.columns), spec.window, spec.window, spec.lanes)
-    pool_and_norm.emit_max_backward(spec.source, f"{spec.name}_unpool", windows)
+    pool_and_norm.emit_max_pool_backward(spec.source, f"{spec.name}_unpool", windows)
     winners = Buffer(f"{spec.name}/winners", spec.outputs.floats)
     before = spec.errors_buffer("errors before pooling", shape.maps * shape.rows * shape.columns * spec.lanes)
     return [Call(f"{spec.name}_unpool", ("memory", spec.errors, winners, before))], before, winners

@@ -22,7 +22,7 @@ def add(builder: Builder, index: int) -> int:
         builder.errors = Buffer(builder.errors.name, layer.units, images=builder.round_images)
     buffers = DenseBuffers(inputs, builder.values, builder.errors, input_errors)
     if builder.per_image:
-        step = per_image_dense.step(builder.source, layer, buffers, builder.errors_first)
+        step = per_image_dense.emit_per_image_dense_step(builder.source, layer, buffers, builder.errors_first)
         _keep(builder, step, layer.name, (inputs, layer.features), (builder.errors, layer.units))
     else:
         step = _step(builder, layer, buffers)

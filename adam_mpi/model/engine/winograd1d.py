@@ -44,7 +44,7 @@ def matrices(kernel: int) -> tuple[Matrix, Matrix, Matrix]:
     kernels = points[:, None] ** np.arange(kernel) / np.array(scales)[:, None]
     outputs = points[:, None] ** np.arange(COLUMNS)
     inputs = [[*np.poly(rest)[::-1], 0.0] for rest in others] + [np.poly(points)[::-1]]
-    return transposed(_with_infinity(outputs)), rows(_with_infinity(kernels)), rows(np.array(inputs))
+    return transposed(_with_infinity(outputs)), matrix_rows(_with_infinity(kernels)), matrix_rows(np.array(inputs))
 
 
 def _with_infinity(values: np.ndarray) -> np.ndarray:
@@ -52,14 +52,14 @@ def _with_infinity(values: np.ndarray) -> np.ndarray:
     return np.vstack([values, np.eye(values.shape[1])[-1:]])
 
 
-def rows(matrix: np.ndarray) -> Matrix:
+def matrix_rows(matrix: np.ndarray) -> Matrix:
     """Return the rows of `matrix` as tuples of floats."""
     return tuple(tuple(float(number) for number in row) for row in matrix)
 
 
 def transposed(matrix: np.ndarray | Matrix) -> Matrix:
     """Return the columns of `matrix` as tuples of floats."""
-    return rows(np.array(matrix).T)
+    return matrix_rows(np.array(matrix).T)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Winograd1D:
         return [column * self.lanes if there else None for column, there in enumerate(present)]
 
 
-def present(winograd: Winograd1D, count: int, first: int, end: int) -> list[tiles.Run]:
+def present_tiles(winograd: Winograd1D, count: int, first: int, end: int) -> list[tiles.Run]:
     """Return runs of the tiles of a row.
 
     Their pattern says which of `count` columns from 4 * tile + first on are inside 0..end.
@@ -125,7 +125,7 @@ def present(winograd: Winograd1D, count: int, first: int, end: int) -> list[tile
     return tiles.runs(winograd.across, 1, inside)
 
 
-def fits(shape: Shape) -> bool:
+def winograd1d_fits(shape: Shape) -> bool:
     """Return whether there are points enough for the kernel, and columns and maps enough to pay for the transforms."""
     winograd = Winograd1D(shape, 1)
     known = shape.kernel == 5 and shape.stride == 1
