@@ -54,7 +54,7 @@ def serve(path, pipe):
                 store.mark_dirty(place)
             applied = time.monotonic()
             os.write(pipe, REPORT.pack(position.images, applied, applied - store.lag))
-            store.acknowledge(position.images, position.images)
+            store.note_acknowledged(position.images, position.images)
         time.sleep(1e-4)  # as a server does between two steps; the writing thread shares the interpreter with it
 
 

@@ -83,10 +83,10 @@ class DataRanks:
 
     def take(self, most=10**9, report=True):
         """Take and report what arrives; True when nothing more will come."""
-        while self.client and len(self.taken) < most and (found := self.client.take()) is not None:
+        while self.client and len(self.taken) < most and (found := self.client.take_batch()) is not None:
             slot, batch = found
             self.taken.append((batch.number, batch.ids.copy(), batch.pixels.copy()))
-            self.client.release(slot)
+            self.client.release_slot(slot)
             if report:
                 self.client.report(batch.epoch, batch.number, batch.ids.size, 1.0, 1)
         return self.client is None or self.client.drained or len(self.taken) >= most

@@ -51,7 +51,7 @@ def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images
     layout, _ = planned(tensors, servers, [f"server.shard={shard}"])
     activations, errors, gradient = drawn(inputs, outputs, images)
     product, weights = np.full_like(gradient, np.nan), np.ones_like(gradient)
-    for plan in plans(matrices(tensors)["dense1"], "dense1", layout.held, half).values():
+    for plan in plans(matrices(tensors)["dense1"], "dense1", layout.served, half).values():
         words = plan.words(images)
         body = np.full(words + 3, 0xDEADBEEF, np.uint32)
         assert plan.write(body, activations, errors, gradient) == words and np.all(body[words:] == 0xDEADBEEF)
@@ -75,7 +75,7 @@ def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images
 def test_halves_keep_their_precision_and_the_largest_half_instead_of_an_infinity():
     tensors = dense(3, 2, offset=0)
     layout, _ = planned(tensors, 1)
-    plan = plans(matrices(tensors)["dense1"], "dense1", layout.held, half=True)[0]
+    plan = plans(matrices(tensors)["dense1"], "dense1", layout.served, half=True)[0]
     activations, errors = np.array([[1e6, -1e6, 1 / 3]], np.float32), np.array([[1e-3, 1e-6]], np.float32)
     body = np.zeros(plan.words(1), np.uint32)
     plan.write(body, activations, errors, np.array([0] * 6 + [1e9, 1 / 3], np.float32))
@@ -153,7 +153,7 @@ def test_a_push_that_is_sent_again_skips_the_shards_that_have_it(settings):
     plain = factor_server(*settings, "push.protocol=delta")
     layer = [shard.index for shard in built.server.session.shards if shard.layer == "dense1"]
     assert len(layer) >= 3
-    built.server.session.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
+    built.server.session.push_queue.highest_numbers[layer[1], 0] = 2 * MOST_PARTS - 1
     gradient = push(built, 3)
     built.apply_pushes()
     plain.push(gradient, 3)
@@ -236,7 +236,7 @@ def test_halves_are_counted_and_shown_in_the_plan():
 def test_shards_that_cut_through_rows_cannot_take_factors():
     tensors = dense(1000, 3, offset=0)
     layout, _ = planned(tensors, 1, ["server.shard=64"])
-    assert plans(matrices(tensors)["dense1"], "dense1", layout.held) is None
+    assert plans(matrices(tensors)["dense1"], "dense1", layout.served) is None
 
 
 def test_a_large_layer_between_hosts_sends_factors_and_a_small_one_its_gradient():

@@ -87,8 +87,8 @@ def fly(world, flow, cut, weights):
         while flow.landed:
             flight = flow.landed.popleft()
             landed[flight.number] = flow.contexts[flight.context].result, flow.gradients[flight.context].copy()
-            flow.release(flight)
-    flow.stop()
+            flow.release_flight(flight)
+    flow.end_threads()
     return landed
 
 
@@ -141,7 +141,7 @@ def test_the_wait_for_a_hanging_thread_is_limited():
     flow = Flow([], [], None)
     flow.computing = 2
     with pytest.raises(TimeoutError, match=r"^2 parts of batches are still computed after 0.01 s; the job ends$"):
-        flow.halt(0.01)
+        flow.drop_flights(0.01)
 
 
 def test_sums_over_a_replica_are_those_of_all_strips():

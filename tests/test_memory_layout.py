@@ -50,7 +50,7 @@ def test_nothing_published_overlaps(sizes, servers, pushers, ema, short):
     memory_layout = planned(sizes, servers, pushers, config(ema=ema, short=short))
     for server in memory_layout.servers:
         places = [(0, LINE)] + [(memory_layout.line_offset(ring), LINE) for ring in range(pushers)]
-        places.append((memory_layout.version_offset, 8 * len(memory_layout.held[server])))
+        places.append((memory_layout.version_offset, 8 * len(memory_layout.served[server])))
         for region in memory_layout.regions:
             offset = memory_layout.region_offset(server, region)
             assert offset % LINE == 0
@@ -69,7 +69,7 @@ def test_runs_read_the_wanted_shards_and_nothing_else(sizes, servers, short, dat
     covered = []
     for server in memory_layout.servers:
         offset, places = memory_layout.region_offset(server, region), {}
-        for shard in memory_layout.held[server]:
+        for shard in memory_layout.served[server]:
             for parameter in range(shard.start, shard.stop):
                 places[parameter] = offset
                 offset += WIDTHS[region]

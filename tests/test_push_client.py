@@ -149,13 +149,13 @@ def test_a_clock_that_is_taken_back_takes_its_encoding_out_of_the_residual(codec
     carried = client.residual.values.copy()
     pushed(client, gradient(2))
     assert not np.array_equal(client.residual.values, carried)
-    assert len(client.forget(1)) == 1 and (client.sent, client.clock) == (1, 1)
+    assert len(client.take_back_from(1)) == 1 and (client.sent, client.clock) == (1, 1)
     assert np.array_equal(client.residual.values, carried)
     # A push that has reached all servers stays, although no acknowledgement has arrived.
     client.next_generation([0, 0, 1, 1])
     pushed(client, gradient(3))
     kept = client.residual.values.copy()
-    client.forget(2)
+    client.take_back_from(2)
     assert np.array_equal(client.residual.values, kept) and client.completed == 2
 
 
@@ -166,7 +166,7 @@ def test_of_a_push_that_is_given_up_the_residual_keeps_what_shards_have(codec):
     first = client.residual.values.copy()
     pushed(client, gradient(2))
     second = client.residual.values.copy()
-    client.give_up({0: 2 * MOST_PARTS, 1: 2 * MOST_PARTS, 2: MOST_PARTS})
+    client.take_back_missing({0: 2 * MOST_PARTS, 1: 2 * MOST_PARTS, 2: MOST_PARTS})
     half = SIZE // 2
     parts = client.residual.values
     assert np.array_equal(parts[:half], second[:half])

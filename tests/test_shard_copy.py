@@ -61,7 +61,7 @@ def deliver(messages, receiver):
         receiver._values = lambda message, body=body: body[: message.words].view(np.float32)
         table = dict(sent.notes[1:].reshape(-1, 2).tolist())
         receiver._notes = lambda message, table=table: (table, np.empty(0, np.int64))
-        receiver._take(message)
+        receiver._take_replicated(message)
 
 
 def test_what_was_sent_again_is_acknowledged_when_a_second_copy_has_arrived_and_not_when_it_is_sent():

@@ -166,17 +166,17 @@ def test_events_that_could_not_be_written_go_into_another_file(tmp_path, monkeyp
 
     made = metrics.Events(tmp_path / "tensorboard")
     monkeypatch.setattr(metrics.Events, "PAUSE_SECONDS", 0.0)
-    made.add(LINE, 10)
-    made.write()
+    made.add_events(LINE, 10)
+    made.write_events()
 
     def fail():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(made.file, "flush", fail)
-    made.add(LINE, 20)
+    made.add_events(LINE, 20)
     with pytest.raises(OSError, match="No space"):
-        made.write()
-    made.write()
+        made.write_events()
+    made.write_events()
     assert not made.waiting
     second = next((tmp_path / "tensorboard").glob("events.*.2"))
     (tmp_path / "second").mkdir()

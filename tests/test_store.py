@@ -201,11 +201,11 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
         go.wait()
         noted.append(figures)
 
-    monkeypatch.setattr(StoreFile, "acknowledge", slow)
+    monkeypatch.setattr(StoreFile, "note_acknowledged", slow)
     server = ServerThread(tmp_path / "s.h5")
     server.until(lambda: server.store.complete, "the first write")
     for pushes in range(1, 100):
-        server.store.acknowledge(pushes, 10 * pushes)
+        server.store.note_acknowledged(pushes, 10 * pushes)
         server.store.step()
     assert noted == []
     go.set()
@@ -216,9 +216,9 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
 def test_what_is_acknowledged_is_noted_whatever_else_is_written(tmp_path):
     server = ServerThread(tmp_path / "s.h5")
     server.until(lambda: server.store.complete, "the first write")
-    server.store.acknowledge(7, 70)
+    server.store.note_acknowledged(7, 70)
     server.until(lambda: store_file.read_store(tmp_path / "s.h5").images == 70, "the note")
-    server.store.acknowledge(8, 80)
+    server.store.note_acknowledged(8, 80)
     server.close()
     stored = store_file.read_store(tmp_path / "s.h5")
     assert (stored.pushes, stored.images) == (8, 80)

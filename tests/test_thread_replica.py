@@ -150,7 +150,7 @@ def test_unpushed_batches_are_dropped_and_pushed_ones_stay():
     pushed = GradientBuffer(0, np.zeros(1), [BatchResult(0, 7, 4, 0.0, 0, 1)])
     held = HeldBatches(SimpleNamespace(acknowledged=deque(), unacknowledged=deque([pushed])), None)
     for number in (7, 8):
-        held.take(SimpleNamespace(epoch=1, number=number))
+        held.note_taken(SimpleNamespace(epoch=1, number=number))
     held.drop_unpushed()
     assert held.ids == {batch_id(1, 7)}
     held.uncount()

@@ -68,7 +68,7 @@ class SnapshotBarrier:
             return False
         return all(clock >= limit for clock, limit in zip(clocks, self.limits, strict=True))
 
-    def take(
+    def copy_state(
         self,
         name: str,
         shards: Sequence[Shard],

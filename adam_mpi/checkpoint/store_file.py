@@ -131,7 +131,7 @@ class StoreFile:
             assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
             write_at(self.descriptor, record.body, start + int(self.next[record.place]) * size)
 
-    def acknowledge(self, pushes: int, images: int) -> None:
+    def note_acknowledged(self, pushes: int, images: int) -> None:
         """Note how many `pushes` and `images` are acknowledged, stored or not: the next job reports what is lost."""
         write_at(self.descriptor, np.array([pushes, images, time.time_ns()], np.uint64), self.acknowledged)
 

@@ -242,18 +242,18 @@ class Ask:
 
 def stop_answer() -> np.ndarray:
     """Return the answer to every ask once the job stops."""
-    return _header_only(message_formats.STOP)
+    return _header_only([message_formats.STOP])
 
 
 def exhausted_answer(phase: int) -> np.ndarray:
     """Return the answer that no batch of `phase` is left."""
-    return _header_only(message_formats.EXHAUSTED, phase)
+    return _header_only([message_formats.EXHAUSTED, phase])
 
 
 def phase_answer(phase: Phase, count: int, itemsize: int, first: int) -> np.ndarray:
     """Return the answer that names `phase`: its `count` images, the bytes of a pixel, its `first` batch not done."""
     part = message_formats.PARTS.index(phase.part)
-    return _header_only(message_formats.PHASE, phase.number, part, phase.epoch, count, itemsize, first)
+    return _header_only([message_formats.PHASE, phase.number, part, phase.epoch, count, itemsize, first])
 
 
 def batch_answer(
@@ -274,8 +274,8 @@ def batch_answer(
     return [message_formats.pack_batch(header, batch.ids, batch.labels, own) for own in pixels]
 
 
-def _header_only(*header: int) -> np.ndarray:
+def _header_only(header: list[int]) -> np.ndarray:
     """Return a message without images."""
     return message_formats.pack_batch(
-        list(header), ids=np.empty(0, np.int64), labels=np.empty(0, np.int64), pixels=np.empty(0, np.uint8)
+        header, ids=np.empty(0, np.int64), labels=np.empty(0, np.int64), pixels=np.empty(0, np.uint8)
     )

@@ -79,7 +79,7 @@ class DataServer:
         early = self.early_reports
         self.early_reports = []
         for report in early:
-            self._count(report)
+            self._count_report(report)
 
     def close(self) -> None:
         """Hand out nothing more of the phase, because enough replicas are done; what is handed out is waited for."""
@@ -143,7 +143,7 @@ class DataServer:
 
     def _serve(self) -> bool:
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
-        worked = self._receive()
+        worked = self._receive_asks()
         # Asks of a phase that this rank has not begun, or of batches that are loading, stay in the queue.
         # A replica is answered in the order of its asks, so that all of its strips know when no batch is left.
         waiting: set[int] = set()
@@ -161,7 +161,7 @@ class DataServer:
             self.channel.send(Statistics(self.stats()), self.world.layout.coordinator)
         return self.current.fill() or worked
 
-    def _receive(self) -> bool:
+    def _receive_asks(self) -> bool:
         """Receive all asks and reports that have arrived; return whether there were any."""
         worked = False
         status = MPI.Status()
@@ -174,11 +174,11 @@ class DataServer:
         while comm.Iprobe(tag=message_formats.REPORT, status=status):
             report = np.empty(message_formats.REPORT_WORDS)
             comm.Recv(report, status.source, message_formats.REPORT)
-            self._count(report)
+            self._count_report(report)
             worked = True
         return worked
 
-    def _count(self, report: np.ndarray) -> None:
+    def _count_report(self, report: np.ndarray) -> None:
         """Add a report to the progress of its phase, or keep it until that phase begins."""
         phase, images, loss, correct, number = report.tolist()
         # No phase waits for the report of a share without images, all of them left out: it may come after the end.
@@ -194,7 +194,7 @@ class DataServer:
         """Answer `ask` if that is possible now; return whether it was."""
         current = self.current
         if self.ended or (self.stopping and not self._finishes(ask)):
-            self._send(ask, served_phase.stop_answer())
+            self._send_answer(ask, served_phase.stop_answer())
             return True
         if ask.kind == message_formats.NEXT_PHASE:
             return self._phase_number > ask.phase and self._send_phase(ask)
@@ -202,7 +202,7 @@ class DataServer:
             return False
         if self._phase_number > ask.phase:
             # The ask was under way for long: its phase is over, and it must not get a batch of another.
-            self._send(ask, served_phase.exhausted_answer(ask.phase))
+            self._send_answer(ask, served_phase.exhausted_answer(ask.phase))
             return True
         if ask.kind == message_formats.SHARE:
             share = current.take_share(ask.number, ask.replica, ask.replicas)
@@ -210,7 +210,7 @@ class DataServer:
         taken = current.take_next(ask.replica)
         if taken is not None:
             return self._send_batch(ask, *taken)
-        return current.is_exhausted(ask.replica) and self._send(ask, served_phase.exhausted_answer(ask.phase))
+        return current.is_exhausted(ask.replica) and self._send_answer(ask, served_phase.exhausted_answer(ask.phase))
 
     def _finishes(self, ask: Ask) -> bool:
         """Return whether `ask` is for a joint batch of which some replica has a share already."""
@@ -222,7 +222,7 @@ class DataServer:
         phase = self.current.phase
         itemsize = np.dtype(self.served.data.description.dtype).itemsize
         first = self.current.epoch_progress.first_open
-        return self._send(ask, served_phase.phase_answer(phase, self.served.count(phase.part), itemsize, first))
+        return self._send_answer(ask, served_phase.phase_answer(phase, self.served.count(phase.part), itemsize, first))
 
     def _send_batch(self, ask: Ask, number: int, batch: LoadedBatch) -> bool:
         """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
@@ -232,9 +232,9 @@ class DataServer:
             messages = served_phase.batch_answer(
                 self.current.phase, number, batch, ask.columns, remaining=self.current.remaining, hybrid=hybrid
             )
-        return self._send(ask, *messages)
+        return self._send_answer(ask, *messages)
 
-    def _send(self, ask: Ask, *messages: np.ndarray) -> bool:
+    def _send_answer(self, ask: Ask, *messages: np.ndarray) -> bool:
         """Start to send to each strip of the replica that asks its message, or a single one to all; return True."""
         self.world.injector.at("batch")
         self.served.answers += 1

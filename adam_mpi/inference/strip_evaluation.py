@@ -73,7 +73,7 @@ class Evaluation:
         self._wait(self._landed)
         flight = self.flow.landed.popleft()
         result = self.flow.contexts[flight.context].result
-        self.flow.release(flight)
+        self.flow.release_flight(flight)
         self.number += 1
         return result
 
@@ -87,7 +87,7 @@ class Evaluation:
 
     def close(self) -> None:
         """Stop the threads, and free the window that strips exchange through; collective."""
-        self.flow.stop()
+        self.flow.end_threads()
         self.world.finish()
         self.link.window.free()
 

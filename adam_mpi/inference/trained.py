@@ -209,7 +209,7 @@ class Trained:
         """
         arrays = {name: np.asarray(values) for name, values in feed.items()}
         wanted = list(fetch)
-        self._check(arrays, wanted)
+        self._check_fetch(arrays, wanted)
         count = len(next(iter(arrays.values())))
         batch = self.config.train.batch
         blocks = [
@@ -234,7 +234,7 @@ class Trained:
         """Return `images` as the network takes them; raise UserError if they cannot be."""
         return self.inputs.prepare(np.asarray(images), self.config.data.transform)
 
-    def _check(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> None:
+    def _check_fetch(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> None:
         """Raise UserError unless everything in `fetch` can be computed from `feed`."""
         known = [INPUT, *(shape.name for shape in self.shapes), PROBABILITIES]
         for name in [*feed, *fetch]:

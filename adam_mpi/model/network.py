@@ -105,7 +105,13 @@ class Network:
             lanes = self.program.lanes
             apply_fused = jit.apply_fused(text, lanes) if shared is not None and self.fused_layers else None
             return EngineContext(
-                self.shapes, self.images, self.seed, self.program, jit.run(text, lanes), shared, apply_fused
+                shapes=self.shapes,
+                images=self.images,
+                seed=self.seed,
+                program=self.program,
+                run=jit.run(text, lanes),
+                shared=shared,
+                run_fused=apply_fused,
             )
         return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
 

@@ -120,8 +120,10 @@ class Partition:
         """Return the values of an image that `strip` sends and receives, forward and backward."""
         forward = self.exchanges.values()
         backward = [exchange for exchange in forward if exchange.summed]
-        sent = sum(e.sent(strip) for e in forward) + sum(e.received(strip) for e in backward)
-        received = sum(e.received(strip) for e in forward) + sum(e.sent(strip) for e in backward)
+        sent = sum(e.mean_values_sent(strip) for e in forward) + sum(e.mean_values_received(strip) for e in backward)
+        received = sum(e.mean_values_received(strip) for e in forward) + sum(
+            e.mean_values_sent(strip) for e in backward
+        )
         return sent, received
 
     @cached_property

@@ -35,7 +35,7 @@ class Metrics:
         """Keep `line`; `step`: images trained on so far, the axis of TensorBoard's plots."""
         self.lines.append(json.dumps(line) + "\n")
         if self.events is not None:
-            self.events.add(line, step)
+            self.events.add_events(line, step)
 
     def write(self) -> None:
         """Append all lines that wait; raise OSError, and remove what was written of a line, where one does not fit."""
@@ -46,7 +46,7 @@ class Metrics:
             if self.lines and self.lines[0] is line:
                 self.lines.popleft()
         if self.events is not None:
-            self.events.write()
+            self.events.write_events()
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -75,7 +75,7 @@ class Events:
         self.file: Any = None
         self.waiting: deque[Any] = deque(maxlen=100 * Metrics.MOST_WAITING)
 
-    def add(self, line: Mapping[str, object], step: int) -> None:
+    def add_events(self, line: Mapping[str, object], step: int) -> None:
         """Keep the events of a `line` of metrics; `step`: images trained on so far."""
         from tensorboardX import summary
         from tensorboardX.proto.event_pb2 import Event
@@ -95,7 +95,7 @@ class Events:
         if histogram:
             put(summary.histogram_raw("staleness_histogram", **_raw(histogram)))
 
-    def write(self) -> None:
+    def write_events(self) -> None:
         """Write all events that wait; after an OSError all of them go into a new file, PAUSE_SECONDS later."""
         if time.monotonic() < self.pause:
             return

@@ -63,7 +63,7 @@ def _layer_lines(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
 def _parameters(plan: JobPlan) -> Iterator[str]:
     memory_layout = plan.memory_layout
     yield f"{len(memory_layout.shards)} shards on {len(memory_layout.servers)} servers"
-    for server, held in [pair for pair in memory_layout.held.items() if pair[1]][:MOST_ROWS]:
+    for server, held in [pair for pair in memory_layout.served.items() if pair[1]][:MOST_ROWS]:
         size = memory_layout.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {format_bytes(4 * size)} of weights"
     yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {largest_push(plan.config)} images)"

@@ -181,7 +181,7 @@ def _held_spans(world: World, job: Job) -> list[tuple[int, int]]:
     """Return the spans of the flat vector that this rank holds as a server."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     layout = plan_memory_layout(job.config, cut, world.layout, job.replicas)
-    shards = (*layout.held.get(world.rank, ()), *layout.copied.get(world.rank, ()))
+    shards = (*layout.served.get(world.rank, ()), *layout.copied.get(world.rank, ()))
     return [(shard.start, shard.stop) for shard in shards]
 
 

@@ -206,7 +206,7 @@ def _server(setup: Setup, kept: Server | None) -> Server:
         # A snapshot takes in all that is sent again: shards may have it already.
         session = kept.session
         session.barrier.begun = [recovery.begun[member] for member in session.push_queue.members]
-    if keeps_store(job.config) and plan.held[world.rank]:
+    if keeps_store(job.config) and plan.served[world.rank]:
         folder = attempt_folder(job, world.generation)
         forget = partial(stores.remove_earlier_attempts, folder, job.identity, job.owner)
         kept.open_store(folder / snapshot.file_name(world.place.member), forget)

@@ -124,7 +124,7 @@ def _settings(generation: Generation, job: Job) -> SnapshotSettings:
     layout = generation.memory_layout
     return SnapshotSettings(
         folder=job.directory / "snapshots",
-        servers=[server for server in layout.servers if layout.held[server]],
+        servers=[server for server in layout.servers if layout.served[server]],
         tensors=layout.tensors,
         keep=config.snapshot.keep,
         joint=not config.asynchronous,

@@ -175,7 +175,7 @@ def server_statistics(session: "ServerSession", busy: float) -> dict[str, Any]:
     progress = session.progress
     queue = session.push_queue
     counts = progress.counts + queue.counts
-    owners = session.memory_layout.owners
+    owners = session.memory_layout.strip_of_shard
     return {
         "role": "server",
         "generation": session.world.generation,
@@ -212,7 +212,7 @@ def last_pushes(
     """
     tables: dict[int, list[dict[int, int]]] = {}
     for shard in shards:
-        tables.setdefault(memory_layout.owners[shard.index], []).append(shard_copies[shard.index].table)
+        tables.setdefault(memory_layout.strip_of_shard[shard.index], []).append(shard_copies[shard.index].table)
     return [
         (str(pusher), strip, min(table.get(pusher, 0) for table in held) // MOST_PARTS)
         for strip, held in tables.items()

@@ -65,7 +65,7 @@ class FoldedGradient:
         """Return the sum for shard `index`; it is empty if no message had values to add."""
         return EMPTY if self.buffer is None else self.buffer[self.parts[index]]
 
-    def release(self, stepper: Stepper) -> None:
+    def release_shard(self, stepper: Stepper) -> None:
         """Count a shard whose copies have all taken the step; with the last one the memory is returned."""
         self.pending -= 1
         if not self.pending and self.buffer is not None:
@@ -238,14 +238,14 @@ class Replicator:
     def _collect(self) -> bool:
         """Take what has arrived, each shard's messages in order and by one thread; then publish that it is taken."""
         self.replication_window.sync()
-        arrived = self.receiver.collect()
+        arrived = self.receiver.collect_messages()
         self.receiver.ask_again()
         if not arrived:
             return False
         # Between seeing that they are there and reading them.
         self.replication_window.sync()
         current = [message for message in arrived if message.generation == self.world.generation]
-        self.thread_pool.run((message.shard, partial(self._take, message)) for message in current)
+        self.thread_pool.run((message.shard, partial(self._take_replicated, message)) for message in current)
         for message in current:
             if message.kind == RECORD:
                 self.on_step(message, self._notes(message)[1])
@@ -253,7 +253,7 @@ class Replicator:
         self.receiver.applied[:] = self.receiver.collected
         return True
 
-    def _take(self, message: ReceivedMessage) -> None:
+    def _take_replicated(self, message: ReceivedMessage) -> None:
         """Handle `message`: store an array of a copy, compare a checksum, or take a step."""
         own = self.stepper.shard_copies[message.shard]
         if message.kind == PART:

@@ -3,17 +3,19 @@
 A push passes these functions, from its ring in the mailbox to its acknowledgement:
 
     Server.step
-      ServerSession.collect          session.py
-        PushQueue.collect            push_queue.py     bad messages are refused, those sent again are recognized
-          RingReceiver.collect       mailbox.py        (transport) messages that have arrived whole
-      ServerSession.stage            session.py        StagedMessages.add (push_queue.py) for each of its shards
-      ServerSession.apply_staged     session.py        StagedMessages.take_ready: messages that can be applied now
-        Stepper.step                 stepper.py        on the apply threads; FoldedGradient.step with replication
-          apply_kernels.steps        apply_kernels.py
-        ServerSession._record_step   session.py        version and table of the shard
-        ServerSession._replicate     session.py        Replicator.send (replication.py): the other copies step too
-      ServerSession._complete        session.py        all copies have it: PushQueue.free_slot, ServerProgress.advance
-      ServerSession.publish          session.py        PushQueue.acknowledge; the pusher reads it in RingSender.step
+      ServerSession.collect_pushes       session.py
+        PushQueue.collect_accepted       push_queue.py     bad messages are refused, those sent again are recognized
+          RingReceiver.collect_messages  mailbox.py        (transport) messages that have arrived whole
+      ServerSession.stage                session.py        StagedMessages.stage (push_queue.py) for each of its shards
+      ServerSession.apply_staged         session.py        StagedMessages.take_ready: messages that can be applied now
+        Stepper.step                     stepper.py        on the apply threads; with replication FoldedGradient.step
+          apply_kernels.steps            apply_kernels.py
+        ServerSession._record_step       session.py        version and table of the shard
+        ServerSession._replicate         session.py        Replicator.send (replication.py): the other copies step too
+      ServerSession._complete            session.py        all copies have it: PushQueue.free_slot,
+                                                           ServerProgress.advance
+      ServerSession.publish              session.py        PushQueue.acknowledge_freed; the pusher reads it in
+                                                           RingSender.step
 """
 
 import threading
@@ -173,7 +175,7 @@ class Server:
     def step(self) -> bool:
         """Do what can be done now, without waiting; return whether anything was done."""
         session = self.session
-        arrived = session.collect()
+        arrived = session.collect_pushes()
         began = time.perf_counter()
         for message in arrived:
             session.stage(message)
@@ -184,10 +186,10 @@ class Server:
             self._report_comparison(self.comparison)
         if arrived:
             self.busy += time.perf_counter() - began
-        self._write()
+        self._write_store()
         return replicated or applied or bool(arrived)
 
-    def _write(self) -> None:
+    def _write_store(self) -> None:
         """Continue to write the store, and a snapshot that was ordered; finish when the last record is written."""
         session = self.session
         if session.store is not None:
@@ -196,21 +198,23 @@ class Server:
             name = snapshot.file_name(session.world.rank)
             state = session.stepper.state()
             with trace.span("snapshot"):
-                session.barrier.take(name, session.shards, state, session.published.versions, self.progress.position)
+                session.barrier.copy_state(
+                    name, session.shards, state, session.published.versions, self.progress.position
+                )
         while (report := session.barrier.written()) is not None:
-            self._report(SnapshotWritten("server", report))
+            self._send_to_coordinator(SnapshotWritten("server", report))
         if self.finishing is not None and (session.store is None or session.store.close()):
-            self._finish(self.finishing)
+            self._report_final_statistics(self.finishing)
 
-    def _finish(self, order: FinishServer) -> None:
+    def _report_final_statistics(self, order: FinishServer) -> None:
         """Report the final statistics: all that this server has to write is written."""
         self.finishing = None
         if order.copies:
             whole = {index: own.weights for index, own in self.shard_copies.items() if own.whole and not own.behind}
             write_copies(Path(order.copies), self.session.world.place.member, whole)
-        self._report(Statistics(self.stats(), final=True))
+        self._send_to_coordinator(Statistics(self.stats(), final=True))
 
-    def _report(self, message: Message) -> None:
+    def _send_to_coordinator(self, message: Message) -> None:
         """Send `message` to the coordinator."""
         self.session.generation.channel.send(message, self.session.world.layout.coordinator)
 
@@ -220,7 +224,7 @@ class Server:
         match message:
             case HoldSnapshot():
                 session.world.injector.at("store")
-                self._report(SnapshotHeld("server", list(session.barrier.hold())))
+                self._send_to_coordinator(SnapshotHeld("server", list(session.barrier.hold())))
             case TakeSnapshot():
                 session.barrier.set_limits(message.clocks, Path(message.folder))
             case CompareCopies():
@@ -237,13 +241,13 @@ class Server:
     def _report_comparison(self, comparison: "Comparison") -> None:
         """Report `comparison` when all copies of what is served here have been compared."""
         if (result := comparison.result()) is not None:
-            self._report(result)
+            self._send_to_coordinator(result)
             self.comparison = None
 
     def export_state(self, state: RankState) -> None:
         """Write what this server brings into the next generation into `state`."""
         session = self.session
-        owners = session.memory_layout.owners
+        owners = session.memory_layout.strip_of_shard
         whole = {index: own for index, own in self.shard_copies.items() if own.whole}
         state.copies = {index: own.version for index, own in whole.items()}
         state.behind = {index: owners[index] for index, own in whole.items() if own.behind}

@@ -58,7 +58,7 @@ class ServerSession:
         self.mailbox_window = generation.mailbox_window
         self.weights_window = generation.weights_window
         rank = self.world.rank
-        self.shards = self.memory_layout.held[rank]
+        self.shards = self.memory_layout.served[rank]
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self.published = PublishedWeights(self.memory_layout, rank, self.weights_window.memory)
         self.shard_copies = place_copies(self.published, self.memory_layout, rank, shard_copies)
@@ -89,7 +89,7 @@ class ServerSession:
         """Return the push queue of this generation, which knows the messages that are in the shards already."""
         queue = PushQueue(self.world, self.memory_layout, self.mailbox_window.memory, self.published)
         for index, (ring, pusher) in product(self.place, enumerate(queue.members)):
-            queue.sequences[index, ring] = self.shard_copies[index].table.get(pusher, 0)
+            queue.highest_numbers[index, ring] = self.shard_copies[index].table.get(pusher, 0)
         return queue
 
     def _make_stepper(self) -> Stepper:
@@ -128,11 +128,11 @@ class ServerSession:
             on_step=self.progress.note_copy_step,
         )
 
-    def collect(self) -> list[ReceivedMessage]:
+    def collect_pushes(self) -> list[ReceivedMessage]:
         """Return the messages that have arrived."""
         self.mailbox_window.sync()
         self.weights_window.sync()
-        arrived = self.push_queue.collect()
+        arrived = self.push_queue.collect_accepted()
         # Between seeing that messages are there and reading them.
         self.mailbox_window.sync()
         return arrived
@@ -146,7 +146,7 @@ class ServerSession:
         if message.targets and message.kind == message_formats.FACTOR:
             layer = self.memory_layout.shards[message.shard].layer
             self.stepper.values.unpack(message, self.push_queue.factors[layer])
-        self.staged.add(message)
+        self.staged.stage(message)
         for shard in message.known:
             if self.replicator is None:
                 self._complete(message)
@@ -253,7 +253,7 @@ class ServerSession:
         for message in messages:
             self._complete(message)
         if fold is not None:
-            fold.release(self.stepper)
+            fold.release_shard(self.stepper)
 
     def _complete(self, message: ReceivedMessage) -> None:
         """Count one shard of `message` whose copies all have it; with the last shard, free its slot and advance."""
@@ -270,8 +270,8 @@ class ServerSession:
             return
         self.weights_window.sync()
         if self.store is not None:
-            self.store.acknowledge(self.progress.counts["applied"], self.progress.position.images)
-        self.push_queue.acknowledge()
+            self.store.note_acknowledged(self.progress.counts["applied"], self.progress.position.images)
+        self.push_queue.acknowledge_freed()
         self._show_progress()
         self.weights_window.sync()
 

@@ -70,14 +70,14 @@ class MemoryLayout:
     slot_bytes: int
     regions: tuple[str, ...]
     tensors: tuple[Tensor, ...]
-    owners: tuple[int, ...] = ()
+    strip_of_shard: tuple[int, ...] = ()
     """The strip of a replica that pushes each shard."""
     strips: int = 1
     peers: Rings = Rings(0, 0, 0, 0)
     """Rings of records in the replication window; none where each shard has one copy."""
     arena: int = 0
     """Bytes behind those rings for folded gradients: other servers on the same node read them there."""
-    held: dict[int, tuple[Shard, ...]] = field(init=False)
+    served: dict[int, tuple[Shard, ...]] = field(init=False)
     """The shards that each server serves."""
     copied: dict[int, tuple[Shard, ...]] = field(init=False)
     """The shards that each server has copies of and does not serve."""
@@ -90,9 +90,9 @@ class MemoryLayout:
             served[first].append(shard)
             for server in others:
                 copied[server].append(shard)
-        for name, shards in (("held", served), ("copied", copied)):
+        for name, shards in (("served", served), ("copied", copied)):
             object.__setattr__(self, name, {server: tuple(mine) for server, mine in shards.items()})
-        object.__setattr__(self, "owners", self.owners or (0,) * len(self.shards))
+        object.__setattr__(self, "strip_of_shard", self.strip_of_shard or (0,) * len(self.shards))
 
     @property
     def rings(self) -> Rings:
@@ -126,7 +126,7 @@ class MemoryLayout:
 
     def feeding(self, server: int) -> tuple[int, ...]:
         """Return the rings that push to `server`; those of a replica's strips are one after the other."""
-        strips = {self.owners[shard.index] for shard in self.held[server]}
+        strips = {self.strip_of_shard[shard.index] for shard in self.served[server]}
         return tuple(ring for ring in range(len(self.pushers)) if ring % self.strips in strips)
 
     def line_offset(self, ring: int) -> int:
@@ -140,11 +140,11 @@ class MemoryLayout:
 
     def size(self, server: int) -> int:
         """Return how many parameters `server` serves."""
-        return sum(shard.size for shard in self.held[server])
+        return sum(shard.size for shard in self.served[server])
 
     def region_offset(self, server: int, region: str) -> int:
         """Return the byte offset of `region` of `server` in the weights window."""
-        offset = _lined(self.version_offset + 8 * len(self.held[server]))
+        offset = _lined(self.version_offset + 8 * len(self.served[server]))
         for name in self.regions[: self.regions.index(region)]:
             offset += _lined(WIDTHS[name] * self.size(server))
         return offset
@@ -159,7 +159,7 @@ class MemoryLayout:
         runs: list[tuple[int, int, int]] = []
         offset = self.region_offset(server, region)
         width = WIDTHS[region]
-        for shard in self.held[server]:
+        for shard in self.served[server]:
             if wanted is None or shard.index in wanted:
                 start, size, first = runs[-1] if runs else (0, 0, 0)
                 if start + size == shard.start and first + width * size == offset:
@@ -201,7 +201,7 @@ def plan_layout(
         slot_bytes=slot_bytes,
         regions=_regions(config),
         tensors=tuple(tensors),
-        owners=tuple(partition.owner(shard.start) for shard in shards) if partition else (),
+        strip_of_shard=tuple(partition.owner(shard.start) for shard in shards) if partition else (),
         strips=len(partition) if partition else 1,
         peers=peers,
         arena=peers.bytes,
@@ -289,12 +289,12 @@ class WorkerShards:
     @cached_property
     def pushed(self) -> dict[int, list[Shard]]:
         """Return server -> the shards of it that the worker pushes."""
-        owners = self.memory_layout.owners
+        owners = self.memory_layout.strip_of_shard
         return {
             server: [shard for shard in shards if owners[shard.index] == self.strip]
-            for server, shards in self.memory_layout.held.items()
+            for server, shards in self.memory_layout.served.items()
         }
 
     def pulls(self, server: int) -> bool:
         """Return whether the worker pulls shards of `server`."""
-        return any(shard.index in self.pulled for shard in self.memory_layout.held[server])
+        return any(shard.index in self.pulled for shard in self.memory_layout.served[server])

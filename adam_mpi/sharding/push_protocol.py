@@ -247,7 +247,7 @@ def _estimate(memory_layout: MemoryLayout, config: Config, layer: str, matrix: M
     sizes = [shard.size for shard in memory_layout.shards if shard.layer == layer]
     delta = sum(4 * (HEADER_WORDS + codec.words(size)) for size in sizes)
     half = config.push.factor_codec == "float16"
-    planned = plans(matrix, layer, memory_layout.held, half) if matrix is not None else None
+    planned = plans(matrix, layer, memory_layout.served, half) if matrix is not None else None
     if planned is None or not _sendable(planned, memory_layout, config, images):
         return Choice(layer, delta, None, None)
     factor = sum(4 * (HEADER_WORDS + plan.words(images)) for plan in planned.values())

@@ -73,7 +73,7 @@ def replica_load(
             messages = -(-images // plan.images(memory_layout.body_words))
             multiplied = 2 * images * sum(shard.size for shard in plan.shards) / MULTIPLY
             _add_traffic(push[server], 4 * (messages * HEADER_WORDS + plan.words(images)), messages, multiplied)
-    for server, shards in memory_layout.held.items():
+    for server, shards in memory_layout.served.items():
         for shard in shards:
             if choices[shard.layer].factors is None:
                 size = 4 * (HEADER_WORDS + codec.words(shard.size))

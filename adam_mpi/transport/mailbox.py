@@ -211,7 +211,7 @@ class RingReceiver:
         self.torn_since: dict[tuple[int, int], float] = {}
         """(ring, position) of a message that has arrived in part -> since when."""
 
-    def collect(self) -> list[ReceivedMessage]:
+    def collect_messages(self) -> list[ReceivedMessage]:
         """Return the messages that have arrived whole since the last call."""
         place = self.words, self.slots, self.slot_words, self.collected, self.applied, self.near
         whole, torn = arrived(*place)

@@ -32,7 +32,7 @@ class PublishedWeights:
         """Of each ring of another server: how many of our copies were different from its own."""
         self.arrived = rings[:, 4]
         """Of each ring: the position of the last message that has arrived."""
-        shards = memory_layout.held[server]
+        shards = memory_layout.served[server]
         start = memory_layout.version_offset
         self.versions = memory[start : start + 8 * len(shards)].view(np.int64)
         self.regions: dict[str, dict[int, np.ndarray]] = {}
@@ -82,7 +82,7 @@ def place_copies(
     others = {shard.index: earlier.get(shard.index) or ShardCopy.empty(shard, emas) for shard in copied}
     for own in others.values():
         own.move(np.empty_like(own.weights), np.empty_like(own.ema))
-    served = published.take_over(memory_layout.held[server], earlier)
+    served = published.take_over(memory_layout.served[server], earlier)
     for place, own in enumerate(served.values()):
         published.versions[place] = own.version
     return served | others
@@ -101,7 +101,7 @@ def lacking_acknowledged(
     lacking = []
     for shard in shards:
         table = shard_copies[shard.index].table
-        expected = acknowledged[memory_layout.owners[shard.index]]
+        expected = acknowledged[memory_layout.strip_of_shard[shard.index]]
         if any(table.get(pusher, 0) // MOST_PARTS < number for pusher, number in expected.items()):
             lacking.append(shard.index)
     return lacking

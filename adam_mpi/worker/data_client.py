@@ -107,7 +107,7 @@ class DataClient:
         worked = self._phase_arrives()
         for slot in self._answered():
             self.asking.remove(slot)
-            self._take(slot)
+            self._keep_batch(slot)
             worked = True
         while self.free and self._wanted() and self._ask(self.free[-1]):
             self.asking.append(self.free.pop())
@@ -126,16 +126,16 @@ class DataClient:
                 self.phase_slot, self.world.layout.coordinator, [batch.NEXT_PHASE, 0, self.phase.number, 0, 0, 0]
             )
 
-    def take(self) -> tuple[Slot, Batch] | None:
+    def take_batch(self) -> tuple[Slot, Batch] | None:
         """Return the next batch that has arrived, with the slot that holds it; None if there is none."""
         return self.arrived.popleft() if self.arrived else None
 
-    def release(self, slot: Slot) -> None:
+    def release_slot(self, slot: Slot) -> None:
         """Reuse the memory of `slot`, whose batch is no longer needed; slots of an earlier generation are ignored."""
         if slot in self.slots:
             self.free.append(slot)
 
-    def report(self, epoch: int, number: int, images: int, loss: float, correct: int) -> None:
+    def report_done(self, epoch: int, number: int, images: int, loss: float, correct: int) -> None:
         """Report batch `number` of `epoch` as done to its data rank; after a failure, once the phase is known again.
 
         `loss` is the sum of the losses of its `images` images, `correct` of which are right.
@@ -149,7 +149,7 @@ class DataClient:
 
     def report_result(self, result: BatchResult) -> None:
         """Report the batch of `result` as done."""
-        self.report(result.epoch, result.number, result.images, result.loss, result.correct)
+        self.report_done(result.epoch, result.number, result.images, result.loss, result.correct)
 
     @property
     def asked(self) -> list[int]:
@@ -185,7 +185,7 @@ class DataClient:
             self._allocate(itemsize)
             for report in self.unreported if self.phase.training else ():
                 if report[0] == epoch:
-                    self.report(*report)
+                    self.report_done(*report)
             self.unreported.clear()
         return True
 
@@ -220,7 +220,7 @@ class DataClient:
         for slot in self.asking:
             # No receive from any source: under MPICH such receives were seen never to end (5.0.2, over TCP).
             if slot.expected and self.world.traffic.Iprobe(MPI.ANY_SOURCE, slot.expected, status):
-                self._receive(slot, status.source, slot.expected)
+                self._receive_answer(slot, status.source, slot.expected)
             if slot.request is not None and slot.request.Test(status):
                 slot.request = None
                 slot.source = status.source
@@ -270,24 +270,24 @@ class DataClient:
         return self.asks
 
     def _send_ask(self, slot: Slot, source: int, words: list[int]) -> None:
-        self._receive(slot, source, batch.ANSWER + words[1])
+        self._receive_answer(slot, source, batch.ANSWER + words[1])
         if not self.follows:
             ask = np.array(words, np.int64)
             self.sending.append((self.world.traffic.Isend(ask, source, batch.ASK), ask))
 
-    def _receive(self, slot: Slot, source: int, tag: int) -> None:
+    def _receive_answer(self, slot: Slot, source: int, tag: int) -> None:
         slot.source = source
         slot.expected = 0
         slot.request = self.world.traffic.Irecv(slot.memory, source, tag)
 
-    def _take(self, slot: Slot) -> None:
+    def _keep_batch(self, slot: Slot) -> None:
         """Keep the batch that has arrived in `slot`, or free the slot."""
         kind, phase = slot.answer
         if self.follows and self.shared and kind != batch.EXHAUSTED:
             slot.batch = self.next_share
             self.next_share += 1
         if kind == batch.STOP:
-            self._end(slot)
+            self._end_phase_early(slot)
         elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
             self.left[slot.source] = int(slot.memory[48:56].view(np.int64)[0])
             self.arrived.append((slot, batch.unpack_batch(slot.memory, self.shape, self.itemsize, *self.share)))
@@ -297,7 +297,7 @@ class DataClient:
             self.left[slot.source] = 0
         self.free.append(slot)
 
-    def _end(self, slot: Slot) -> None:
+    def _end_phase_early(self, slot: Slot) -> None:
         """End the phase early, because the job ends: no batch follows, or no joint one that not all replicas have."""
         self.exhausted.add(slot.source)
         self.left[slot.source] = 0

@@ -79,7 +79,7 @@ class PartitionedReplica:
 
     def abandon(self) -> None:
         """Drop all parts of batches: strips that are left may have reached different parts of a batch."""
-        self.flow.halt(self.config.cluster.seconds)
+        self.flow.drop_flights(self.config.cluster.seconds)
         self.pipeline.abandon()
         drop_finished(self.finished, self.pool)
 
@@ -115,9 +115,9 @@ class PartitionedReplica:
         os.sched_yield()
         return now - self.all_computing < SPIN_SECONDS
 
-    def halt(self) -> None:
+    def end_threads(self) -> None:
         """End the threads."""
-        self.flow.stop()
+        self.flow.end_threads()
 
     def awaits(self, current: WorkerGeneration) -> Iterator[Wait]:
         """Yield what other strips have not sent or not read."""

@@ -76,7 +76,7 @@ class ShardMessage:
 
     def acknowledge(self) -> None:
         """Note that the server has handled the message."""
-        self.client.acknowledge(self.buffer)
+        self.client.acknowledge_message(self.buffer)
 
     def missing(self) -> list[slice]:
         """Return the spans of the worker's vector that are not applied before this message is."""
@@ -130,7 +130,7 @@ class FactorMessage:
 
     def acknowledge(self) -> None:
         """Note that the server has handled the message."""
-        self.client.acknowledge(self.buffer)
+        self.client.acknowledge_message(self.buffer)
 
     def missing(self) -> list[slice]:
         """Return the spans of the whole layer for the last part: until that is in, the layer counts as missing."""

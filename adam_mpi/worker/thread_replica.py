@@ -103,7 +103,7 @@ class ThreadReplica:
         """Give arrived batches to the threads until each has `ahead` tasks; return whether one was given."""
         worked = False
         for thread in self.trainers:
-            while thread.waiting < ahead and (taken := current.take()) is not None:
+            while thread.waiting < ahead and (taken := current.take_batch()) is not None:
                 slot, batch = taken
                 if current.data.phase.training:
                     images = self.config.push.images
@@ -119,7 +119,7 @@ class ThreadReplica:
         if self.joint is not None or not current.data.arrived:
             return False
         # While this replica is far ahead, all gradient buffers are under way: it waits until one comes back.
-        if (buffer := self.pool.take()) is None or (taken := current.take()) is None:
+        if (buffer := self.pool.take()) is None or (taken := current.take_batch()) is None:
             return False
         slot, batch = taken
         self.joint = JointShare(slot, buffer)
@@ -200,7 +200,7 @@ class ThreadReplica:
         """Return False: the rank rests as its other roles allow."""
         return False
 
-    def halt(self) -> None:
+    def end_threads(self) -> None:
         """End the threads after the tasks that they were given."""
         for thread in self.trainers:
             thread.tasks.put(None)

@@ -26,7 +26,7 @@ class HeldBatches:
         self.images = 0
         """Images of batches that were reported."""
 
-    def take(self, batch: Batch) -> None:
+    def note_taken(self, batch: Batch) -> None:
         """Note that the replica has taken `batch`."""
         self.ids.add(batch_id(batch.epoch, batch.number))
 
@@ -139,9 +139,9 @@ class WorkerGeneration:
         """Return the control channel of this generation."""
         return self.generation.channel
 
-    def take(self) -> tuple[Slot, Batch] | None:
+    def take_batch(self) -> tuple[Slot, Batch] | None:
         """Return the next batch that has arrived, with the slot that holds it; None if there is none."""
-        taken = self.data.take()
+        taken = self.data.take_batch()
         if taken is not None and self.data.phase.training:
-            self.held.take(taken[1])
+            self.held.note_taken(taken[1])
         return taken

@@ -88,7 +88,7 @@ class Replica:
             while self.next in landed:
                 flight = landed.pop(self.next)
                 add_scaled(self.total.values, flow.gradients[flight.context], ONE)
-                flow.release(flight)
+                flow.release_flight(flight)
                 unsummed.append(self.total)
                 self.next += 1
             while unsummed and self.sums.begin(unsummed[0]):
@@ -134,7 +134,7 @@ class Replica:
             assert time.perf_counter() < limit, "the other strip does not answer"
 
     def end(self) -> None:
-        self.flow.stop()
+        self.flow.end_threads()
         MPI.COMM_WORLD.Barrier()
         self.link.window.free()
 

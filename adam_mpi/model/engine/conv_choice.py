@@ -40,7 +40,7 @@ def border_spans(
     strip = exchange.owned.index((last.extent.first, last.extent.first + last.extent.width))
     columns = conv.columns // window * window
     left, right = _interior(exchange, strip, columns, window, max(window, BORDER_STEPS[algorithm]))
-    if left >= right or not _pays(conv, right - left, exchange.sent(strip), images):
+    if left >= right or not _pays(conv, right - left, exchange.mean_values_sent(strip), images):
         return ()
     return (*((a, b) for a, b in ((0, left), (right, columns)) if a < b), (left, right))
 
