@@ -56,7 +56,9 @@ def worker(arrived, fresh=True, training=True, settings=()):
     made.replica = replica(Thread(0), Thread(1), settings=settings)
     batches = [("slot", SimpleNamespace(epoch=1, number=number)) for number in range(arrived)]
     data = SimpleNamespace(
-        phase=SimpleNamespace(training=training), arrived=batches, take=lambda: batches.pop(0) if batches else None
+        phase=SimpleNamespace(training=training),
+        arrived=batches,
+        take_batch=lambda: batches.pop(0) if batches else None,
     )
     held = HeldBatches(None, None)
     made.current = WorkerGeneration(None, data, None, held, fresh=fresh)

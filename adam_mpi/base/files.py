@@ -67,7 +67,7 @@ def add_checksums(values: np.ndarray, edges: np.ndarray, sums: np.ndarray) -> No
 
 
 def file_checksum(values: np.ndarray, seed: int = 0) -> int:
-    """Return the checksum of `values`, a contiguous array of whole 32-bit words, added to `seed`."""
+    """Return the checksum for files of `values`, a contiguous array of whole 32-bit words, added to `seed`."""
     sums = np.array([seed], np.uint64)
     add_checksums(values, np.array([0, values.nbytes // 4]), sums)
     return int(sums[0])

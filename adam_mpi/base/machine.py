@@ -23,7 +23,7 @@ def provenance(hosts: list[str], seed: int) -> dict[str, Any]:
 
 
 def host_provenance() -> dict[str, Any]:
-    """Return the part of the provenance that needs no MPI."""
+    """Return the host's part of the provenance of a result: processor, versions, and all else that needs no MPI."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

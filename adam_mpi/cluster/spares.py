@@ -108,7 +108,7 @@ class Spares:
         return self.ready, len(self.held) - self.ready + self.ordered, self.refused
 
     def begin_generation(self, join_package: JoinPackage) -> None:
-        """Drop the orders of the previous generation; the new coordinator gets a first report and gives new ones."""
+        """Drop the previous coordinator's orders for spares; the new one gets a first report and gives new ones."""
         self.join_package = join_package
         self.ordered = 0
         self.refused = False

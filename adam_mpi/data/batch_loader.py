@@ -154,7 +154,7 @@ class PrefetchQueue:
         return len(self.started) - self.ready
 
     def fill(self) -> bool:
-        """Start loading until `ahead` batches are started; return whether any was started."""
+        """Start loading batches until `ahead` are started; return whether any was."""
         worked = False
         while self.upcoming and len(self.started) < self.ahead:
             self._start()

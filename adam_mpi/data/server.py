@@ -59,7 +59,7 @@ class DataServer:
         return [self.sending]
 
     def handle(self, message: Message) -> None:
-        """Do what the coordinator's `message` orders."""
+        """Do what the coordinator's `message` orders of a data rank."""
         match message:
             case BeginPhase():
                 self.begin(None if message.phase is None else Phase(*message.phase))
@@ -112,7 +112,7 @@ class DataServer:
         return ()
 
     def stats(self) -> dict[str, Any]:
-        """Return the statistics of this role."""
+        """Return the statistics of the data role."""
         progress = self.current.epoch_progress if self.current else None
         queues = self.current.queues if self.current else []
         return {

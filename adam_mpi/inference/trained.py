@@ -235,7 +235,7 @@ class Trained:
         return self.inputs.prepare(np.asarray(images), self.config.data.transform)
 
     def _check_fetch(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> None:
-        """Raise UserError unless everything in `fetch` can be computed from `feed`."""
+        """Raise UserError unless the trained network can compute everything in `fetch` from `feed`."""
         known = [INPUT, *(shape.name for shape in self.shapes), PROBABILITIES]
         for name in [*feed, *fetch]:
             if name not in known:

@@ -236,7 +236,7 @@ def partition(shapes: Sequence[LayerShape], strips: int, scheme: str = "strips")
 
 
 def largest_strip_count(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
-    """Return the largest number of strips that the layers allow."""
+    """Return the largest number of strips that a model can be cut into."""
     shapes = tuple(shapes)
     shortest = min(axis_length(shapes, group[-1]) for group in groups_to_cut(shapes, scheme))
     return next(count for count in range(shortest, 0, -1) if _try(shapes, count, scheme)[1] is not None)

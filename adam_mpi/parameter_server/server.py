@@ -320,7 +320,7 @@ class ParameterServer(Membership):
         return cast(V, handle.values)
 
     def step(self) -> bool:
-        """Make progress with what is under way, without waiting.
+        """Make progress with the pushes and pulls of the library, without waiting.
 
         Returns
         -------

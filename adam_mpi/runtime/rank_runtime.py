@@ -154,7 +154,7 @@ class RankRuntime:
             self.channel.send(self.spares.report(), coordinator)
 
     def awaits(self) -> list[Wait]:
-        """Return what this rank waits for now."""
+        """Return what all roles of this rank wait for now."""
         for_snapshot = self.coordinator.awaits() if self.coordinator is not None else []
         return [*for_snapshot, *(wait for role in self.roles.values() for wait in role.awaits())]
 

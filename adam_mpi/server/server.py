@@ -173,7 +173,7 @@ class Server:
         return int(session.published.versions[place]), position.images
 
     def step(self) -> bool:
-        """Do what can be done now, without waiting; return whether anything was done."""
+        """Do what a server can do now, without waiting; return whether anything was done."""
         session = self.session
         arrived = session.collect_pushes()
         began = time.perf_counter()
@@ -267,7 +267,7 @@ class Server:
         return [sender for sender in self._ring_senders().values() if not sender.near]
 
     def awaits(self) -> list[Wait]:
-        """Return what other servers owe: that they take the records that they were sent, at once."""
+        """Return what other servers owe this one: that they take the records they were sent, at once."""
         what = "acknowledgement of records for copies of its shards"
         return [Wait(what, server, sender.applied) for server, sender in self._ring_senders().items() if sender.sent]
 

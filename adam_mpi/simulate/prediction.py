@@ -80,7 +80,7 @@ def predict_job(
 
 
 def _trainer_threads(cluster: Cluster, config: Config, layout: Layout, rank: int) -> int:
-    """Return the number of trainer threads of a worker."""
+    """Return the number of trainer threads of a simulated worker."""
     workers = layout.count_on_host(layout.places[rank].host, "worker")
     return config.worker.threads or max(1, cluster.hosts.cores // workers)
 

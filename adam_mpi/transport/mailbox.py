@@ -77,7 +77,7 @@ def finite(values: np.ndarray) -> bool:
 
 @njit(nogil=True, cache=True)
 def message_checksum(message: np.ndarray) -> np.uint64:
-    """Return the weighted sum of the words behind the checksum, plus the position.
+    """Return the checksum of a message in a mailbox: the weighted sum of the words behind it, plus the position.
 
     With the position in it, neither new memory nor the slot's last message passes when only the position has arrived.
     """

@@ -102,7 +102,7 @@ class DataClient:
         return not (more or (self.asking and not self.follows) or self.arrived)
 
     def step(self) -> bool:
-        """Receive what has arrived and request more as needed; return whether that was anything."""
+        """Receive the batches that have arrived and request more as needed; return whether that was anything."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._phase_arrives()
         for slot in self._answered():

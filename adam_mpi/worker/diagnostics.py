@@ -36,7 +36,7 @@ class Trouble:
     images: list[int]
 
     def stats(self) -> dict[str, Any]:
-        """Return the fields, for a message."""
+        """Return the fields of the first NaN that was found, for a message."""
         return asdict(self)
 
 
@@ -156,7 +156,7 @@ class Waits:
         self.last = now
 
     def stats(self) -> dict[str, Any]:
-        """Return the seconds and the members, by what the threads waited for."""
+        """Return the seconds that trainer threads waited and for which members, by what they waited for."""
         return {"waits": dict(self.seconds), "whom": self.whom}
 
 

@@ -122,7 +122,7 @@ class Flow:
         self._ready(Flight(number, batch, slot, index, segments))
 
     def release_flight(self, flight: Flight) -> None:
-        """Free the context of `flight`, whose result and gradient are no longer needed."""
+        """Free the context of `flight`, a part of a batch whose result and gradient are no longer needed."""
         self.free.add(flight.context)
         self.last[flight.context] = flight.number + 1
         self.link.finish(flight.context, flight.number + 1)
@@ -165,7 +165,7 @@ class Flow:
         return owed
 
     def drop_flights(self, seconds: float) -> None:
-        """Wait until no thread computes, and drop what is under way; raises TimeoutError after `seconds`."""
+        """Wait until no thread computes, and drop the parts under way; raises TimeoutError after `seconds`."""
         while self.computing:
             try:
                 event = self.events.get(timeout=seconds)

@@ -202,7 +202,7 @@ class PushClient:
             )
 
     def step(self) -> bool:
-        """Send and acknowledge what is possible now; return whether that was anything."""
+        """Send and acknowledge messages of pushes as far as possible now; return whether that was anything."""
         worked = self.rings.step()
         self.snapshot.step(self.clock)
         return worked

@@ -75,7 +75,7 @@ class ShardMessage:
         return _batches(self.buffer)
 
     def acknowledge(self) -> None:
-        """Note that the server has handled the message."""
+        """Note that the server has handled the message of a push."""
         self.client.acknowledge_message(self.buffer)
 
     def missing(self) -> list[slice]:
@@ -129,7 +129,7 @@ class FactorMessage:
         return _batches(self.buffer)
 
     def acknowledge(self) -> None:
-        """Note that the server has handled the message."""
+        """Note that the server has handled the message of a push."""
         self.client.acknowledge_message(self.buffer)
 
     def missing(self) -> list[slice]:
@@ -190,7 +190,7 @@ class PushRings:
         return [sender for sender in self.senders if not sender.near]
 
     def step(self) -> bool:
-        """Send and acknowledge what is possible now; return whether that was anything."""
+        """Make a step of the sender of each server; return whether anything was done."""
         self.generation.mailbox_window.sync()
         self.generation.weights_window.sync()
         return any([sender.step() for sender in self.senders])

@@ -155,7 +155,7 @@ class Worker:
         self.schedule.cut_by(cuts)
 
     def step(self) -> bool:
-        """Do what can be done now; return whether that was anything."""
+        """Do what a worker can do now; return whether that was anything."""
         worked = self.current.data.step()
         worked |= self._handle_finished()
         worked |= self.pushes.step()

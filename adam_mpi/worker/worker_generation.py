@@ -27,7 +27,7 @@ class HeldBatches:
         """Images of batches that were reported."""
 
     def note_taken(self, batch: Batch) -> None:
-        """Note that the replica has taken `batch`."""
+        """Note that the replica of this worker has taken `batch`."""
         self.ids.add(batch_id(batch.epoch, batch.number))
 
     def report_done(self, data: DataClient) -> bool:

@@ -44,7 +44,7 @@ def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
 
 
 def _opener_of_file(path: Path) -> Callable[[Path], dict[str, Source]]:
-    """Return the function that opens a single file, by its first bytes."""
+    """Return the function that opens a data set in a single file, recognized by its first bytes."""
     with open(path, "rb") as file:
         start = file.read(8)
     for magic, opener in (

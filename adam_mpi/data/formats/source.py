@@ -172,7 +172,7 @@ def array_source(
 
 
 def _image_axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | None]:
-    """Return the shape of an image, and the order of axes that leads to it; None where they are in that order."""
+    """Return the shape of an image of a source, and the order of axes for it; None where they are in that order."""
     if 0 in sizes:
         raise UserError(f"{name}: holds nothing, its sizes are {sizes}")
     match sizes:

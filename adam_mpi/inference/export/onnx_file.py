@@ -29,7 +29,7 @@ POINTWISE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
 
 def write(model: Trained, path: Path) -> None:
-    """Write `model` to `path`; raise UserError for a layer that ONNX computes in another way."""
+    """Write `model` to `path` as ONNX; raise UserError for a layer that ONNX computes in another way."""
     last = model.shapes[-1].name
     constants = {**model.tensors, **_scaling(model)}
     nodes = [

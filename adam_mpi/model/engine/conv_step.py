@@ -122,7 +122,7 @@ def direct(
 
 
 def _forward(spec: ConvSpec, tile: tiles.Tile, winners: Buffer | None) -> list[Call]:
-    """Emit the way forward; return one call for all columns, or one for each span of them."""
+    """Emit the direct forward kernels; return one call for all columns, or one for each span of them."""
     calls = []
     for number, span in enumerate(spec.spans or (None,)):
         suffix = f"{number if span else ''}"

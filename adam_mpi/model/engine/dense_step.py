@@ -51,7 +51,7 @@ def _layer(builder: Builder, index: int, relu: bool) -> DenseSpec:
 
 
 def _step(builder: Builder, layer: DenseSpec, buffers: DenseBuffers) -> Step:
-    """Emit the kernels of a layer whose blocks have several images, and return its step."""
+    """Emit the kernels of a dense layer whose blocks have several images, and return its step."""
     name = layer.name
     weight = str(layer.weight)
     inputs = buffers.inputs

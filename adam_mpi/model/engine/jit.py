@@ -113,7 +113,7 @@ def key(source: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, even if other processes write it too."""
+    """Write a file of the kernel cache as a whole or not at all, even if other processes write it too."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)

@@ -65,7 +65,7 @@ class Spread:
 
 
 def emit_per_image_conv_step(spec: ConvSpec, lanes: int) -> Step:
-    """Emit the kernels of the convolution `spec`, with row vectors of `lanes` columns, and return its step."""
+    """Emit the kernels of the convolution `spec` image by image, with vectors of `lanes` columns; return its step."""
     shape = spec.shape
     name = spec.name
     spread = Spread(shape, lanes)

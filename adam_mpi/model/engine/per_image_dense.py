@@ -20,7 +20,7 @@ UNITS = 8
 
 
 def emit_per_image_dense_step(source: Source, layer: DenseSpec, buffers: DenseBuffers, errors_first: bool) -> Step:
-    """Emit the kernels of `layer` and return its step; `errors_first` as of `ConvSpec`."""
+    """Emit the kernels of a dense layer image by image and return its step; `errors_first` as of `ConvSpec`."""
     name = layer.name
     inputs = buffers.inputs
     _emit_dense_forward(source, layer)

@@ -7,7 +7,7 @@ from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D
 
 
 def emit_winograd1d_step(spec: ConvSpec) -> Step:
-    """Emit the kernels of the convolution `spec` and return its step."""
+    """Emit the kernels of the convolution `spec` by Winograd along rows, and return its step."""
     shape = spec.shape
     name = spec.name
     source = spec.source
@@ -39,7 +39,7 @@ def emit_winograd1d_step(spec: ConvSpec) -> Step:
 
 
 def _winograd1d_forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, winners: Buffer | None) -> list[Call]:
-    """Emit the way forward and return its calls."""
+    """Emit the forward kernels of Winograd along rows and return their calls."""
     name = spec.name
     source = spec.source
     values = spec.buffer("values", winograd.value_floats)

@@ -11,7 +11,7 @@ from adam_mpi.model.engine.winograd2d_kernels import PARTS, ROTATED, Outputs, Si
 
 
 def emit_winograd2d_step(spec: ConvSpec) -> Step:
-    """Emit the kernels of the convolution `spec` and return its step."""
+    """Emit the kernels of the convolution `spec` by Winograd in tiles, and return its step."""
     name = spec.name
     source = spec.source
     inputs, errors = _sides(spec)
@@ -65,7 +65,7 @@ def _sides(spec: ConvSpec) -> tuple[Side, Side]:
 def _winograd2d_forward(
     spec: ConvSpec, sides: tuple[Side, Side], winners: Buffer | None, kernels: Buffer
 ) -> list[Call]:
-    """Emit the way forward; return one call for all columns, or one for each span of them."""
+    """Emit the forward kernels of Winograd in tiles; return one call for all columns, or one for each span."""
     calls = []
     name = f"{spec.name}_forward"
     inputs, errors = sides
