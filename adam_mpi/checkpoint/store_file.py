@@ -107,7 +107,7 @@ class StoreFile:
         self.threads = ThreadPool(2)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write the bodies of records into the store, and once they are on disk, all headers; each record once."""
+        """Write the bodies of records, then, once these are on disk, their headers; each record at most once."""
         half = -(-len(records) // 2)
         self._write_bodies(records[:half])
         if records[half:]:
