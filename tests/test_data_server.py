@@ -88,7 +88,7 @@ class DataRanks:
             self.taken.append((batch.number, batch.ids.copy(), batch.pixels.copy()))
             self.client.release_slot(slot)
             if report:
-                self.client.report(batch.epoch, batch.number, batch.ids.size, 1.0, 1)
+                self.client.report_done(batch.epoch, batch.number, batch.ids.size, 1.0, 1)
         return self.client is None or self.client.drained or len(self.taken) >= most
 
     def all_done(self):
@@ -218,7 +218,7 @@ def test_a_report_without_images_may_come_after_the_end_of_its_phase(path):
     for number in (0, 1):
         ranks.begin(Phase(number, "train", number + 1))
         if number and ranks.client:
-            ranks.client.report(1, 0, 0, 0.0, 0)
+            ranks.client.report_done(1, 0, 0, 0.0, 0)
         ranks.run(ranks.all_done)
     assert sum(statistics["finished"] for statistics in ranks.statistics()) == COUNT
 

@@ -113,11 +113,11 @@ def _server(settings: list[str]) -> Contender:
             worked = server.step()
             began = time.thread_time()
             worked |= client.step()
-            while (taken := client.take()) is not None:
+            while (taken := client.take_batch()) is not None:
                 slot, batch = taken
                 images += batch.ids.size
-                client.release(slot)
-                client.report(batch.epoch, batch.number, batch.ids.size, 0.0, 0)
+                client.release_slot(slot)
+                client.report_done(batch.epoch, batch.number, batch.ids.size, 0.0, 0)
             clients += time.thread_time() - began
             idle.back_off(worked)
         while not server.current.epoch_progress.complete:
