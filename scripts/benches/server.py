@@ -9,8 +9,8 @@ import numpy as np
 from _jobs import under_mpi
 from _timing import interleaved
 
-from adam_mpi.server import apply_kernels
-from adam_mpi.server.optimizer_rules import Coefficients
+from adam_mpi.optimizer import kernels, rules
+from adam_mpi.optimizer.settings import BatchCounts, Settings
 from adam_mpi.sharding.memory_layout import MOST_BATCHES
 from adam_mpi.sharding.message_formats import message_words
 
@@ -43,14 +43,16 @@ def _kernels() -> Iterator[dict]:
 
     On the same arrays: where memory happens to lie makes a difference of 15 %.
     """
-    weights, state = np.zeros(SIZE, np.float32), np.zeros(1, np.float32)
+    weights, states = np.zeros(SIZE, np.float32), np.zeros((0, SIZE), np.float32)
+    rule = rules.RULES["descent"]
+    rows = rules.coefficients(rule, Settings(), 1.0, BatchCounts(0, 1, 1))
     # As in a ring: messages are a little more than their values apart.
-    apart, numbers = SIZE + message_words(0, MOST_BATCHES), np.array(Coefficients(gain=1), np.float32)
+    apart = SIZE + message_words(0, MOST_BATCHES)
     mail, starts = np.ones(MESSAGES * apart, np.float32), apart * np.arange(MESSAGES)
     scales = np.full(MESSAGES, 1e-3, np.float32)
 
     def fold(count: int) -> None:
-        apply_kernels.step(apply_kernels.DESCENT, weights, state, mail, starts[:count], scales[:count], numbers)
+        kernels.step(rule.kernel, weights, states, mail, starts[:count], scales[:count], rows)
 
     times = interleaved(
         {
