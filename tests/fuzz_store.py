@@ -43,7 +43,7 @@ def serve(path, pipe):
 
     def copy(place, buffer):
         buffer[:] = position.pack() if place == len(SHARDS) else values(position.images, place)
-        return position.images, position.images
+        return position.images, position.images, 0.0
 
     store = WriteBehind(path, Store(interval=0.02), SHARDS, PARTS, Position.packed_bytes(100), copy)
     while True:

@@ -106,6 +106,7 @@ LARGE = (
     "kernels.engine=reference",
     "server.mailbox_bytes=4000000",
     "server.copies=1",
+    "optimizer.momentum=0.9",
 )
 
 
@@ -159,6 +160,15 @@ def test_the_average_and_the_state_before_a_step_are_in_the_plan():
     assert averaged - plain == pytest.approx(8 * count, rel=0.1)
     assert stepped - plain == pytest.approx(8 * count, rel=0.1)
     assert both - averaged == pytest.approx(12 * count, rel=0.1)
+
+
+def test_each_state_vector_of_the_rule_is_in_the_plan():
+    """Also in a snapshot."""
+    count = 784 * 4096 + 4096 + 4096 * 10 + 10
+    rules = ["optimizer.momentum=0.0"], [], ["optimizer.momentum=0.0", "optimizer.kind=adam"]
+    none, one, two = (needed("layout.servers=1", *rule)[1] for rule in rules)
+    assert one - none == pytest.approx(8 * count, rel=0.1)
+    assert two - one == pytest.approx(8 * count, rel=0.1)
 
 
 def test_a_limit_that_mailboxes_alone_go_beyond_says_so():

@@ -97,10 +97,20 @@ def done(job: Job):
     return job
 
 
-@pytest.mark.parametrize("codec", ["none", pytest.param("topk", marks=pytest.mark.full)])
-def test_a_synchronous_run_cut_twice_ends_with_the_same_bits(codec, start_job, settings, tmp_path):
+ADAM = ("optimizer.kind=adam", "optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3")
+
+
+@pytest.mark.parametrize(
+    ("codec", "rule"),
+    [
+        ("none", ADAM),
+        pytest.param("none", (), marks=pytest.mark.full),
+        pytest.param("topk", (), marks=pytest.mark.full),
+    ],
+)
+def test_a_synchronous_run_cut_twice_ends_with_the_same_bits(codec, rule, start_job, settings, tmp_path):
     layout = given("layout.data=2", "layout.servers=2", "consistency.staleness=0", "train.epochs=2")
-    layout += given(f"push.codec={codec}")
+    layout += given(f"push.codec={codec}", *rule)
     expected = weights(done(start_job(6, "train", *settings, *layout)).run)
 
     # Slow enough to be caught inside an epoch, with a snapshot every few clocks.

@@ -20,7 +20,7 @@ from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.training_state import Position, RankState, batch_id
 
 SHARD = Shard(0, "dense1", 0, 4)
-HEADER = ("kind", "sequence", "shard", "words", "values", "part", "parts", "first")
+HEADER = ("kind", "sequence", "shard", "words", "values", "part", "parts", "first", "seen")
 
 
 def replicator(lacking=(), remembers=False):
@@ -35,7 +35,7 @@ def replicator(lacking=(), remembers=False):
     made.arriving = {0: []}
     made.rebuilt = 0
     made.header = np.zeros((), [(name, np.int64) for name in HEADER])
-    made.stepper = SimpleNamespace(shard_copies={0: ShardCopy.empty(SHARD, False)}, remembers=remembers)
+    made.stepper = SimpleNamespace(shard_copies={0: ShardCopy.empty(SHARD, 1, False)}, remembers=remembers)
     made.began = {0: 4}
     made._collect = lambda: False
     return made

@@ -124,7 +124,7 @@ def test_a_snapshot_opens_in_h5py_with_layers_by_name(taken, tmp_path):
     moved = tmp_path / "moved"
     shutil.move(taken, moved)
     with h5py.File(moved / "model.h5") as file:
-        for group, flat in (("", FLAT["weights"]), ("optimizer/", FLAT["state"])):
+        for group, flat in (("", FLAT["weights"]), ("optimizer/state/", FLAT["state"])):
             for name, view in views(flat, TENSORS).items():
                 np.testing.assert_array_equal(file[group + name], view)
         assert file.attrs["epochs"] == 2 and file.attrs["config"] == "[run]\n"
@@ -204,7 +204,7 @@ def test_merged_is_one_plain_file(taken, tmp_path, capsys):
     shutil.rmtree(taken)
     np.testing.assert_array_equal(model_file.read_model(tmp_path / "one.h5", TENSORS), FLAT["weights"])
     with h5py.File(tmp_path / "one.h5") as file:
-        assert not file["dense1/weight"].is_virtual and file["optimizer/dense1/weight"].shape == (7, 31)
+        assert not file["dense1/weight"].is_virtual and file["optimizer/state/dense1/weight"].shape == (7, 31)
     assert main(["inspect", str(tmp_path / "one.h5")]) == 0
     assert "dense1/weight" in capsys.readouterr().out
 

@@ -18,9 +18,9 @@ WRITE_BYTES = 8 << 20
 """Bytes of one write; progress is reported after each."""
 BLOCK = 4096
 """Alignment, in the file and in memory, of what is written past the page cache."""
-FORMAT = 4
+FORMAT = 5
 """Version of snapshots, stores and files of weights; docs/reference/files.md describes them and lists what changed."""
-LAST_READERS = {3: "450b6f2"}
+LAST_READERS = {3: "450b6f2", 4: "bb9d377"}
 """Format -> the last commit that reads it."""
 
 

@@ -1,7 +1,8 @@
 """Files of weights: HDF5 with one plain dataset per tensor, such as `conv1/weight`; `merge` makes one of a snapshot.
 
 In a snapshot they are virtual datasets over the servers' files; `adam_mpi merge` makes one file of them. Besides the
-weights there are `optimizer/conv1/weight`, and `ema/conv1/weight` where a running average is kept.
+weights there are `optimizer/velocity/conv1/weight`, for each state vector of the optimizer, and `ema/conv1/weight`
+where a running average is kept.
 """
 
 import math
@@ -22,7 +23,6 @@ from adam_mpi.sharding.shards import joined, meets
 KIND = "model"
 INPUTS = "inputs"
 """Name of the JSON text about the network's inputs; a dataset, as HDF5 attributes hold only a few thousand numbers."""
-GROUPS = {"weights": "", "state": "optimizer/", "ema": "ema/"}
 Slab = tuple[tuple[slice, ...], int, int]
 """A part of an array: its slices, and its first and last index in memory order."""
 
@@ -78,7 +78,12 @@ def write_virtual(
                 layout = h5py.VirtualLayout(tensor.shape, np.float32)
                 for source in sources:
                     _map(layout, tensor, part, source)
-                out.create_virtual_dataset(GROUPS[part] + tensor.name, layout)
+                out.create_virtual_dataset(_group(part) + tensor.name, layout)
+
+
+def _group(part: str) -> str:
+    """Return what the names of the tensors of `part` begin with."""
+    return {"weights": "", "ema": "ema/"}.get(part, f"optimizer/{part}/")
 
 
 def _sources(name: str, shards: np.ndarray) -> list[Source]:
@@ -131,7 +136,7 @@ def write_pieces(
 
 
 def read_model(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:
-    """Return the flat vector of a model file; `group`: one of GROUPS."""
+    """Return the flat vector of a model file; `group`: what the names of its tensors begin with, such as "ema/"."""
     with open_file(path, KIND) as file:
         _check_tensors(path, file, tensors, group)
     flat = np.zeros(sum(tensor.size for tensor in tensors), np.float32)

@@ -22,7 +22,7 @@ from adam_mpi.checkpoint.run_directory import Identity, read_metrics
 from adam_mpi.checkpoint.stores import Attempt, FoundStores, StoreDescription
 from adam_mpi.config import Config
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.shards import Piece, Spans, gathered
+from adam_mpi.sharding.shards import Gathered, Piece, Spans, gathered
 from adam_mpi.sharding.training_state import Position
 
 NO_STORES = FoundStores()
@@ -53,7 +53,7 @@ class Resume:
     """Of a store: images that every shard has, down to the oldest one."""
     readers: dict[str, int] | None = None
     """Of a store that not all ranks see: file -> the rank that reads it."""
-    shared: dict[str, Spans] | None = None
+    shared: Gathered | None = None
     """What the readers have broadcast, as far as this rank holds it."""
 
     @property
@@ -221,7 +221,7 @@ def share_store(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tup
     return replace(resume, shared=stores.read_everywhere(comm, path, resume.readers, resume.parameters, spans))
 
 
-def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
+def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Gathered:
     """Return weights, optimizer state, and the average if there is one, in `spans` of a model of `size` parameters.
 
     What was shared is not read again.
@@ -250,6 +250,7 @@ def read_residual(resume: Resume, replica: int, replicas: int, spans: Sequence[t
     total = Spans(spans)
     for files in resume.residuals[replica::replicas]:
         for found in gathered(snapshot.snapshot_pieces(resume.path, files, spans), spans).values():
+            assert isinstance(found, Spans), "a residual has vectors only"
             total.add(found)
     return total
 

@@ -1,7 +1,7 @@
 """A snapshot: a folder with a file of each server, a model file over them, and `snapshot.json`, written last.
 
     snapshots/epoch-0002-batch-000040/    two epochs, and 40 batches of the third
-        server-00001.h5                   weights, optimizer state and average of that server's shards; the position
+        server-00001.h5                   weights, state vectors and average of that server's shards; the position
         residual-00000.h5                 what a pusher's codec has left out so far, where it has error feedback
         model.h5                          the layers by name, as virtual datasets over the servers' files
         snapshot.json                     the manifest
@@ -25,6 +25,7 @@ from h5py import h5t
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.files import add_checksums, sync_to_disk
 from adam_mpi.checkpoint.hdf5_file import check_format, create_unfilled, new_file, open_file, write_past_cache
+from adam_mpi.sharding.shard_copy import BATCHES
 from adam_mpi.sharding.shards import Piece, Shard, joined, meets
 from adam_mpi.sharding.training_state import Position
 
@@ -124,15 +125,27 @@ def residual_name(ring: int) -> str:
 
 
 def write_server_part(
-    path: Path, shards: Sequence[Shard], state: Mapping[str, np.ndarray], versions: np.ndarray, position: np.ndarray
+    path: Path,
+    shards: Sequence[Shard],
+    state: Mapping[str, np.ndarray],
+    versions: np.ndarray,
+    position: np.ndarray,
+    batches: np.ndarray | None = None,
 ) -> None:
-    """Write one server's file; `state`: part (weights, state, ema, residual) -> its shards one after the other."""
+    """Write the file of a server, or the residual of a pusher.
+
+    `state`: part (weights, a state vector, ema, residual) -> its shards one after the other; `batches`: how many each
+    shard has been stepped on.
+    """
     with new_file(path, KIND) as file:
         sizes = [shard.size for shard in shards]
         columns = ([shard.start for shard in shards], sizes, versions, _checksums(sizes, state.values()))
         file["shards"] = np.array(columns, np.uint64).T
         file["shards"].attrs["columns"] = ["start", "size", "version", "checksum"]
         file["position"] = position
+        file.attrs["parts"] = list(state)
+        if batches is not None:
+            file[BATCHES] = batches
         for part, values in state.items():
             create_unfilled(file, part, h5t.IEEE_F32LE, values.shape)
         file.flush()
@@ -150,7 +163,7 @@ def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
 
 def parts(file: h5py.File) -> list[str]:
     """Return the vectors that a server's file has, in the order of the checksum."""
-    return [part for part in ("weights", "state", "ema", "residual") if part in file]
+    return [part for part in file.attrs.get("parts", ()) if part in file]
 
 
 def manifest(path: Path) -> Manifest:
@@ -201,7 +214,15 @@ def snapshot_pieces(path: Path, files: Iterable[str], spans: Iterable[tuple[int,
     for name in files:
         with open_file(path / name, KIND) as file:
             offset = 0
-            for start, size, _, _ in file["shards"][...].tolist():
+            for place, (start, size, _, _) in enumerate(file["shards"][...].tolist()):
                 if meets(wanted, start, start + size):
-                    yield start, {part: file[part][offset : offset + size] for part in parts(file)}
+                    yield start, _values(file, place, offset, size)
                 offset += size
+
+
+def _values(file: h5py.File, place: int, offset: int, size: int) -> dict[str, np.ndarray]:
+    """Return the values of the shard at `place`, by name: `size` of each part from `offset`, and its batches."""
+    values = {part: file[part][offset : offset + size] for part in parts(file)}
+    if BATCHES in file:
+        values[BATCHES] = np.array(file[BATCHES][place])
+    return values

@@ -1,7 +1,7 @@
 """A store: a file that is readable after `kill -9` at any moment; HDF5, laid out once, two slots per record.
 
-A record is a shard (weights, optimizer state, average), or last the position. A write goes to the older slot of its
-record; when the body is on disk, the header follows: version, images applied, time, checksum of all that. A write that
+A record is a shard (weights, state vectors, average), or last the position. A write goes to the older slot of its
+record; when the body is on disk, the header follows: version, images applied, time, batches, checksum. A write that
 was cut short leaves the other slot, which is whole.
 
 The bytes are written in place by `pwrite` into HDF5's contiguous datasets: HDF5's own structure never changes, a full
@@ -24,10 +24,11 @@ from h5py import h5t
 from adam_mpi.base.files import file_checksum, sync_to_disk
 from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, write_at
+from adam_mpi.sharding.shard_copy import BATCHES
 from adam_mpi.sharding.shards import Shard, joined, meets
 
 KIND = "store"
-FIELDS = ("version", "pushes", "images", "nanoseconds", "checksum")
+FIELDS = ("version", "pushes", "images", "nanoseconds", "batches", "checksum")
 HEADER = np.dtype([(name, "<u8") for name in FIELDS])
 
 # The file's size never changes, so its metadata need not be written each time.
@@ -45,6 +46,13 @@ class Record:
     body: np.ndarray
     pushes: int = 0
     """Pushes acknowledged when it was copied: they are in it."""
+    stepped: float = 0.0
+    """Batches that the shard has been stepped on."""
+
+    @property
+    def batches(self) -> int:
+        """Return the bits of `stepped`, as a header has them."""
+        return int(np.float64(self.stepped).view(np.uint64))
 
     def header(self) -> np.ndarray:
         """Return the header that makes the slot of this record valid."""
@@ -235,7 +243,9 @@ def valid_slot(headers: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
 
 def _stored_shard(start: int, size: int, header: np.ndarray, parts: Sequence[str], body: np.ndarray) -> StoredShard:
     values = {part: body[place * size : (place + 1) * size] for place, part in enumerate(parts)}
-    version, pushes, images, nanoseconds, _ = header.item()
+    version, pushes, images, nanoseconds, batches, _ = header.item()
+    if values:
+        values[BATCHES] = np.array(batches, np.uint64).view(np.float64)
     return StoredShard(
         start=start,
         size=size,

@@ -25,7 +25,7 @@ from adam_mpi.checkpoint.owner import Owner
 from adam_mpi.checkpoint.run_directory import Identity
 from adam_mpi.checkpoint.store_file import StoreContent
 from adam_mpi.config import Config
-from adam_mpi.sharding.shards import Piece, Spans, gathered
+from adam_mpi.sharding.shards import Gathered, Piece, gathered
 
 DESCRIPTION = "store.json"
 # Clocks of nodes may differ by as much as this.
@@ -227,7 +227,7 @@ def check_files(
 
 def read_everywhere(
     comm: MPI.Comm, path: Path, readers: Mapping[str, int], size: int, spans: Iterable[tuple[int, int]]
-) -> dict[str, Spans]:
+) -> Gathered:
     """Return this rank's `spans` of the flat vectors of an attempt, by part; each file is read by one rank.
 
     Collective. `readers`: file -> the rank that reads it; `size`: parameters of the model.

@@ -32,8 +32,11 @@ CLOSE_SECONDS = 120.0
 NOTE_SECONDS = 0.002
 """Between two notes of what is acknowledged."""
 
-Copy = Callable[[int, np.ndarray], tuple[int, int]]
-"""(place, buffer) -> (version, images): copy a shard's state into the buffer, and return what is in it."""
+Copy = Callable[[int, np.ndarray], tuple[int, int, float]]
+"""(place, buffer) -> (version, images, batches that the shard has been stepped on).
+
+Copies the state of a shard into the buffer, and returns what is in it.
+"""
 Copied = tuple[Record, np.ndarray]
 """A record, and the buffer that its body is in."""
 
@@ -166,7 +169,7 @@ class WriteBehind:
     def _copy_record(self, place: int) -> None:
         buffer = self.free.pop()
         body = buffer[: self.bytes[place]]
-        version, images = self.copy(place, body)
+        version, images, stepped = self.copy(place, body)
         record = Record(
             place=place,
             version=version,
@@ -174,6 +177,7 @@ class WriteBehind:
             nanoseconds=time.time_ns(),
             body=body,
             pushes=self.acknowledged[0],
+            stepped=stepped,
         )
         self.in_flight[place] = self.dirty.pop(place)
         self.copied.put((record, buffer))

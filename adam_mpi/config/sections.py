@@ -124,15 +124,29 @@ def _check_places(place: dict[str, list[str]]) -> None:
 def _check_rule(optimizer: Optimizer) -> None:
     """Raise UserError for a rule that workers do not have, and for a decay that would flip the sign of weights."""
     defaults = Optimizer()
-    for key in ("kind", "momentum", "decay"):
+    for key in ("kind", "momentum", "decay", "l1"):
         value = getattr(optimizer, key)
         allowed = getattr(defaults, key)
         if optimizer.where == "worker" and value != allowed:
             given = f'optimizer.{key} = {value!r}: workers take plain steps; with optimizer.where = "worker" it must be'
             raise UserError(f'{given} {allowed!r}, or set optimizer.where = "server"')
-    if optimizer.kind != "adagrad" and optimizer.learning_rate * optimizer.decay >= 1:
+    _check_keys_of_rule(optimizer)
+    if optimizer.kind in ("momentum", "nesterov", "adamw") and optimizer.learning_rate * optimizer.decay >= 1:
         given = f"optimizer.decay = {optimizer.decay:g}: with optimizer.learning_rate = {optimizer.learning_rate:g}"
         raise UserError(f"{given} a step leaves nothing of a weight; learning_rate * decay must be below 1")
+
+
+def _check_keys_of_rule(optimizer: Optimizer) -> None:
+    """Raise UserError for keys that the rule does not have, because they would be ignored."""
+    kind = optimizer.kind
+    if optimizer.momentum and kind not in ("momentum", "nesterov"):
+        given = f"optimizer.momentum = {optimizer.momentum:g}: {kind} has no momentum"
+        raise UserError(f'{given}; set it to 0, or optimizer.kind to "momentum" or "nesterov"')
+    if optimizer.l1 and kind != "ftrl":
+        raise UserError(f'optimizer.l1 = {optimizer.l1:g}: {kind} has no such penalty; set optimizer.kind = "ftrl"')
+    if kind == "ftrl" and optimizer.schedule != "constant":
+        given = f'optimizer.schedule = "{optimizer.schedule}": ftrl has a step size for each parameter'
+        raise UserError(f'{given}, which decreases by itself; set optimizer.schedule = "constant"')
 
 
 def _check_shares(config: Config) -> None:

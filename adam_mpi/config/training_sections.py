@@ -122,8 +122,9 @@ class Epoch:
 
 @dataclass
 class Optimizer:
-    kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad"))
-    """Update rule of the servers; momentum with `optimizer.momentum = 0` is plain gradient descent."""
+    kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl"))
+    """Update rule of the servers; momentum with `optimizer.momentum = 0` is plain gradient descent. The others have a
+    step size of their own for each parameter, and want learning rates of their own: 0.001 is usual for adam."""
     where: str = limited("server", choices=("server", "worker"))
     """Where steps are computed: on the servers from pushed gradients, or by plain gradient descent on the workers,
     which then push the changes of their weights as in the paper."""
@@ -136,8 +137,17 @@ class Optimizer:
     """Fraction of the training over which the learning rate first rises linearly from zero."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
     """Fraction of the velocity that remains after each batch; with many asynchronous replicas choose a small one."""
+    beta1: float = limited(0.9, low=0.0, high=0.9999)
+    """Of adam and adamw: fraction of the mean gradient that remains after each batch."""
+    beta2: float = limited(0.999, low=0.0, high=0.999999)
+    """Of rmsprop, adam and adamw: fraction of the mean squared gradient that remains after each batch."""
+    epsilon: float = limited(1e-8, low=1e-20)
+    """Of adagrad, rmsprop, adam and adamw: added to the root of squared gradients that a step is divided by."""
+    l1: float = limited(0.0, low=0.0)
+    """Of ftrl: weights are zero where the gradients do not exceed this; `decay` is its second, quadratic penalty."""
     decay: float = limited(0.0, low=0.0)
-    """Weight decay: `decay * weight` is added to the gradient of each batch."""
+    """Weight decay: `decay * weight` is added to the gradient of each batch; adamw subtracts it, times the learning
+    rate, from the weights instead."""
     staleness_scale: str = limited("none", choices=("none", "inverse"))
     """Factor of a push that was computed on weights n steps old: none is 1, inverse is 1 / (1 + n)."""
     ema: float = limited(0.0, low=0.0, high=1.0)

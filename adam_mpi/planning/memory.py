@@ -72,5 +72,5 @@ def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True)
 
 
 def _bytes_per_parameter(memory_layout: MemoryLayout) -> int:
-    """Return the bytes of a parameter in a copy: weight and state, and the average where one is kept."""
-    return 2 * WIDTHS["weights"] + WIDTHS["ema"] * ("ema" in memory_layout.regions)
+    """Return the bytes of a parameter in a copy: weight, optimizer state, and the average where one is kept."""
+    return (1 + len(memory_layout.states)) * WIDTHS["weights"] + WIDTHS["ema"] * ("ema" in memory_layout.regions)

@@ -22,7 +22,7 @@ from adam_mpi.runtime.recovery import RecoveryPlan
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.memory_layout import WorkerShards
 from adam_mpi.sharding.push_protocol import captured_layers, choose_protocols, largest_push
-from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.shards import Gathered, Spans
 from adam_mpi.sharding.training_state import Position
 from adam_mpi.transport.generation import Generation
 
@@ -110,7 +110,7 @@ def trainer_threads(world: World) -> int:
     return threads
 
 
-def initial_state(job: Job, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
+def initial_state(job: Job, spans: Sequence[tuple[int, int]]) -> Gathered:
     """Return the state of a server that has `spans` of the flat vector: what the job resumes from, or new weights."""
     if job.resume is not None:
         return resume_points.read_state(job.resume, parameters.total(job.shapes), spans)

@@ -10,7 +10,7 @@ import numpy as np
 
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Config
-from adam_mpi.server import optimizer_rules
+from adam_mpi.optimizer import schedules
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_formats import MOST_PARTS
 from adam_mpi.sharding.shard_copy import ShardCopy
@@ -106,8 +106,8 @@ class ServerProgress:
         return self._rate_at(self.position)
 
     def _rate_at(self, position: Position) -> float:
-        images = optimizer_rules.images_passed(position, self.config.train.batch, self.epoch_images)
-        return optimizer_rules.learning_rate(self.config.optimizer, images, self.total_images)
+        images = position.images_passed(self.config.train.batch, self.epoch_images)
+        return schedules.learning_rate(self.config.optimizer, images, self.total_images)
 
     def rate_of(self, version: int, batches: np.ndarray, images: int) -> float:
         """Return the rate of the step to `version`: the current one; in synchronous training that of its clock."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from adam_mpi.base.pools import EMPTY, ThreadPool
 from adam_mpi.cluster.windows import Window
-from adam_mpi.server.optimizer_rules import ImageCounts
+from adam_mpi.optimizer.settings import ImageCounts
+from adam_mpi.server.message_values import is_partial
 from adam_mpi.server.replication_messages import (
     CHECK,
     PART,
@@ -52,14 +53,17 @@ class FoldedGradient:
         """Shards whose copies have not all taken the step."""
         self.buffer: np.ndarray | None = None
         self.image_counts = ImageCounts(0, 0, 0)
+        self.partial = False
+        """Whether it is for some of the parameters, and NaN for the others."""
 
     def step(self, stepper: Stepper) -> None:
         """Sum the messages, and step the shards here; the thread that owns these shards calls this."""
         scaled = list(zip(self.messages, stepper.scales(self.delays), strict=True))
-        self.buffer = stepper.values.fold(self.band, scaled)
+        self.partial = not stepper.stays and is_partial(self.messages[0], self.band[0].size)
+        self.buffer = stepper.values.fold(self.band, scaled, self.partial)
         self.image_counts = stepper.count_images(self.messages)
         for shard in self.band:
-            stepper.step_folded(shard.index, self.values(shard.index), self.rate, self.image_counts)
+            stepper.step_folded(shard.index, self.values(shard.index), self.rate, self.image_counts, self.partial)
 
     def values(self, index: int) -> np.ndarray:
         """Return the sum for shard `index`; it is empty if no message had values to add."""
@@ -199,6 +203,7 @@ class Replicator:
                 part=part,
                 parts=len(copied),
                 version=own.version,
+                stepped=own.batches,
                 follows=follows,
                 notes=notes(own.table if part == len(copied) - 1 else {}),
                 header=self.header,
@@ -271,7 +276,13 @@ class Replicator:
             # Until now the old copy, if there was one, could still be used.
             if self.stepper.remembers and own.whole and own.version == message.sequence - 1:
                 own.remember()
-            own.become(self.arriving[shard], message.sequence, self._notes(message)[0], behind=bool(message.first))
+            own.become(
+                self.arriving[shard],
+                version=message.sequence,
+                batches=float(np.int64(message.seen).view(np.float64)),
+                table=self._notes(message)[0],
+                behind=bool(message.first),
+            )
             self.arriving[shard] = []
 
     def _take_step(self, own: ShardCopy, message: ReceivedMessage) -> None:
@@ -280,7 +291,7 @@ class Replicator:
         assert version == own.version + 1, f"shard {message.shard}: {version} after {own.version}"
         rate = float(np.int64(message.seen).view(np.float64))
         images = ImageCounts(message.clock, message.part, message.codec)
-        self.stepper.step_folded(message.shard, self._values(message), rate, images)
+        self.stepper.step_folded(message.shard, self._values(message), rate, images, bool(message.last))
         own.version = version
         # Not before the step: the copy that it may be taken back to must not have these numbers.
         for pusher, number in self._notes(message)[0].items():

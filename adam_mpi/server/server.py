@@ -9,7 +9,7 @@ A push passes these functions, from its ring in the mailbox to its acknowledgeme
       ServerSession.stage                session.py        StagedMessages.stage (push_queue.py) for each of its shards
       ServerSession.apply_staged         session.py        StagedMessages.take_ready: messages that can be applied now
         Stepper.step                     stepper.py        on the apply threads; with replication FoldedGradient.step
-          apply_kernels.steps            apply_kernels.py
+          kernels.steps                  kernels.py        (optimizer) sums of gradients, and steps
         ServerSession._record_step       session.py        version and table of the shard
         ServerSession._replicate         session.py        Replicator.send (replication.py): the other copies step too
       ServerSession._complete            session.py        all copies have it: PushQueue.free_slot,
@@ -51,7 +51,7 @@ from adam_mpi.server.progress import ServerProgress
 from adam_mpi.server.session import ServerSession
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.shard_copy import ShardCopy
-from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.shards import Gathered
 from adam_mpi.sharding.training_state import Position, RankState
 from adam_mpi.transport.conservation import write_copies
 from adam_mpi.transport.generation import Generation
@@ -121,7 +121,7 @@ class Server:
         self.shard_copies = session.shard_copies
         return session
 
-    def start(self, state: Mapping[str, np.ndarray | Spans]) -> None:
+    def start(self, state: Mapping[str, np.ndarray] | Gathered) -> None:
         """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
         stepper = self.session.stepper
         shards = [own.shard for own in self.shard_copies.values()]
@@ -156,21 +156,22 @@ class Server:
             before_write=partial(self.session.world.injector.at, "write"),
         )
 
-    def _copy_record(self, place: int, buffer: np.ndarray) -> tuple[int, int]:
+    def _copy_record(self, place: int, buffer: np.ndarray) -> tuple[int, int, float]:
         """Copy record `place` of the store into `buffer`: a shard, or after the last one the position.
 
-        Return its version and the images of the position.
+        Return its version, the images of the position, and the batches that the shard has been stepped on.
         """
         session = self.session
         position = self.progress.position
         if place == len(session.shards):
             buffer[:] = position.pack()
-            return position.images, position.images
+            return position.images, position.images, 0.0
         shard = session.shards[place]
         kept = session.stepper.state().values()
         for values, part in zip(kept, np.split(buffer, len(kept)), strict=True):
             part[:] = values[shard.index].view(np.uint8)
-        return int(session.published.versions[place]), position.images
+        version = int(session.published.versions[place])
+        return version, position.images, self.shard_copies[shard.index].batches
 
     def step(self) -> bool:
         """Do what a server can do now, without waiting; return whether anything was done."""
@@ -198,8 +199,14 @@ class Server:
             name = snapshot.file_name(session.world.rank)
             state = session.stepper.state()
             with trace.span("snapshot"):
+                batches = np.array([self.shard_copies[shard.index].batches for shard in session.shards])
                 session.barrier.copy_state(
-                    name, session.shards, state, session.published.versions, self.progress.position
+                    name,
+                    session.shards,
+                    state=state,
+                    versions=session.published.versions,
+                    batches=batches,
+                    position=self.progress.position,
                 )
         while (report := session.barrier.written()) is not None:
             self._send_to_coordinator(SnapshotWritten("server", report))

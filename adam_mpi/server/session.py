@@ -238,6 +238,7 @@ class ServerSession:
             done=partial(self._complete_all, messages, fold),
             images=_pushed_images(messages),
             image_counts=fold.image_counts,
+            partial=fold.partial,
         )
         self.replicator.send(record)
 

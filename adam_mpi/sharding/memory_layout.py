@@ -18,6 +18,7 @@ from adam_mpi.config import Config
 from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.model.partition import Partition
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.message_formats import message_words
 from adam_mpi.sharding.shards import Shard, cut, place
@@ -70,6 +71,8 @@ class MemoryLayout:
     slot_bytes: int
     regions: tuple[str, ...]
     tensors: tuple[Tensor, ...]
+    states: tuple[str, ...] = ()
+    """The state vectors that the optimizer keeps beside the weights."""
     strip_of_shard: tuple[int, ...] = ()
     """The strip of a replica that pushes each shard."""
     strips: int = 1
@@ -201,6 +204,7 @@ def plan_layout(
         slot_bytes=slot_bytes,
         regions=_regions(config),
         tensors=tuple(tensors),
+        states=rule_of(config.optimizer).states,
         strip_of_shard=tuple(partition.owner(shard.start) for shard in shards) if partition else (),
         strips=len(partition) if partition else 1,
         peers=peers,

@@ -22,6 +22,7 @@ from adam_mpi.base import native
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.codecs.float16 import LARGEST
 from adam_mpi.sharding.memory_layout import MemoryLayout
@@ -266,12 +267,12 @@ def _sendable(planned: Mapping[int, FactorPlan], memory_layout: MemoryLayout, co
     """Return whether factors of `images` images can be sent.
 
     A message has to have room for one image, and a ring for all parts of a push in synchronous training, because the
-    server waits for all of them. AdaGrad squares the gradient of a push, so the push has to fit into one message.
+    server waits for all of them. Rules that are not linear take the gradient of a push as a whole: it is one message.
     """
     room = min(plan.images(memory_layout.body_words) for plan in planned.values())
     if config.consistency.staleness == 0:
         return room >= 1 and -(-images // room) <= memory_layout.slots
-    return room >= (images if config.optimizer.kind == "adagrad" else 1)
+    return room >= (1 if rule_of(config.optimizer).linear else images)
 
 
 def captured_layers(choices: Mapping[str, Choice]) -> list[str]:

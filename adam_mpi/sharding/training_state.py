@@ -143,6 +143,18 @@ class Position:
         """Return how many batches of the epoch are applied."""
         return int(self.batches.sum())
 
+    def images_passed(self, batch: int, images: int) -> float:
+        """Return how many images of all epochs, of `images` each, have passed, including those that were left out.
+
+        A batch counts as whole although images of it were bad. An epoch that ended early counts as whole when the next
+        one begins; that one is assumed to have as many batches.
+        """
+        if not self.epoch:
+            return self.images
+        done = self.count * batch
+        expected = min(images, self.lasted * batch or images)
+        return max(self.images, images * (self.epoch - 1 + min(1, done / max(expected, 1))))
+
     @staticmethod
     def packed_bytes(room: int) -> int:
         """Return the bytes of a packed position of up to `room` batches."""
@@ -163,9 +175,7 @@ class Position:
         room, epoch, images, clock = packed[: 8 * FIELDS].view(np.int64).tolist()
         position = Position(room, epoch, images, clock)
         position.batches[:] = np.unpackbits(packed[8 * FIELDS :], count=room)
-        # The first files of format 4 end with the bits.
-        if packed.size == Position.packed_bytes(room):
-            position.lasted = int(packed[-8:].view(np.int64)[0])
+        position.lasted = int(packed[-8:].view(np.int64)[0])
         return position
 
     def agrees(self, other: "Position") -> bool:

@@ -18,9 +18,9 @@ from adam_mpi.data.sets import Description, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
+from adam_mpi.optimizer import kernels, rules
+from adam_mpi.optimizer.settings import BatchCounts, Settings
 from adam_mpi.planning.plan import network
-from adam_mpi.server import apply_kernels
-from adam_mpi.server.optimizer_rules import Coefficients
 from adam_mpi.sharding.training_state import Phase
 from adam_mpi.simulate.hosts import Costs
 from adam_mpi.transport import mailbox
@@ -188,10 +188,11 @@ def _wire(size: int) -> float:
 def _apply(size: int) -> float:
     """Measure the step of a server, per byte of a push."""
     weights, pushed = _arrays(2, size)
-    starts = np.zeros(1, np.int64)
     scales = np.full(1, 1e-9, np.float32)
-    numbers = np.array(Coefficients(gain=1), np.float32)
-    step = partial(apply_kernels.step, apply_kernels.DESCENT, weights, weights, pushed, starts, scales, numbers)
+    rule = rules.RULES["descent"]
+    rows = rules.coefficients(rule, Settings(), 1.0, BatchCounts(0, 1, 1))
+    states = np.zeros((0, size), np.float32)
+    step = partial(kernels.step, rule.kernel, weights, states, pushed, np.zeros(1, np.int64), scales, rows)
     return _cold(step) / (4 * size)
 
 

@@ -18,6 +18,7 @@ class PublishedWeights:
     def __init__(self, memory_layout: MemoryLayout, server: int, memory: np.ndarray) -> None:
         """Publish in `memory`, the part of `server` in the weights window."""
         self.memory = memory
+        self.states = len(memory_layout.states)
         lines = memory[: memory_layout.version_offset].view(np.int64).reshape(-1, LINE // 8)
         self.clock = lines[0, :1]
         self.rate = lines[0, 1:2].view(np.float64)
@@ -59,7 +60,7 @@ class PublishedWeights:
         emas = self.regions.get("ema", {})
         taken = {}
         for shard in served:
-            own = earlier.get(shard.index) or ShardCopy.empty(shard, bool(emas))
+            own = earlier.get(shard.index) or ShardCopy.empty(shard, self.states, bool(emas))
             own.move(self.weights[shard.index], emas.get(shard.index, own.ema))
             taken[shard.index] = own
         return taken
@@ -79,7 +80,8 @@ def place_copies(
     """
     emas = "ema" in memory_layout.regions
     copied = memory_layout.copied[server]
-    others = {shard.index: earlier.get(shard.index) or ShardCopy.empty(shard, emas) for shard in copied}
+    states = len(memory_layout.states)
+    others = {shard.index: earlier.get(shard.index) or ShardCopy.empty(shard, states, emas) for shard in copied}
     for own in others.values():
         own.move(np.empty_like(own.weights), np.empty_like(own.ema))
     served = published.take_over(memory_layout.served[server], earlier)

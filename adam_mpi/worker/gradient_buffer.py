@@ -11,6 +11,7 @@ from numba import njit
 from adam_mpi.config import Config
 from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.batches import Batch
 from adam_mpi.sharding.memory_layout import WorkerShards
 from adam_mpi.sharding.push_protocol import Matrix, largest_push, matrices
@@ -188,7 +189,8 @@ class StepScales:
     | push      | push += push * gradient         | 1                        | -r                       |
     | predicted | local += predicted * push       | -r                       | 1                        |
 
-    So `weights` is always `push * predicted`: local weights change by what the servers are expected to apply.
+    So `weights` is always `push * predicted`: local weights change by what the servers are expected to apply. Where the
+    servers' rule is not predicted by descent, these two are 0: local weights change with pulls only.
     """
 
     weights: float
@@ -201,6 +203,8 @@ class StepScales:
         step = -rate / config.train.batch
         if config.optimizer.where == "worker":
             return cls(weights=step, push=step, predicted=1.0)
+        if not rule_of(config.optimizer).predicts:
+            return cls(weights=0.0, push=1.0, predicted=0.0)
         return cls(weights=step, push=1.0, predicted=step)
 
 
