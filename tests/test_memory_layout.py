@@ -11,8 +11,9 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.memory_layout import LINE, MOST_BATCHES, MOST_SLOTS, WIDTHS, plan_layout
+from adam_mpi.sharding.memory_layout import MOST_BATCHES, MOST_SLOTS, WIDTHS, plan_layout
 from adam_mpi.sharding.message_formats import message_words
+from adam_mpi.sharding.rings import LINE
 
 
 def config(shard=1000, mailbox=256 << 20, codec="none", ema=0.0, short=False):

@@ -97,8 +97,25 @@ def fill_section(section: Any, given: Mapping[str, Any], prefix: str, source: st
             if not isinstance(value, Mapping):
                 raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
             fill_section(getattr(section, key), value, name + ".", source)
+        elif dataclasses.is_dataclass(item := _item_type(hints[key])):
+            setattr(section, key, _filled_list(name, value, item, source))
         else:
             setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
+
+
+def _item_type(kind: Any) -> Any:
+    """Return the type of the items of a list type; None for other types."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is list else None
+
+
+def _filled_list(name: str, value: Any, kind: Any, source: str) -> list[Any]:
+    """Return a section of the type `kind` for each of the tables in `value`."""
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise UserError(f"{source}: {name} = {value!r}: expected a list of tables")
+    filled = [kind() for _ in value]
+    for number, (section, item) in enumerate(zip(filled, value, strict=True)):
+        fill_section(section, item, f"{name}[{number}].", source)
+    return filled
 
 
 def _renamed(name: str, value: Any) -> str:

@@ -121,6 +121,18 @@ class Epoch:
 
 
 @dataclass
+class Group:
+    match: str = ""
+    """Pattern of the names of its parameters, such as "*/bias" or "conv1/*"."""
+    learning_rate_factor: float = limited(1.0, low=0.0)
+    """Factor of the learning rate."""
+    decay_factor: float = limited(1.0, low=0.0)
+    """Factor of `optimizer.decay`."""
+    frozen: bool = False
+    """Whether its parameters keep their first values: they are neither pushed nor stepped."""
+
+
+@dataclass
 class Optimizer:
     kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl"))
     """Update rule of the servers; momentum with `optimizer.momentum = 0` is plain gradient descent. The others have a
@@ -148,6 +160,9 @@ class Optimizer:
     decay: float = limited(0.0, low=0.0)
     """Weight decay: `decay * weight` is added to the gradient of each batch; adamw subtracts it, times the learning
     rate, from the weights instead."""
+    groups: list[Group] = field(default_factory=list)
+    """Groups of parameters, each a table with a pattern of names (`match = "*/bias"`) and `learning_rate_factor`,
+    `decay_factor` or `frozen = true`; a parameter belongs to the first group that it matches."""
     staleness_scale: str = limited("none", choices=("none", "inverse"))
     """Factor of a push that was computed on weights n steps old: none is 1, inverse is 1 / (1 + n)."""
     ema: float = limited(0.0, low=0.0, high=1.0)

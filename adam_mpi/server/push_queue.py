@@ -111,8 +111,9 @@ class PushQueue:
         size = self.held[message.shard].size
         if message.kind not in message_formats.KINDS or not 0 <= message.codec < len(BY_NUMBER):
             return f"kind {message.kind}, codec {message.codec} are unknown"
+        least = 0 if message.shard in self.memory_layout.frozen else 1
         inside = message.kind == message_formats.FACTOR or (
-            message.values >= 1 and 0 <= message.first <= size - message.values
+            message.values >= least and 0 <= message.first <= size - message.values
         )
         if not inside or message.words != self._words(message):
             values = f"{message.values} values from {message.first} of shard {message.shard} with {size}"

@@ -60,7 +60,8 @@ class FoldedGradient:
         """Sum the messages, and step the shards here; the thread that owns these shards calls this."""
         scaled = list(zip(self.messages, stepper.scales(self.delays), strict=True))
         self.partial = not stepper.stays and is_partial(self.messages[0], self.band[0].size)
-        self.buffer = stepper.values.fold(self.band, scaled, self.partial)
+        if not stepper.steps.is_frozen(self.band[0].index):
+            self.buffer = stepper.values.fold(self.band, scaled, self.partial)
         self.image_counts = stepper.count_images(self.messages)
         for shard in self.band:
             stepper.step_folded(shard.index, self.values(shard.index), self.rate, self.image_counts, self.partial)

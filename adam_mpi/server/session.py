@@ -107,6 +107,7 @@ class ServerSession:
             factors=self.push_queue.factors,
             shard_copies=self.shard_copies,
             arena=arena,
+            groups=self.memory_layout.groups,
         )
         stepper.remembers = self.progress.synchronous and self.world.survivable
         for shard in self.shards:

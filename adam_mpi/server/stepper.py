@@ -8,8 +8,9 @@ import numpy as np
 
 from adam_mpi.base.pools import EMPTY
 from adam_mpi.config import Config
-from adam_mpi.optimizer import ema, kernels, rules, sparse_kernels
-from adam_mpi.optimizer.settings import BatchCounts, ImageCounts, settings_of
+from adam_mpi.optimizer import ema, kernels, rules
+from adam_mpi.optimizer.groups import GroupSpan
+from adam_mpi.optimizer.settings import ImageCounts
 from adam_mpi.server.kernel_call import KernelCall
 from adam_mpi.server.message_values import (
     MessageValues,
@@ -20,6 +21,7 @@ from adam_mpi.server.message_values import (
     is_plain,
     unpacked,
 )
+from adam_mpi.server.shard_steps import ShardSteps
 from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import bfloat16
 from adam_mpi.sharding.push_protocol import FactorPlan
@@ -34,8 +36,6 @@ BAND = 1 << 21
 CACHED_BAND = 1 << 19
 Work = tuple[Sequence[Shard], Sequence[ReceivedMessage], Sequence[int]]
 """A band (shards that are stepped together), its messages, and how many steps ago each of them was computed."""
-Gradients = tuple[Sequence[int], Sequence[float]]
-"""Where gradients begin in a memory, and what each of them is multiplied by."""
 
 
 class Stepper:
@@ -50,10 +50,12 @@ class Stepper:
         factors: Mapping[str, FactorPlan],
         shard_copies: dict[int, ShardCopy] | None = None,
         arena: np.ndarray = EMPTY,
+        groups: Sequence[GroupSpan] = (),
     ) -> None:
         """Step the served `shards`; `shard_copies` are all copies here, by shard (by default of `shards` only).
 
-        `memory` is the mailbox; `arena` is memory where other servers can read folded gradients.
+        `memory` is the mailbox; `arena` is memory where other servers can read folded gradients; `groups` are those of
+        all parameters.
         """
         self.config = config
         self.shards = shards
@@ -61,15 +63,15 @@ class Stepper:
         self.shard_copies = published.take_over(shards, {}) if shard_copies is None else shard_copies
         self.values = MessageValues(memory, factors, arena)
         self.rule = rules.rule_of(config.optimizer)
-        self.settings = settings_of(config.optimizer)
+        self.steps = ShardSteps(config, self.shard_copies, groups)
         self.unit = 1.0 if self.rule.name == "additive" else 1 / config.train.batch
         self.batch = config.train.batch
         self.synchronous = config.consistency.staleness == 0
         self.sums = self.rule.linear or self.synchronous
         """Whether the gradients of several messages are one step."""
-        self.stays = self.rule.stays and not self.settings.decay
+        self.stays = self.rule.stays and not config.optimizer.decay
         """Whether a gradient of zero changes nothing, so that a push of some parameters may be one of all."""
-        self.multiplies = self.rule.name == "descent"
+        self.multiplies = self.rule.name == "descent" and not config.optimizer.groups
         """Whether products of factors are added straight to the weights."""
         self.largest_band = BAND if self.multiplies else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
@@ -131,9 +133,11 @@ class Stepper:
             if self.remembers:
                 for shard in band:
                     self.shard_copies[shard.index].remember()
+            if self.steps.is_frozen(band[0].index):
+                continue
             if are_plain(messages, band_size(band)):
                 gradients = [message.start for message in messages], self.scales(delays)
-                self._add_run(call, band[0].index, slice(None), gradients, self._counts(messages), rate)
+                self.steps.add(call, band[0].index, slice(None), gradients, self._counts(messages), rate)
             else:
                 self._step_mixed(band, messages, self.scales(delays), rate)
         call.run(self.values.floats)
@@ -152,10 +156,9 @@ class Stepper:
             own.remember()
         if values.size and partial:
             indices = np.flatnonzero(~np.isnan(values))
-            rows = self._rows(own, rate, images)
-            sparse_kernels.step_at(self.rule.kernel, own.weights, own.states, indices, values[indices], rows)
+            self.steps.step_at(index, indices, values[indices], rate, images)
         elif values.size:
-            self._run_kernel(index, slice(None), values, ([0], [1.0]), [images], rate)
+            self.steps.run(index, slice(None), values, ([0], [1.0]), [images], rate)
         self._update_derived(index, images)
 
     def count_images(self, messages: Sequence[ReceivedMessage]) -> ImageCounts:
@@ -193,33 +196,6 @@ class Stepper:
         """Return the images of `messages`: together, or of each where each is taken in turn."""
         return [self.count_images(messages)] if self.sums else [self.count_images([message]) for message in messages]
 
-    def _rows(self, own: ShardCopy, rate: float, images: ImageCounts) -> np.ndarray:
-        """Return the coefficients of the steps of the shard `own` on a gradient of `images`; count its batches."""
-        counts = BatchCounts(own.batches, images.begun / self.batch, images.present / self.batch)
-        own.batches += counts.begun
-        return rules.coefficients(self.rule, self.settings, rate, counts)
-
-    def _add_run(
-        self,
-        call: KernelCall,
-        index: int,
-        part: slice,
-        gradients: Gradients,
-        counts: Sequence[ImageCounts],
-        rate: float,
-    ) -> None:
-        """Add the steps of the parameters `part` of shard `index` to `call`.
-
-        `counts` are the images of all `gradients` together, or of each of them, which are then taken in turn.
-        """
-        own = self.shard_copies[index]
-        starts, scales = gradients
-        rows = [self._rows(own, rate, images) for images in counts]
-        if len(counts) == len(starts):
-            starts = [start for start, of in zip(starts, rows, strict=True) for _ in of]
-            scales = [scale for scale, of in zip(scales, rows, strict=True) for _ in of]
-        call.add(kernels.place(own.weights, own.states, part), starts, scales, [row for of in rows for row in of])
-
     def _update_derived(self, index: int, images: ImageCounts) -> None:
         """Update what changes with the weights of shard `index`: the running average and the short weights."""
         own = self.shard_copies[index]
@@ -252,7 +228,7 @@ class Stepper:
         counts = [self.count_images([message for message, _ in scaled])]
         if all(is_plain(message) for message, _ in scaled):
             gradients = [message.start for message, _ in scaled], [scale for _, scale in scaled]
-            self._run_kernel(band[0].index, part, self.values.floats, gradients, counts, rate)
+            self.steps.run(band[0].index, part, self.values.floats, gradients, counts, rate)
             return
         size = part.stop - part.start
         total = self.values.pool.take(size)
@@ -264,14 +240,14 @@ class Stepper:
             self.values.sum_into(band, scaled, total[:size], part.start)
         for shard, start in zip(band, accumulate((shard.size for shard in band), initial=0), strict=False):
             own = part if len(band) == 1 else slice(None)
-            self._run_kernel(shard.index, own, total, ([start], [scale]), counts, rate)
+            self.steps.run(shard.index, own, total, ([start], [scale]), counts, rate)
         self.values.pool.give(total)
 
     def _multiply_into_weights(self, band: Sequence[Shard], scaled: list[ScaledMessage], rate: float) -> None:
         """Multiply factors straight into the weights: without a state, the step is a sum."""
         weights = self.published.run(band)
         images = self.count_images([message for message, _ in scaled])
-        rows = [self._rows(self.shard_copies[shard.index], rate, images) for shard in band]
+        rows = [self.steps.rows(shard.index, rate, images) for shard in band]
         shrink, gain = rows[0][0, :2]
         if shrink:
             kernels.shrink_weights(weights, shrink)
@@ -279,23 +255,8 @@ class Stepper:
         for message, scale in scaled:
             plan.add_product(unpacked(message), message.values, band, -float(gain) * scale, weights)
 
-    def _run_kernel(
-        self,
-        shard: int,
-        part: slice,
-        memory: np.ndarray,
-        gradients: Gradients,
-        counts: Sequence[ImageCounts],
-        rate: float,
-    ) -> None:
-        """Run the kernel of the rule on the parameters `part` of `shard`; the `gradients` lie in `memory`."""
-        call = KernelCall(self.rule.kernel)
-        self._add_run(call, shard, part, gradients, counts, rate)
-        call.run(memory)
-
     def _step_sparse(self, shard: int, message: ReceivedMessage, rate: float, scale: float) -> None:
         """Step the parameters that the (index, value) pairs of `message` name, and no others."""
         indices, values = self.values.pairs(message)
-        own = self.shard_copies[shard]
-        rows = self._rows(own, rate, self.count_images([message]))
-        sparse_kernels.step_at(self.rule.kernel, own.weights, own.states, indices, values * np.float32(scale), rows)
+        scaled = values * np.float32(scale)
+        self.steps.step_at(shard, indices, scaled, rate, self.count_images([message]))

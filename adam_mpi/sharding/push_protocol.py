@@ -221,9 +221,10 @@ def choose_protocols(
     _check_wanted(memory_layout, config)
     dense = matrices(memory_layout.tensors)
     multipliable = config.optimizer.where == "server" and memory_layout.strips == 1
+    frozen = {memory_layout.shards[index].layer for index in memory_layout.frozen}
     choices = {}
     for layer in dict.fromkeys(shard.layer for shard in memory_layout.shards):
-        matrix = dense.get(layer) if multipliable else None
+        matrix = dense.get(layer) if multipliable and layer not in frozen else None
         choice = _estimate(memory_layout, config, layer, matrix, images)
         faster = choice.factor_bytes is not None and _factors_are_faster(memory_layout, choice, images, hosts)
         auto = config.push.protocol == "auto" and faster and config.push.codec == "none"
@@ -245,7 +246,8 @@ def _check_wanted(memory_layout: MemoryLayout, config: Config) -> None:
 def _estimate(memory_layout: MemoryLayout, config: Config, layer: str, matrix: Matrix | None, images: int) -> Choice:
     """Return a choice of factors for `layer`, with the bytes of a push; of deltas where factors are not possible."""
     codec = CODECS[config.push.codec]
-    sizes = [shard.size for shard in memory_layout.shards if shard.layer == layer]
+    shards = [shard for shard in memory_layout.shards if shard.layer == layer]
+    sizes = [0 if shard.index in memory_layout.frozen else shard.size for shard in shards]
     delta = sum(4 * (HEADER_WORDS + codec.words(size)) for size in sizes)
     half = config.push.factor_codec == "float16"
     planned = plans(matrix, layer, memory_layout.served, half) if matrix is not None else None

@@ -18,8 +18,8 @@ from numba import njit
 
 from adam_mpi.base.native import acquire
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.memory_layout import Rings
 from adam_mpi.sharding.message_formats import HEADER, HEADER_WORDS, MOST_PARTS, message_words
+from adam_mpi.sharding.rings import Rings
 from adam_mpi.transport.published_weights import PublishedWeights
 
 EXPONENT = np.uint32(0x7F800000)  # all ones in a NaN and in an infinity

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from adam_mpi.sharding.memory_layout import LINE, WIDTHS, MemoryLayout
+from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.message_formats import MOST_PARTS
+from adam_mpi.sharding.rings import LINE
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 

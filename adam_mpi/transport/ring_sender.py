@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from adam_mpi.base import trace
 from adam_mpi.cluster.windows import Window
-from adam_mpi.sharding.memory_layout import LINE, Rings
+from adam_mpi.sharding.rings import LINE, Rings
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.shared_memcpy import SharedMemcpy
 

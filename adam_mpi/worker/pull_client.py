@@ -10,7 +10,8 @@ from mpi4py import MPI
 from adam_mpi.base import trace
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.sharding.codecs import bfloat16
-from adam_mpi.sharding.memory_layout import LINE, WorkerShards
+from adam_mpi.sharding.memory_layout import WorkerShards
+from adam_mpi.sharding.rings import LINE
 from adam_mpi.transport.generation import Generation
 
 

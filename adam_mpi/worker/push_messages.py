@@ -48,8 +48,11 @@ class ShardMessage:
         """Write the values into `body`; return the header without the position in the ring."""
         client = self.client
         header = client.header(self.buffer, self.shard)
-        values = self.buffer.values[self.part]
-        if client.codec.feedback:
+        frozen = self.shard.index in client.rings.memory_layout.frozen
+        values = self.buffer.values[self.part][: 0 if frozen else None]
+        if frozen:
+            header["finite"] = 1
+        elif client.codec.feedback:
             sent = client.encoded(self.buffer, self.shard)
             header["words"] = sent.words.size
             header["finite"] = sent.finite
@@ -63,9 +66,9 @@ class ShardMessage:
         else:
             header["words"] = client.codec.words(values.size)
             body[: header["words"]] = 0
-        header["codec"] = NUMBERS[client.config.push.codec]
+        header["codec"] = NUMBERS["none" if frozen else client.config.push.codec]
         header["kind"] = message_formats.DELTA
-        header["values"] = self.shard.size
+        header["values"] = values.size
         header["last"] = self.last
         client.count_message(self.buffer, self.shard.layer, "delta", header)
         return header
