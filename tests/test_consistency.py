@@ -107,6 +107,7 @@ ADAPTIVE = ["optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3", "optimize
 RULES = [
     [],
     ["optimizer.momentum=0.9", "optimizer.learning_rate=0.01"],
+    ["optimizer.clip_norm=0.2", "optimizer.clip_tensor=0.3", "optimizer.momentum=0.9"],
     *([f"optimizer.kind={kind}", *ADAPTIVE] for kind in ("adagrad", "rmsprop", "adam", "adamw", "ftrl")),
 ]
 

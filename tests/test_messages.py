@@ -13,6 +13,7 @@ EXAMPLES = {
     "float | None": 0.5,
     "str | None": None,
     "list[int]": [3, 1, 2],
+    "list[float]": [0.1, 1e-300],
     "list[Any] | None": [4, "train", 0.5],
     "list[dict[str, float]]": [{"seconds": 0.25}],
     "collections.abc.Mapping[str, Any]": {"images": 10},

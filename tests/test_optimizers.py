@@ -87,6 +87,15 @@ def rate(optimizer, images):
     return optimizer.learning_rate * schedules[optimizer.schedule] * min(1, rising)
 
 
+def clipped(gradient, optimizer, tensors):
+    """Return the gradient with each tensor clipped, and then all of it."""
+    gradient = gradient.copy()
+    for tensor in tensors if optimizer.clip_tensor else ():
+        part = gradient[tensor.offset : tensor.offset + tensor.size]
+        part *= min(1, optimizer.clip_tensor / np.linalg.norm(part))
+    return gradient * min(1, optimizer.clip_norm / np.linalg.norm(gradient)) if optimizer.clip_norm else gradient
+
+
 def textbook(config, shapes, data):
     """Return the weights after the same training in one loop, in float64."""
     optimizer = config.optimizer
@@ -95,6 +104,7 @@ def textbook(config, shapes, data):
     states = np.zeros((len(RULES[name].states), weights.size))
     mean = weights.copy()
     for number, (gradient, images) in enumerate(gradients(config, shapes, weights, data)):
+        gradient = clipped(gradient, optimizer, parameters.tensors(shapes))
         step, settings = rate(optimizer, images), settings_of(optimizer)
         weights[:], states = step_of(name, weights, states, gradient, step, number, settings)
         mean += optimizer.ema * (weights - mean)
@@ -114,6 +124,8 @@ def textbook(config, shapes, data):
         ["optimizer.kind=adam", "optimizer.learning_rate=0.005", "optimizer.decay=0.01", "optimizer.epsilon=1e-4"],
         ["optimizer.kind=adamw", "optimizer.learning_rate=0.005", "optimizer.decay=0.1", "optimizer.epsilon=1e-4"],
         ["optimizer.kind=ftrl", "optimizer.schedule=constant", "optimizer.l1=0.001", "optimizer.decay=0.01"],
+        ["optimizer.clip_norm=0.2", "optimizer.momentum=0.9"],
+        ["optimizer.clip_norm=0.4", "optimizer.clip_tensor=0.3", "optimizer.decay=0.01", "server.threads=2"],
         ["optimizer.schedule=step"],
         ["optimizer.schedule=cosine", "optimizer.warmup=0.3"],
         ["optimizer.where=worker"],

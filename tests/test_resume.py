@@ -97,7 +97,7 @@ def done(job: Job):
     return job
 
 
-ADAM = ("optimizer.kind=adam", "optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3")
+ADAM = ("optimizer.kind=adam", "optimizer.momentum=0", "optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3")
 
 
 @pytest.mark.parametrize(

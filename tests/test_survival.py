@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.parametrize("mpi", ["openmpi"], indirect=True),
 ]
 full = pytest.mark.full
-ADAM = ("optimizer.kind=adam", "optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3")
+ADAM = ("optimizer.kind=adam", "optimizer.momentum=0", "optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3")
 # Ranks 0 and 1 serve data, 2 to 4 parameters, 5 to 7 train; every server has a dozen shards.
 SETTINGS = given(
     "layout.servers=3",
@@ -135,8 +135,16 @@ def test_a_rank_that_is_lost_at_the_start_ends_the_job_and_is_named(launch):
     assert "rank 3, server on" in job.summary["failure"]
 
 
-@pytest.mark.parametrize("rule", [(), pytest.param(ADAM, marks=full)])
-def test_synchronous_training_comes_to_the_same_numbers(rule, launch):
+@pytest.mark.parametrize(
+    ("rule", "point"),
+    [
+        ((), "applied"),
+        pytest.param(ADAM, "applied", marks=full),
+        # After the servers have sent each other norms, and before a step.
+        pytest.param((*ADAM, "optimizer.clip_norm=0.3"), "apply", marks=full),
+    ],
+)
+def test_synchronous_training_comes_to_the_same_numbers(rule, point, launch):
     clocks = given("consistency.staleness=0", "data.images=1000", "train.epochs=2", "train.target=0")
     clocks += given(SMOOTH, "server.shard=2000", *rule)
     faults = 'inject.faults=["kill rank=6 at=compute step=12", "kill rank=3 at=applied step=60"]'

@@ -191,6 +191,19 @@ class JobOver(Message):
 
 
 @dataclass(frozen=True)
+class ClockNorms(Message):
+    """What one server has of the gradient of a clock of synchronous training, for the other servers."""
+
+    kind = "clock_norms"
+    server: int
+    """The sender."""
+    clock: int
+    squares: list[float]
+    """The squared norm of each tensor; empty if not everything is `finite`."""
+    finite: bool
+
+
+@dataclass(frozen=True)
 class ClientClosed(Message):
     """A client of the ParameterServer library sends no more requests."""
 

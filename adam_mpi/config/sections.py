@@ -92,6 +92,7 @@ def check_together(config: Config) -> None:
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
     _check_rule(config.optimizer)
+    _check_clipping(config)
     _check_push_size(config)
     _check_injection(config)
     _check_places(config.layout.place)
@@ -150,6 +151,19 @@ def _check_keys_of_rule(optimizer: Optimizer) -> None:
     if kind == "ftrl" and optimizer.schedule != "constant":
         given = f'optimizer.schedule = "{optimizer.schedule}": ftrl has a step size for each parameter'
         raise UserError(f'{given}, which decreases by itself; set optimizer.schedule = "constant"')
+
+
+def _check_clipping(config: Config) -> None:
+    """Raise UserError for clipping where no gradient is that of a batch."""
+    for key in ("clip_norm", "clip_tensor"):
+        limit = getattr(config.optimizer, key)
+        if not 0 < limit < math.inf:
+            continue
+        if config.optimizer.where == "worker":
+            raise UserError(f'optimizer.{key} = {limit:g}: needs optimizer.where = "server"')
+        if not config.asynchronous and config.consistency.staleness > 0:
+            given = f"optimizer.{key} = {limit:g}: with consistency.staleness = {config.consistency.staleness:g}"
+            raise UserError(f"{given} no push is the gradient of a batch; set consistency.staleness = 0 or inf")
 
 
 def _check_groups(groups: Sequence[Group]) -> None:

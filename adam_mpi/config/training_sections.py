@@ -149,6 +149,12 @@ class Optimizer:
     """Fraction of the training over which the learning rate first rises linearly from zero."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
     """Fraction of the velocity that remains after each batch; with many asynchronous replicas choose a small one."""
+    clip_norm: float = limited(0.0, low=0.0, words={"auto": 0.0, "none": math.inf})
+    """Largest norm of the mean gradient of a batch over all parameters that are trained; a longer one is scaled down.
+    In synchronous training it is that of the whole step, whatever the layout; auto (0) and none are no limit there."""
+    clip_tensor: float = limited(0.0, low=0.0, words={"none": 0.0})
+    """Largest norm of the mean gradient of each tensor, such as `dense1/weight`, before `optimizer.clip_norm` applies
+    to what is left of all of them; none (0) is no limit."""
     beta1: float = limited(0.9, low=0.0, high=0.9999)
     """Of adam and adamw: fraction of the mean gradient that remains after each batch."""
     beta2: float = limited(0.999, low=0.0, high=0.999999)

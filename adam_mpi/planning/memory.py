@@ -11,6 +11,7 @@ from adam_mpi.data.batch_loader import AHEAD, GROUP
 from adam_mpi.data.sets import Description
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
+from adam_mpi.optimizer.clipping import clips_steps
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.message_formats import batch_message_bytes
@@ -54,11 +55,13 @@ def served(config: Config, memory_layout: MemoryLayout, server: int, survivable:
     """Return the bytes of weights, optimizer state and average that the rank `server` serves or has copies of.
 
     In synchronous training there are two of each if the loss of a rank is `survivable`: the last step may be undone.
+    Where steps are clipped, there is a gradient of what it serves.
     """
     copied = sum(shard.size for shard in memory_layout.copied[server])
     remembered = 2 if config.consistency.staleness == 0 and survivable else 1
+    held = WIDTHS["weights"] * memory_layout.size(server) if clips_steps(config) else 0
     short = WIDTHS["short"] * ("short" in memory_layout.regions) * memory_layout.size(server)
-    return remembered * _bytes_per_parameter(memory_layout) * (memory_layout.size(server) + copied) + short
+    return remembered * _bytes_per_parameter(memory_layout) * (memory_layout.size(server) + copied) + short + held
 
 
 def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True) -> int:

@@ -9,6 +9,7 @@ from adam_mpi.base.errors import Regroup
 from adam_mpi.cluster import watchdog
 from adam_mpi.cluster.control_messages import (
     BeginPhase,
+    ClockNorms,
     ClosePhase,
     CompareCopies,
     ControlChannel,
@@ -176,7 +177,7 @@ class RankRuntime:
                     self.roles["data"].handle(message)
             case HoldSnapshot() | TakeSnapshot():
                 self.roles[message.role].handle(message)
-            case CompareCopies() | RemoveOldStores() | FinishServer():
+            case CompareCopies() | RemoveOldStores() | FinishServer() | ClockNorms():
                 self.roles["server"].handle(message)
             case Grow():
                 raise Regroup(message.full)

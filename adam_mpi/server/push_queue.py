@@ -125,7 +125,9 @@ class PushQueue:
         return ""
 
     def batches(self, message: ReceivedMessage) -> np.ndarray:
-        """Return the ids of the batches whose gradients are in `message`, which is not acknowledged yet."""
+        """Return the ids of the batches whose gradients are in `message`, whose slot is not free yet."""
+        if message.ids is not None:
+            return message.ids
         if not message.batches:
             return NO_BATCHES
         start = message.start + message.words + message.words % 2

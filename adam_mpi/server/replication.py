@@ -12,14 +12,12 @@ generation ends.
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 
 from adam_mpi.base.pools import EMPTY, ThreadPool
 from adam_mpi.cluster.windows import Window
 from adam_mpi.optimizer.settings import ImageCounts
-from adam_mpi.server.message_values import is_partial
 from adam_mpi.server.replication_messages import (
     CHECK,
     PART,
@@ -32,49 +30,13 @@ from adam_mpi.server.replication_messages import (
     notes,
     read_notes,
 )
-from adam_mpi.server.stepper import Stepper, Work
+from adam_mpi.server.stepper import Stepper
 from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
 from adam_mpi.transport.published_weights import PublishedWeights
 from adam_mpi.transport.ring_sender import RingSender
-
-
-class FoldedGradient:
-    """The sum of the messages of a step, in memory that stays until every copy of its shards has taken the step."""
-
-    def __init__(self, work: Work, rate: float) -> None:
-        self.band, self.messages, self.delays = work
-        self.rate = rate
-        stops = accumulate(shard.size for shard in self.band)
-        self.parts = {shard.index: slice(stop - shard.size, stop) for shard, stop in zip(self.band, stops, strict=True)}
-        self.pending = len(self.band)
-        """Shards whose copies have not all taken the step."""
-        self.buffer: np.ndarray | None = None
-        self.image_counts = ImageCounts(0, 0, 0)
-        self.partial = False
-        """Whether it is for some of the parameters, and NaN for the others."""
-
-    def step(self, stepper: Stepper) -> None:
-        """Sum the messages, and step the shards here; the thread that owns these shards calls this."""
-        scaled = list(zip(self.messages, stepper.scales(self.delays), strict=True))
-        self.partial = not stepper.stays and is_partial(self.messages[0], self.band[0].size)
-        if not stepper.steps.is_frozen(self.band[0].index):
-            self.buffer = stepper.values.fold(self.band, scaled, self.partial)
-        self.image_counts = stepper.count_images(self.messages)
-        for shard in self.band:
-            stepper.step_folded(shard.index, self.values(shard.index), self.rate, self.image_counts, self.partial)
-
-    def values(self, index: int) -> np.ndarray:
-        """Return the sum for shard `index`; it is empty if no message had values to add."""
-        return EMPTY if self.buffer is None else self.buffer[self.parts[index]]
-
-    def release_shard(self, stepper: Stepper) -> None:
-        """Count a shard whose copies have all taken the step; with the last one the memory is returned."""
-        self.pending -= 1
-        if not self.pending and self.buffer is not None:
-            stepper.values.folds.give(self.buffer)
 
 
 class Replicator:

@@ -34,8 +34,8 @@ from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.cluster.control_messages import (
+    ClockNorms,
     CompareCopies,
-    CopiesCompared,
     FinishServer,
     HoldSnapshot,
     Message,
@@ -47,6 +47,7 @@ from adam_mpi.cluster.control_messages import (
 )
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.server import progress
+from adam_mpi.server.comparison import Comparison
 from adam_mpi.server.progress import ServerProgress
 from adam_mpi.server.session import ServerSession
 from adam_mpi.sharding.codecs import CODECS
@@ -242,10 +243,13 @@ class Server:
                     threading.Thread(target=self.remove_old_stores, name="remove old stores", daemon=True).start()
             case FinishServer():
                 self.finishing = message
+            case ClockNorms():
+                assert session.clipped is not None, "servers send norms where they clip"
+                session.clipped.receive(message)
             case _:
                 raise TypeError(f"a server does not handle {message}")
 
-    def _report_comparison(self, comparison: "Comparison") -> None:
+    def _report_comparison(self, comparison: Comparison) -> None:
         """Report `comparison` when all copies of what is served here have been compared."""
         if (result := comparison.result()) is not None:
             self._send_to_coordinator(result)
@@ -274,9 +278,14 @@ class Server:
         return [sender for sender in self._ring_senders().values() if not sender.near]
 
     def awaits(self) -> list[Wait]:
-        """Return what other servers owe this one: that they take the records they were sent, at once."""
+        """Return what other servers owe: that they take records at once, and the norms of clocks that are clipped."""
         what = "acknowledgement of records for copies of its shards"
-        return [Wait(what, server, sender.applied) for server, sender in self._ring_senders().items() if sender.sent]
+        waits = [Wait(what, server, sender.applied) for server, sender in self._ring_senders().items() if sender.sent]
+        clipped = self.session.clipped
+        if clipped is not None:
+            what = "the norm of its part of a gradient"
+            waits += [Wait(what, server, clipped.clock, patient=True) for server in clipped.awaited]
+        return waits
 
     def _ring_senders(self) -> Mapping[int, RingSender[Any]]:
         """Return the senders of records, by server."""
@@ -286,24 +295,3 @@ class Server:
     def stats(self) -> dict[str, Any]:
         """Return the statistics that the coordinator collects."""
         return progress.server_statistics(self.session, self.busy)
-
-
-class Comparison:
-    """A comparison of all copies of the shards that are served here, ordered in `session`."""
-
-    def __init__(self, session: ServerSession) -> None:
-        self.replicator = session.replicator
-        self.copies = 0
-        if self.replicator is not None:
-            self.earlier = self.replicator.compared
-            self.earlier_different = self.replicator.found_different
-            self.copies = self.replicator.compare()
-
-    def result(self) -> CopiesCompared | None:
-        """Return how many copies were compared and were different; None while some are not compared."""
-        if self.replicator is None:
-            return CopiesCompared(copies=0, different=0)
-        done = self.replicator.compared - self.earlier
-        if done < self.copies:
-            return None
-        return CopiesCompared(copies=done, different=self.replicator.found_different - self.earlier_different)

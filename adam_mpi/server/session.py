@@ -6,23 +6,22 @@ The functions are in the order in which a push passes them; `server.py` lists th
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
-
-import numpy as np
 
 from adam_mpi.base import trace
 from adam_mpi.base.errors import LostState
 from adam_mpi.base.log import format_ranges
-from adam_mpi.base.pools import EMPTY, ThreadPool
+from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.cluster.shared_memory import memory_fence
+from adam_mpi.server import session_parts
+from adam_mpi.server.clipped_clocks import ClippedClocks
+from adam_mpi.server.folded_gradient import FoldedGradient
 from adam_mpi.server.progress import PusherClocks, ServerProgress
-from adam_mpi.server.push_queue import PushQueue, StagedMessages
-from adam_mpi.server.replication import FoldedGradient, Replicator
+from adam_mpi.server.push_queue import StagedMessages
 from adam_mpi.server.replication_messages import Record, notes
-from adam_mpi.server.stepper import Stepper, Work
+from adam_mpi.server.stepper import Work
 from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.memory_layout import MOST_BATCHES, RECORD_BATCHES
 from adam_mpi.sharding.shard_copy import ShardCopy
@@ -65,15 +64,16 @@ class ServerSession:
         behind = {shard for server, shard in lacking if server == rank}
         for index, own in self.shard_copies.items():
             own.behind = index in behind
-        self.push_queue = self._make_push_queue()
+        self.push_queue = session_parts.push_queue(self)
         self.began: dict[int, dict[int, int]] = defaultdict(dict)
         """Strip -> pusher -> the last of its pushes that was acknowledged when the generation began."""
         for ring, pusher in enumerate(self.push_queue.members):
             self.began[ring % self.memory_layout.strips][pusher] = acknowledged.get(pusher, 0)
         if short := lacking_acknowledged(self.memory_layout, self.shards, self.shard_copies, self.began):
             raise LostState(f"{self.world.place}: shards {format_ranges(short)} lack acknowledged pushes; the job ends")
-        self.stepper = self._make_stepper()
-        self.replicator = self._make_replicator(lacking)
+        self.stepper = session_parts.stepper(self)
+        self.replicator = session_parts.replicator(self, lacking)
+        self.clipped = session_parts.clipped_clocks(self)
         known = [clocks.get(pusher, 0) for pusher in self.push_queue.members]
         names = [self.push_queue.pusher(ring) for ring in range(len(known))]
         self.clocks = PusherClocks(self.memory_layout, rank, known, names)
@@ -84,50 +84,6 @@ class ServerSession:
         self.staged = StagedMessages(self.memory_layout, self.barrier, self.stepper, most_folded)
         self.store: WriteBehind | None = None
         self._show_progress()
-
-    def _make_push_queue(self) -> PushQueue:
-        """Return the push queue of this generation, which knows the messages that are in the shards already."""
-        queue = PushQueue(self.world, self.memory_layout, self.mailbox_window.memory, self.published)
-        for index, (ring, pusher) in product(self.place, enumerate(queue.members)):
-            queue.highest_numbers[index, ring] = self.shard_copies[index].table.get(pusher, 0)
-        return queue
-
-    def _make_stepper(self) -> Stepper:
-        """Return the stepper of this generation, with what is published beside the weights up to date."""
-        arena = EMPTY
-        replication = self.generation.replication_window
-        if replication is not None:
-            layout = self.memory_layout
-            arena = replication.memory[layout.peers.bytes : layout.replication_bytes].view(np.float32)
-        stepper = Stepper(
-            config=self.world.config,
-            shards=self.shards,
-            published=self.published,
-            memory=self.mailbox_window.memory,
-            factors=self.push_queue.factors,
-            shard_copies=self.shard_copies,
-            arena=arena,
-            groups=self.memory_layout.groups,
-        )
-        stepper.remembers = self.progress.synchronous and self.world.survivable
-        for shard in self.shards:
-            stepper.derive(shard.index)
-        return stepper
-
-    def _make_replicator(self, lacking: Sequence[tuple[int, int]]) -> Replicator | None:
-        """Return what keeps other copies up to date; None where each shard has one copy."""
-        replication = self.generation.replication_window
-        if replication is None or not self.memory_layout.peers.count:
-            return None
-        return Replicator(
-            self.generation,
-            replication,
-            self.published,
-            self.stepper,
-            self.thread_pool,
-            lacking=[(server, shard) for server, shard in lacking if shard in self.place],
-            on_step=self.progress.note_copy_step,
-        )
 
     def collect_pushes(self) -> list[ReceivedMessage]:
         """Return the messages that have arrived."""
@@ -144,6 +100,8 @@ class ServerSession:
         Shards that have it already, because it was sent again, only wait until another copy has it too.
         """
         message.pending = len(message.targets) + len(message.known)
+        if self.clipped is not None:
+            self.clipped.open_message(message)
         if message.targets and message.kind == message_formats.FACTOR:
             layer = self.memory_layout.shards[message.shard].layer
             self.stepper.values.unpack(message, self.push_queue.factors[layer])
@@ -159,8 +117,33 @@ class ServerSession:
         ready = self.staged.take_ready()
         if ready:
             with trace.span("apply"):
-                self._apply(ready)
-        return bool(ready)
+                self._apply(ready) if self.clipped is None else self._hold(ready, self.clipped)
+        held = [] if self.clipped is None else self.clipped.take()
+        if held:
+            with trace.span("apply"):
+                self._apply_held(held)
+        return bool(ready) or bool(held)
+
+    def _hold(self, ready: Mapping[int, list[ReceivedMessage]], clipped: ClippedClocks) -> None:
+        """Sum the messages of each shard, on all apply threads, and free their slots but for the last one of a push."""
+        rate = self._rate(ready)
+        folds = [FoldedGradient(work, rate) for work in self._works(ready)]
+        self.thread_pool.run((_apply_thread(fold.band), partial(fold.fold, self.stepper)) for fold in folds)
+        for message in (message for messages in ready.values() for message in messages):
+            message.ids = self.push_queue.batches(message).copy()
+            message.summed += 1
+            if message.summed == len(message.targets) and not message.last:
+                self.push_queue.free_slot(message)
+                self.stepper.values.release(message)
+                message.freed = True
+        clipped.hold(next(iter(ready.values()))[0].clock, folds)
+
+    def _apply_held(self, folds: Sequence[FoldedGradient]) -> None:
+        """Take the step of each shard on its clipped gradient, on all apply threads; then record the steps."""
+        self.world.injector.at("apply")
+        self.thread_pool.run((_apply_thread(fold.band), partial(fold.step, self.stepper)) for fold in folds)
+        ready = {shard.index: list(fold.messages) for fold in folds for shard in fold.band}
+        self._record_steps(ready, {shard.index: fold for fold in folds for shard in fold.band}, folds[0].rate)
 
     def _apply(self, ready: Mapping[int, list[ReceivedMessage]]) -> None:
         """Take one optimizer step of each shard on its messages, on all apply threads; then record the steps."""
@@ -177,7 +160,13 @@ class ServerSession:
         else:
             made = [FoldedGradient(work, rate) for work in works]
             folds = {shard.index: fold for fold in made for shard in fold.band}
-            self.thread_pool.run((_apply_thread(fold.band), partial(fold.step, self.stepper)) for fold in made)
+            self.thread_pool.run((_apply_thread(fold.band), partial(fold.fold_and_step, self.stepper)) for fold in made)
+        self._record_steps(ready, folds, rate)
+
+    def _record_steps(
+        self, ready: Mapping[int, list[ReceivedMessage]], folds: Mapping[int, FoldedGradient], rate: float
+    ) -> None:
+        """Record the steps of shards on the messages in `ready`, and send them to other copies."""
         # Between the weights and the versions that promise them. A call into MPI might raise that a rank is lost: then
         # the step would be in the weights and in no table, and be taken again when its pushes are sent again.
         memory_fence()
@@ -226,7 +215,7 @@ class ServerSession:
     def _replicate(self, shard: int, messages: list[ReceivedMessage], fold: FoldedGradient | None, rate: float) -> None:
         """Send the step of `shard` to its other copies; its messages are complete when all of them have taken it."""
         if self.replicator is None or fold is None:
-            self._complete_all(messages)
+            self._complete_all(messages, fold)
             return
         own = self.shard_copies[shard]
         numbers = {message.pusher: own.table[message.pusher] for message in messages}
@@ -262,9 +251,11 @@ class ServerSession:
         message.pending -= 1
         if message.pending > 0:
             return
-        self.push_queue.free_slot(message)
-        self.stepper.values.release(message)
-        self.progress.advance(message, self.push_queue.batches(message), self.clocks)
+        for finished in [message] if self.clipped is None else self.clipped.finished(message):
+            if not finished.freed:
+                self.push_queue.free_slot(finished)
+                self.stepper.values.release(finished)
+            self.progress.advance(finished, self.push_queue.batches(finished), self.clocks)
 
     def publish(self) -> None:
         """Publish acknowledgements of complete messages: after the weights that they changed, before the clock."""

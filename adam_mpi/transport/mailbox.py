@@ -179,6 +179,12 @@ class ReceivedMessage:
     """The body of a factor push as float32."""
     buffer: np.ndarray | None = None
     """The buffer that the factors were unpacked into, if they had to be."""
+    ids: np.ndarray | None = None
+    """The ids of its batches, once they are copied out of its slot."""
+    summed: int = 0
+    """How many of its shards have a sum that it is in, where sums wait for others."""
+    freed: bool = False
+    """Whether its slot was freed before it was complete."""
 
     @property
     def number(self) -> int:
