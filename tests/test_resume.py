@@ -314,6 +314,14 @@ def test_another_order_of_images_inside_an_epoch_is_refused():
     assert resume_points.check_resume(at_end, config, 2, 100) == ""
 
 
+def test_another_rule_begins_without_the_state_that_is_not_there_and_says_so():
+    found = replace(resume(load(None), 2, 2), parts=("weights", "mean_gradient", "mean_square"))
+    for kind in ("adam", "adamw", "rmsprop"):
+        assert resume_points.check_resume(found, load(None, [f"optimizer.kind={kind}"]), 2, 100) == ""
+    note = resume_points.check_resume(found, load(None, ["optimizer.momentum=0.5"]), 2, 100)
+    assert note == "optimizer: momentum begins without velocity, which the snapshot does not have"
+
+
 def test_skewed_shares_need_the_replicas_they_were_drawn_for():
     config = load(None, ["data.skew=by_class"])
     assert resume_points.check_resume(resume(config, 1, 2), config, 2, 100) == ""

@@ -8,6 +8,7 @@ from textbook import step_of
 from adam_mpi.config import load
 from adam_mpi.optimizer.rules import RULES
 from adam_mpi.optimizer.settings import settings_of
+from adam_mpi.sharding.shards import gathered
 
 SIZE, BATCH, STEPS = 300, 8, 100
 SETTINGS = {
@@ -98,6 +99,21 @@ def test_a_hundred_steps_are_those_of_the_textbook(name):
 def test_a_hundred_steps_are_those_of_pytorch(name):
     torch = pytest.importorskip("torch")
     assert np.abs(served(name) - in_torch(torch, name)).max() < 1e-6
+
+
+def test_state_and_count_of_batches_are_taken_over_together_or_not_at_all():
+    """Bias corrections of a late batch would be wrong for a state that begins with zeros."""
+    first, _ = problem()
+    for names, batches in ((("mean_gradient", "mean_square"), 7.0), (("velocity",), 0.0)):
+        local = LocalServer(config_of("adam"), SIZE)
+        states = {name: np.full(SIZE, 0.5, np.float32) for name in names}
+        pieces = [(0, {"weights": first, "batches": np.array(7.0), **states})]
+        spans = [(shard.start, shard.stop) for shard in local.memory_layout.shards]
+        local.server.start(gathered(iter(pieces), spans))
+        copies = local.server.shard_copies.values()
+        assert {own.batches for own in copies} == {batches}
+        assert {float(own.states.max()) for own in copies} == {0.5 if batches else 0.0}
+        local.free()
 
 
 def test_every_rule_of_the_servers_is_tested():

@@ -72,6 +72,7 @@ def _describe_store(path: Path) -> Iterator[Finding]:
         images = [piece.images for piece in written]
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.oldest / 1e9))
         yield f"  images {min(images)} to {max(images)}, the oldest written {when}", True
+        yield f"  of each shard {', '.join(stored.parts)}", True
         yield f"  acknowledged: {stored.pushes} pushes, {stored.images} images", True
     if stored.position is not None:
         position = Position.unpack(stored.position)

@@ -21,6 +21,7 @@ from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.run_directory import Identity, read_metrics
 from adam_mpi.checkpoint.stores import Attempt, FoundStores, StoreDescription
 from adam_mpi.config import Config
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.shards import Gathered, Piece, Spans, gathered
 from adam_mpi.sharding.training_state import Position
@@ -45,6 +46,8 @@ class Resume:
     """The settings that the order of the images depended on."""
     note: str
     """A line about it for people."""
+    parts: tuple[str, ...] = ()
+    """The names of the vectors that it has."""
     residuals: tuple[tuple[str, ...], ...] = ()
     """Of a snapshot: replica -> the files with what its pushers' codecs had left out."""
     lost_pushes: int = 0
@@ -132,6 +135,7 @@ def _from_snapshot(path: Path) -> Resume:
         replicas=manifest["replicas"],
         order=manifest["order"],
         note=f"snapshot {path.name}, nothing lost up to it",
+        parts=snapshot.stored_parts(path, manifest["files"]),
         residuals=tuple(files[first : first + strips] for first in range(0, len(files), strips)),
     )
 
@@ -150,6 +154,7 @@ def _from_store(attempt: Attempt, run: Path, config: Config) -> Resume:
         replicas=attempt.description["replicas"],
         order=attempt.description["order"],
         note=_describe_loss(attempt, counts, config),
+        parts=next(iter(contents)).parts,
         lost_pushes=max(content.lost[0] for content in contents),
         complete_images=min([position.images, *counts]),
         readers=None if attempt.shared else attempt.readers,
@@ -266,6 +271,11 @@ def check_resume(resume: Resume, config: Config, replicas: int, parameters: int)
                 was = resume.order[key]
                 raise UserError(f"{key} = {value!r}: the run is inside an epoch begun with {was!r}; resume with that")
     notes = []
+    rule = rule_of(config.optimizer)
+    if lacking := [name for name in rule.states if name not in resume.parts]:
+        notes.append(
+            f"optimizer: {rule.name} begins without {', '.join(lacking)}, which the {resume.kind} does not have"
+        )
     if resume.residuals and not CODECS[config.push.codec].feedback:
         notes.append(f"push.codec = {config.push.codec}: what the run's codec had left out until now is lost")
     if config.data.skew == "none" or resume.replicas == replicas:

@@ -166,6 +166,12 @@ def parts(file: h5py.File) -> list[str]:
     return [part for part in file.attrs.get("parts", ()) if part in file]
 
 
+def stored_parts(path: Path, files: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the vectors that the servers' `files` of the snapshot `path` have."""
+    with open_file(path / next(iter(files)), KIND) as file:
+        return tuple(parts(file))
+
+
 def manifest(path: Path) -> Manifest:
     """Return the manifest of the snapshot `path`; raise a UserError where it is missing or of another format."""
     try:

@@ -173,6 +173,8 @@ class StoreContent:
     images: int
     nanoseconds: int = 0
     """When the last push was acknowledged; 0 where that is not known."""
+    parts: tuple[str, ...] = ()
+    """The names of the vectors of each shard."""
 
     @property
     def written(self) -> list[StoredShard]:
@@ -204,7 +206,15 @@ def read_store(path: Path, values: bool = True) -> StoreContent:
         bodies = list(file["position"][...])
         slot = valid_slot(_headers(file)[-1], bodies)
         acknowledged = file["acknowledged"][...].tolist()
-        return StoreContent(found, None if slot is None else bodies[slot], *acknowledged)
+        position = None if slot is None else bodies[slot]
+        return StoreContent(
+            pieces=found,
+            position=position,
+            pushes=acknowledged[0],
+            images=acknowledged[1],
+            nanoseconds=acknowledged[2],
+            parts=tuple(file.attrs["parts"]),
+        )
 
 
 def store_pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[StoredShard]:
