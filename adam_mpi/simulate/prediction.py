@@ -16,6 +16,7 @@ from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.batch_loader import AHEAD
 from adam_mpi.data.sets import describe
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.planning.plan import model
 from adam_mpi.sharding.push_protocol import captured_layers
 from adam_mpi.simulate.costs import Setting, measure
@@ -110,7 +111,8 @@ class Simulation:
         copies = [Copies(self.ranks[other], size) for other, size in self.load.copies[rank].items()]
         clocked = not self.config.asynchronous
         # Synchronous steps are undone when a rank is lost: weights, and the state of the optimizer.
-        kept = 2 * self.load.held[rank] if self.config.consistency.staleness == 0 else 0
+        vectors = 1 + len(rule_of(self.config.optimizer).states)
+        kept = vectors * self.load.held[rank] if self.config.consistency.staleness == 0 else 0
         return Server(
             rank=self.ranks[rank],
             costs=self.cluster.costs,
