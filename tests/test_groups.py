@@ -116,7 +116,7 @@ def test_a_push_that_names_no_parameters_is_refused_elsewhere():
     local = served()
     local.pushes.push(local.gradient_buffer(1.0, BATCH))
     local.pushes.step()
-    arrived = local.server.session.push_queue.receiver.collect()[0]
+    arrived = local.server.session.push_queue.receiver.collect_messages()[0]
     arrived.values = 0
     arrived.words = 0
     assert "0 values" in local.server.session.push_queue._trouble(arrived)

@@ -103,7 +103,7 @@ ADAM = ("optimizer.kind=adam", "optimizer.momentum=0", "optimizer.learning_rate=
 @pytest.mark.parametrize(
     ("codec", "rule"),
     [
-        ("none", ADAM),
+        ("none", (*ADAM, "optimizer.clip_norm=0.5")),
         pytest.param("none", (), marks=pytest.mark.full),
         pytest.param("topk", (), marks=pytest.mark.full),
     ],

@@ -10,6 +10,7 @@ A push passes these functions, from its ring in the mailbox to its acknowledgeme
       ServerSession.apply_staged         session.py        StagedMessages.take_ready: messages that can be applied now
         Stepper.step                     stepper.py        on the apply threads; with replication FoldedGradient.step
           kernels.steps                  kernels.py        (optimizer) sums of gradients, and steps
+        ClippedClocks.hold               clipped_clocks.py where steps are clipped: sums wait for norms of all servers
         ServerSession._record_step       session.py        version and table of the shard
         ServerSession._replicate         session.py        Replicator.send (replication.py): the other copies step too
       ServerSession._complete            session.py        all copies have it: PushQueue.free_slot,

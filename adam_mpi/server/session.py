@@ -132,6 +132,8 @@ class ServerSession:
         for message in (message for messages in ready.values() for message in messages):
             message.ids = self.push_queue.batches(message).copy()
             message.summed += 1
+            # A snapshot has this clock on all servers, or on none.
+            self.barrier.begun[message.ring] = max(self.barrier.begun[message.ring], message.clock + 1)
             if message.summed == len(message.targets) and not message.last:
                 self.push_queue.free_slot(message)
                 self.stepper.values.release(message)
