@@ -13,6 +13,8 @@ from adam_mpi.optimizer.rule_kernels import ADDITIVE, DESCENT, STATES, take_step
 
 PAGE = 1024  # float32 in a page of memory
 BLOCK = 4 * PAGE
+Place = tuple[int, int, int, int]
+"""Address of the weights, address of the first state vector, bytes from one state vector to the next, size."""
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -63,10 +65,17 @@ def fold(total: np.ndarray, memory: np.ndarray, starts: np.ndarray, scales: np.n
         _fold(total[first : first + size], memory, starts, scales, first, size)
 
 
-def place(weights: np.ndarray, states: np.ndarray, part: slice = slice(None)) -> tuple[int, int, int, int]:
-    """Return where `part` of a shard lies, as `steps` takes it; `states` has a state vector in each row."""
+def place(weights: np.ndarray, states: np.ndarray, part: slice = slice(None)) -> Place:
+    """Return where `part` of a shard lies; `states` has a state vector in each row."""
     first, stop, _ = part.indices(weights.size)
-    return address(weights) + 4 * first, address(states) + 4 * first, 4 * weights.size, stop - first
+    whole = (address(weights), address(states), 4 * weights.size, weights.size)
+    return part_of_place(whole, first, stop - first)
+
+
+def part_of_place(place: Place, first: int, size: int) -> Place:
+    """Return where `size` parameters lie, the first of which is parameter `first` of those at `place`."""
+    weights, states, stride, _ = place
+    return weights + 4 * first, states + 4 * first, stride, size
 
 
 @njit(nogil=True, cache=True)
@@ -82,9 +91,8 @@ def steps(
 ) -> None:
     """Step several runs of parameters; run `k` takes the messages from `ends[k - 1]` to `ends[k]`.
 
-    A row of `places` is: address of the weights, address of the first state vector, bytes from one state vector to the
-    next, size. Run `k` has the coefficients `rows` from `row_ends[k - 1]` to `row_ends[k]`: one row for the sum of its
-    messages, or a row for each of them.
+    A row of `places` is a `Place`. Run `k` has the coefficients `rows` from `row_ends[k - 1]` to `row_ends[k]`: one row
+    for the sum of its messages, or a row for each of them.
     """
     first = 0
     row = 0

@@ -83,7 +83,7 @@ def rule_of(optimizer: Optimizer) -> Rule:
 def coefficients(rule: Rule, settings: Settings, rate: float, counts: BatchCounts) -> np.ndarray:
     """Return the coefficients of the steps on one push, or on a sum of pushes: a row of float32 for each step."""
     if not rule.counts_batches:
-        counts = counts._replace(before=0.0)
+        counts = BatchCounts(0.0, counts.begun, counts.present)
     return _rows(rule.name, settings, rate, counts)
 
 

@@ -13,7 +13,7 @@ class KernelCall:
 
     def __init__(self, kernel: int) -> None:
         self.kernel = kernel
-        self.places: list[tuple[int, int, int, int]] = []
+        self.places: list[kernels.Place] = []
         self.ends: list[int] = []
         self.starts: list[int] = []
         self.scales: list[float] = []
@@ -22,7 +22,7 @@ class KernelCall:
 
     def add(
         self,
-        place: tuple[int, int, int, int],
+        place: kernels.Place,
         starts: Sequence[int],
         scales: Sequence[float],
         rows: Sequence[np.ndarray],

@@ -8,6 +8,7 @@ import numpy as np
 from adam_mpi.config import Config
 from adam_mpi.optimizer import kernels, rules, sparse_kernels
 from adam_mpi.optimizer.groups import ALL, GroupSpan, parts_of
+from adam_mpi.optimizer.kernels import Place
 from adam_mpi.optimizer.settings import BatchCounts, ImageCounts, Settings, settings_of
 from adam_mpi.server.kernel_call import KernelCall
 from adam_mpi.sharding.shard_copy import ShardCopy
@@ -21,6 +22,7 @@ class Part(NamedTuple):
 
     first: int
     stop: int
+    place: Place
     settings: Settings
     rate: float
     """Factor of the learning rate."""
@@ -47,6 +49,7 @@ class ShardSteps:
             Part(
                 first=part.start,
                 stop=part.stop,
+                place=kernels.place(own.weights, own.states, part),
                 settings=self.settings._replace(decay=self.settings.decay * group.decay_factor),
                 rate=group.learning_rate_factor,
             )
@@ -95,18 +98,17 @@ class ShardSteps:
 
         `counts` are the images of all `gradients` together, or of each of them, which are then taken in turn.
         """
-        own = self.shard_copies[index]
-        first, stop, _ = part.indices(own.weights.size)
+        first, stop, _ = part.indices(self.shard_copies[index].shard.size)
         batches = [self._count(index, images) for images in counts]
         for alike in self.parts[index]:
-            run = slice(max(first, alike.first), min(stop, alike.stop))
-            if run.start < run.stop:
+            low = max(first, alike.first)
+            high = min(stop, alike.stop)
+            if low < high:
                 rows = [rules.coefficients(self.rule, alike.settings, rate * alike.rate, each) for each in batches]
                 starts, scales = _in_turn(gradients, rows)
-                starts = [start + run.start - first for start in starts]
-                call.add(
-                    kernels.place(own.weights, own.states, run), starts, scales, [row for of in rows for row in of]
-                )
+                starts = [start + low - first for start in starts]
+                place = kernels.part_of_place(alike.place, low - alike.first, high - low)
+                call.add(place, starts, scales, [row for of in rows for row in of])
 
     def _count(self, index: int, images: ImageCounts) -> BatchCounts:
         """Return the batches of a gradient of `images`, and count them in shard `index`."""
