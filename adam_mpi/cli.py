@@ -63,7 +63,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Evaluate trained weights on validation and test data; started by mpirun, each rank has a strip of the network."""
     from adam_mpi.inference.evaluate import evaluate_parts
 
-    return evaluate_parts(Path(options.path))
+    return evaluate_parts(Path(options.path), options.classes)
 
 
 def plan(options: argparse.Namespace) -> int:

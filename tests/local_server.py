@@ -56,7 +56,7 @@ class LocalServer:
 
     def gradient_buffer(self, values, images=1):
         """Return a gradient of `images` images, `values` everywhere or of each parameter."""
-        done = [BatchResult(0, 0, images, 0.0, 0)]
+        done = [BatchResult(0, 0, images, np.array([0.0, 0]))]
         return GradientBuffer(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
 
     def push(self, values, images=1):

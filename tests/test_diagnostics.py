@@ -11,7 +11,7 @@ from test_network import block, prepare
 
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.report.layer_report import statistics
-from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.batches import image_batch
 from adam_mpi.worker.diagnostics import NaNDetector, describe, suspects
 
 INSPECT = [sys.executable, "-m", "adam_mpi", "inspect"]
@@ -51,7 +51,7 @@ def test_statistics_count_values_that_are_not_finite():
 def batch(pixels, number=7):
     ids = np.arange(len(pixels))
     labels = np.zeros(len(pixels), np.int64)
-    return Batch(phase=0, epoch=3, number=number, ids=ids, labels=labels, pixels=pixels)
+    return image_batch(number, ids, labels, pixels, epoch=3)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from adam_mpi.model.layers import infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.batches import image_batch
 
 pytestmark = pytest.mark.mpi(min_size=2)
 CONTEXTS = 3
@@ -49,7 +49,7 @@ def batches(shape):
     for number in range(BATCHES):
         count = int(draw.integers(1, IMAGES + 1))
         pixels = draw.integers(0, 256, (count, *shape), dtype=np.uint8)
-        yield Batch(0, 1, number, draw.permutation(99)[:count], draw.integers(0, 5, count), pixels)
+        yield image_batch(number, draw.permutation(99)[:count], draw.integers(0, 5, count), pixels, epoch=1)
 
 
 def replica(settings):
@@ -79,7 +79,7 @@ def fly(world, flow, cut, weights):
         assert time.monotonic() < limit, f"rank {world.rank} has computed only batches {sorted(landed)} of {BATCHES}"
         while number < BATCHES and flow.takes(number):
             batch = waiting[number]
-            batch.pixels = columns(cut, batch.pixels)[strip]
+            batch.inputs = {"input": columns(cut, batch.pixels)[strip]}
             flow.begin(number, batch, None, own, training=number % 4 != 3)
             number += 1
         flow.step()

@@ -101,7 +101,7 @@ class Client(PushClient):
 def gradient(seed, scale=1.0):
     """Return a gradient buffer with random values."""
     values = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32) * np.float32(scale)
-    return GradientBuffer(0, values, [BatchResult(0, seed, 32, 0.0, 0, 1)])
+    return GradientBuffer(0, values, [BatchResult(0, seed, 32, np.array([0.0, 0]), 1)])
 
 
 def pushed(client, *buffers):
@@ -212,7 +212,7 @@ def test_large_values_do_not_overflow_in_the_mean_of_a_group():
 def test_the_parts_of_a_joint_batch_are_one_batch():
     client = Client()
     buffer = gradient(7)
-    buffer.done = [BatchResult(0, 7, 1, 0.0, 0, 1) for _ in range(MOST_BATCHES + 16)]
+    buffer.done = [BatchResult(0, 7, 1, np.array([0.0, 0]), 1) for _ in range(MOST_BATCHES + 16)]
     client.push(buffer)
     client.step()
     slot = client.mailboxes.held[0][: client.memory_layout.slot_bytes].view(np.uint32)
@@ -221,9 +221,9 @@ def test_the_parts_of_a_joint_batch_are_one_batch():
 
 def test_a_buffer_is_full_when_there_is_no_room_for_one_more_batch():
     buffer = gradient(1)
-    buffer.done = [BatchResult(0, number, 1, 0.0, 0, 1) for number in range(MOST_BATCHES - 1)]
+    buffer.done = [BatchResult(0, number, 1, np.array([0.0, 0]), 1) for number in range(MOST_BATCHES - 1)]
     assert not buffer.full(128) and buffer.full(MOST_BATCHES - 1)
-    buffer.done.append(BatchResult(0, MOST_BATCHES, 1, 0.0, 0, 1))
+    buffer.done.append(BatchResult(0, MOST_BATCHES, 1, np.array([0.0, 0]), 1))
     assert buffer.full(128)
 
 

@@ -38,7 +38,7 @@ def test_glyphs():
     assert data.description == sets.Description("glyphs", (1, 28, 28), 10, 22_000, 2_000, 4_000)
     assert data.description == sets.describe(Data(set="glyphs", validation=1 / 12))
     images, labels = data.read("test", np.array([7, 3, 7]))
-    drawn = glyphs.draw_glyphs(sets.SEED, "test", np.array([7, 3, 7]))
+    drawn = glyphs.draw_glyphs(glyphs.SEED, "test", np.array([7, 3, 7]))
     assert np.array_equal(images, drawn[0]) and np.array_equal(labels, drawn[1])
     assert np.bincount(everything(data, "validation")[1]).min() > 150
 

@@ -121,9 +121,9 @@ def test_the_parts_of_a_joint_batch_are_summed_when_all_threads_are_done():
     made = replica(Thread(1, gradient=1.0), Thread(1, gradient=2.0))
     buffer = made.pool.take()
     made.joint = JointShare("slot", buffer)
-    made.results.put(TaskResult(1, BatchResult(0, 3, 5, 0.5, 2, 1)))
+    made.results.put(TaskResult(1, BatchResult(0, 3, 5, np.array([0.5, 2]), 1)))
     assert made.collect() and not made.finished and made.computes_share
-    made.results.put(TaskResult(0, BatchResult(0, 3, 4, 0.5, 2, 1)))
+    made.results.put(TaskResult(0, BatchResult(0, 3, 4, np.array([0.5, 2]), 1)))
     assert made.collect() and not made.computes_share and not made.working
     assert list(made.finished) == [Computed(slot="slot", gradient=buffer)]
     assert [done.images for done in buffer.done] == [4, 5]
@@ -137,7 +137,7 @@ def test_results_of_an_abandoned_generation_are_ignored_and_buffers_come_back():
     made.finished.append(Computed(gradient=made.pool.take()))
     made.abandon()
     assert made.pool.free.qsize() == free and not made.finished
-    made.results.put(TaskResult(0, BatchResult(0, 3, 4, 0.5, 2, 1)))
+    made.results.put(TaskResult(0, BatchResult(0, 3, 4, np.array([0.5, 2]), 1)))
     assert made.collect() and not made.finished and not made.working
 
 
@@ -149,7 +149,7 @@ def test_the_error_of_a_task_is_raised():
 
 
 def test_unpushed_batches_are_dropped_and_pushed_ones_stay():
-    pushed = GradientBuffer(0, np.zeros(1), [BatchResult(0, 7, 4, 0.0, 0, 1)])
+    pushed = GradientBuffer(0, np.zeros(1), [BatchResult(0, 7, 4, np.array([0.0, 0]), 1)])
     held = HeldBatches(SimpleNamespace(acknowledged=deque(), unacknowledged=deque([pushed])), None)
     for number in (7, 8):
         held.note_taken(SimpleNamespace(epoch=1, number=number))

@@ -38,8 +38,8 @@ class Resume:
     path: Path
     epochs: int
     position: Position
-    best: tuple[float, int]
-    """The best validation accuracy so far, and its epoch."""
+    best: tuple[float | None, int]
+    """The best value of the monitored figure so far, and its epoch."""
     parameters: int
     replicas: int
     order: dict[str, Any]
@@ -188,13 +188,13 @@ def merge_positions(positions: list[Position]) -> Position:
     return result
 
 
-def _best(run: Path) -> tuple[float, int]:
-    """Return the best accuracy and its epoch from the last summary of `run`; a store does not have them."""
+def _best(run: Path) -> tuple[float | None, int]:
+    """Return the best monitored value and its epoch from the last summary of `run`; a store does not have them."""
     try:
         summary = json.loads((run / "summary.json").read_text())
-        return summary["best_accuracy"], summary["best_epoch"]
+        return summary[f"best_{summary['monitor']['name']}"], summary["best_epoch"]
     except (OSError, ValueError, KeyError):
-        return -1.0, 0
+        return None, 0
 
 
 def describe_lost_work(resume: Resume, run: Path, config: Config) -> str:

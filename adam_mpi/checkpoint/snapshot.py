@@ -58,7 +58,7 @@ class Manifest(TypedDict):
     replicas: int
     strips: int
     order: dict[str, Any]
-    best: float
+    best: float | None
     best_epoch: int
     kernels: dict[str, Any] | None
     config: str

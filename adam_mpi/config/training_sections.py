@@ -26,19 +26,42 @@ class Transform:
     crop: int = limited(0, low=0)
     """Side in pixels of the square cropped from each image, at random in training and from the center in evaluation;
     0 uses the whole image."""
+    pad: int = limited(0, low=0)
+    """Black pixels added to every side of each training image before it is cropped at random, to its own size where
+    `crop` is 0."""
     brightness: float = limited(0.0, low=0.0, high=1.0)
     """Brighten or darken each training image by a random amount of up to this fraction of white."""
     contrast: float = limited(0.0, low=0.0, high=1.0)
     """Multiply the contrast of each training image by a random factor between 1 minus and 1 plus this fraction."""
+    saturation: float = limited(0.0, low=0.0, high=1.0)
+    """Multiply the saturation of each color training image by a random factor between 1 minus and 1 plus this
+    fraction."""
+    hue: float = limited(0.0, low=0.0, high=0.5)
+    """Turn the hue of each color training image by a random angle of up to this fraction of a full turn."""
+    cutout: int = limited(0, low=0)
+    """Side in pixels of the square that is erased around a random pixel of each training image; 0 erases nothing."""
+    mixup: float = limited(0.0, low=0.0, high=100.0)
+    """Blend each training image with a random other one; the weight is drawn from a beta distribution with this
+    parameter (0.2 is usual), and both classes count by their weight. 0 blends nothing."""
+    cutmix: float = limited(0.0, low=0.0, high=100.0)
+    """Paste a random box of another image into each training image; its share of the area is drawn from a beta
+    distribution with this parameter (1 is usual), and both classes count by their area. With `mixup` too, each image
+    gets one of the two at random. 0 pastes nothing."""
     normalize: bool = False
-    """Normalize each channel (or feature) to mean 0 and standard deviation 1 over the training part; data ranks then
-    send 4 bytes per value instead of 1."""
+    """Normalize each channel (or feature) to mean 0 and standard deviation 1 over a sample of the training part. Data
+    ranks send bytes as they are: the first layer looks up their normalized values."""
 
 
 @dataclass
 class Data:
     set: str = "glyphs"
     """Data set: glyphs (built in), mnist, fashion, noise:3x32x32:10, or the path of files (formats: data/README.md)."""
+    inputs: list[Any] = limited([])
+    """Names of the arrays of a data set of named arrays that are inputs; empty for images or features. Train and test
+    parts are found as `train_x`, `x_train` or `train/x` for the name x."""
+    targets: list[Any] = limited([])
+    """Names of the arrays that are targets, or tables as `{name = "y", kind = "vectors"}`: classes, vectors, sets (0 or
+    1 for each label) or sequences (a whole number for each position); without a kind the type of the array decides."""
     validation: float = limited(1 / 12, low=0.0, high=0.5)
     """Fraction of the training set that is held out and evaluated at the end of each epoch."""
     images: int = limited(0, low=0)
@@ -102,10 +125,18 @@ class Train:
     compute one batch per clock, each its share."""
     epochs: int = limited(4, low=0)
     """Maximum number of passes over the training part."""
+    metrics: list[str] = limited([])
+    """Metrics beside the loss: accuracy, topK (as top5), auc, mean_absolute_error, r2; empty takes those that suit the
+    targets (accuracy for classes)."""
+    monitor: str = "auto"
+    """Metric of the validation part that decides which epoch is best and when training stops early; auto takes the
+    first metric for classes, and the loss for other targets."""
+    monitor_mode: str = limited("auto", choices=("auto", "max", "min"))
+    """Whether a larger (max) or a smaller (min) value of `train.monitor` is better; auto knows it for each metric."""
     patience: int = limited(0, low=0)
-    """Stop after this many epochs without a better validation accuracy; 0 never stops early."""
-    target: float = limited(0.0, low=0.0, high=1.0)
-    """Stop when the validation accuracy reaches this fraction; 0 never stops early."""
+    """Stop after this many epochs without a better `train.monitor`; 0 never stops early."""
+    target: float = limited(0.0, low=0.0)
+    """Stop when `train.monitor` reaches this value, for example an accuracy of 0.98; 0 never stops early."""
     test: bool = True
     """Evaluate the test part once at the end; set it to false in a search for hyperparameters."""
 

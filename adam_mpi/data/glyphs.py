@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from adam_mpi.base.counter_rng import key_of, uniform
+from adam_mpi.data.formats.source import Source
 
 TRAIN = 24_000
 TEST = 4_000
@@ -175,3 +176,28 @@ def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
             number = 1000 + row * SIDE + column
             level = canvas[row, column] + uniform(key, number, -grain, grain)
             image[row, column] = np.uint8(255.0 * min(max(level, 0.0), 1.0))
+
+
+SEED = 1
+"""The seed of glyphs: like a set of files, they are the same in every run."""
+
+
+def open_parts() -> dict[str, Source]:
+    """Return the parts of the data set."""
+    return {"train": _source("train", TRAIN), "test": _source("test", TEST)}
+
+
+def _source(part: str, count: int) -> Source:
+    """Return a part of the built-in data set."""
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        return draw_glyphs(SEED, part, indices)[0]
+
+    return Source(
+        name=lambda index: f"glyph {index}",
+        shape=(1, SIDE, SIDE),
+        dtype=np.dtype(np.uint8),
+        labels=np.arange(count) % CLASSES,
+        rows=rows,
+        classes=CLASSES,
+    )

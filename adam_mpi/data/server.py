@@ -105,7 +105,7 @@ class DataServer:
         current = self.current
         if current is not None and not self.ended and current.phase.training:
             progress = current.epoch_progress
-            state.epoch_sums = current.phase.epoch, progress.finished, progress.loss, progress.correct
+            state.epoch_sums = current.phase.epoch, progress.finished, tuple(progress.sums.tolist())
 
     def awaits(self) -> tuple[()]:
         """Return nothing: a data rank waits for no particular rank."""
@@ -121,9 +121,8 @@ class DataServer:
             "cpu": time.process_time(),
             "phase": self._phase_number,
             "finished": progress.finished if progress else 0,
-            "loss": progress.loss if progress else 0.0,
+            "sums": progress.sums.tolist() if progress else [],
             "not_finite": progress.not_finite // progress.strips if progress else 0,
-            "correct": progress.correct if progress else 0.0,
             "done": progress.complete if progress else True,
             "owed": progress.owed.tolist() if progress else [],
             "skipped": progress.skipped if progress else 0,
@@ -172,7 +171,7 @@ class DataServer:
             self.asks.append(Ask.parse(status.source, words))
             worked = True
         while comm.Iprobe(tag=message_formats.REPORT, status=status):
-            report = np.empty(message_formats.REPORT_WORDS)
+            report = np.empty(status.Get_count(MPI.DOUBLE))
             comm.Recv(report, status.source, message_formats.REPORT)
             self._count_report(report)
             worked = True
@@ -180,7 +179,7 @@ class DataServer:
 
     def _count_report(self, report: np.ndarray) -> None:
         """Add a report to the progress of its phase, or keep it until that phase begins."""
-        phase, images, loss, correct, number = report.tolist()
+        phase, number, images, sums = message_formats.unpack_report(report)
         # No phase waits for the report of a share without images, all of them left out: it may come after the end.
         if not images:
             return
@@ -188,7 +187,7 @@ class DataServer:
             self.early_reports.append(report)
             return
         assert self.current is not None and phase == self._phase_number, "a report of another phase"
-        self.current.report(int(number), int(images), loss, correct)
+        self.current.report(number, images, sums)
 
     def _answer(self, ask: Ask) -> bool:
         """Answer `ask` if that is possible now; return whether it was."""
@@ -220,9 +219,8 @@ class DataServer:
         """Answer an ask for the next phase."""
         assert self.current is not None
         phase = self.current.phase
-        itemsize = np.dtype(self.served.data.description.dtype).itemsize
         first = self.current.epoch_progress.first_open
-        return self._send_answer(ask, served_phase.phase_answer(phase, self.served.count(phase.part), itemsize, first))
+        return self._send_answer(ask, served_phase.phase_answer(phase, self.served.count(phase.part), first))
 
     def _send_batch(self, ask: Ask, number: int, batch: LoadedBatch) -> bool:
         """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
@@ -230,7 +228,13 @@ class DataServer:
         hybrid = self.world.config.layout.scheme == "hybrid"
         with trace.span("serve"):
             messages = served_phase.batch_answer(
-                self.current.phase, number, batch, ask.columns, remaining=self.current.remaining, hybrid=hybrid
+                self.current.phase,
+                number,
+                batch,
+                ask.columns,
+                fields=self.served.data.description.fields,
+                remaining=self.current.remaining,
+                hybrid=hybrid,
             )
         return self._send_answer(ask, *messages)
 

@@ -220,15 +220,17 @@ class Trained:
 
     @cached_property
     def _context(self) -> Context | EngineContext:
-        """Return the context that training used, with cached kernels; for float inputs the reference context."""
-        pixels = self.inputs.dtype == "uint8" and not self.inputs.mean
-        engine = self.config.kernels.engine if pixels else "reference"
-        return Network(self.shapes, self.config.train.batch, self.config.run.seed, engine=engine).context()
+        """Return the context that training used, with cached kernels."""
+        config = self.config
+        return Network(
+            self.shapes, config.train.batch, config.run.seed, engine=config.kernels.engine, form=self.inputs.form
+        ).context()
 
     @cached_property
     def _stepwise(self) -> Context:
         """Return the reference context of the trained network, which runs layer by layer."""
-        return Context(self.shapes, self.config.train.batch, self.config.run.seed, np.float32)
+        config = self.config
+        return Context(self.shapes, config.train.batch, config.run.seed, np.float32, form=self.inputs.form)
 
     def _prepare(self, images: np.ndarray) -> np.ndarray:
         """Return `images` as the network takes them; raise UserError if they cannot be."""
@@ -265,7 +267,7 @@ class Trained:
             if shape.name in fetch:
                 # Now, because a layer that works in place overwrites the output of the layer before it.
                 found[shape.name] = _copy_images(outputs, count)
-        found[PROBABILITIES] = context.probabilities(count)
+        found[PROBABILITIES] = context.outputs_of(count)
         return [found[name] for name in fetch]
 
 

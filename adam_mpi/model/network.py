@@ -1,6 +1,6 @@
 """A network ready to run: its shapes, the engine that computes them, and the contexts that hold a block of images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -9,6 +9,8 @@ from adam_mpi.base import machine
 from adam_mpi.model import parameters, reference_buffers
 from adam_mpi.model.engine import jit, program
 from adam_mpi.model.engine.engine_context import EngineContext, EngineStripContext
+from adam_mpi.model.engine.program import Program
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import (
     Activation,
     Conv,
@@ -35,6 +37,7 @@ class Network:
     activations and errors, for `factors` of a context. `choices` say how the generated engine computes each
     convolution: the result of `tune`, or the `choices` of another network; without them a cost model decides.
     `batches` is the number of batches in a round, after which large layers are updated without a gradient in memory.
+    Images arrive in `form`.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class Network:
         choices: dict | None = None,
         batches: int = 1,
         strip: Strip | None = None,
+        form: InputFormat = SCALED_BYTES,
     ) -> None:
         self.strip = strip
+        self.form = form
         self.captured = tuple(captured)
         self.shapes = tuple(shapes)
         self.images = images
@@ -66,6 +71,7 @@ class Network:
                 choices=choices,
                 captured=captured,
                 batches=batches,
+                form=form,
             )
 
     @property
@@ -109,19 +115,30 @@ class Network:
                 images=self.images,
                 seed=self.seed,
                 program=self.program,
-                run=jit.run(text, lanes),
+                run=_compiled(self.program),
                 shared=shared,
                 run_fused=apply_fused,
             )
-        return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
+        return Context(
+            self.shapes,
+            images=self.images,
+            seed=self.seed,
+            dtype=self.dtype,
+            captured=self.captured,
+            form=self.form,
+        )
 
     def strip_context(self) -> StripContext | EngineStripContext:
         """Return a new context for the network's strip."""
         assert self.strip is not None
         if self.program:
-            run = jit.run(self.program.text, self.program.lanes)
-            return EngineStripContext(self.strip, self.images, self.seed, self.program, run)
-        return StripContext(self.strip, self.images, self.seed, self.dtype)
+            return EngineStripContext(self.strip, self.images, self.seed, self.program, _compiled(self.program))
+        return StripContext(self.strip, self.images, self.seed, self.dtype, form=self.form)
+
+
+def _compiled(program: Program) -> Callable:
+    """Return the compiled function `run` of `program`."""
+    return jit.run(program.text, program.lanes, "uint8" if program.form.bytes else "float32")
 
 
 def working_set(

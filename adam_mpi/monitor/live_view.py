@@ -22,7 +22,7 @@ REFRESH_SECONDS = 0.5
 
 
 def run_line(run: dict[str, Any]) -> Text:
-    """Return the line about the `run` part of a status: epoch, progress, loss, accuracy, speed, remaining time."""
+    """Return the line about the `run` part of a status: epoch, progress, loss, metrics, speed, remaining time."""
     text = Text(f"{run['name']}  {run['share']:4.0%}", style="bold", no_wrap=True, overflow="ellipsis")
     for name, value in run_figures(run).items():
         text.append(f"  {name} ", style="dim")
@@ -32,9 +32,7 @@ def run_line(run: dict[str, Any]) -> Text:
 
 def run_figures(run: dict[str, Any]) -> dict[str, str]:
     """Return the figures of the `run` part of a status as text, by name."""
-    found = {
-        "loss": f"{run['loss']:.4f}",
-        "accuracy": f"{run['accuracy']:.4f}",
+    found = {name.replace("_", " "): f"{run[name]:.4f}" for name in run["metrics"] if name in run} | {
         "images/s": f"{run['images_per_second']:.0f}",
         "staleness": f"{run['staleness']:.2f}",
     }

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -25,11 +25,14 @@ class Metrics:
 
     MOST_WAITING = 10_000
 
-    def __init__(self, directory: Path, tensorboard: bool) -> None:
-        """Write into the run's `directory`; with `tensorboard` event files too."""
+    def __init__(self, directory: Path, tensorboard: bool, names: Sequence[str] = ("loss", "accuracy")) -> None:
+        """Write into the run's `directory`; with `tensorboard` event files too.
+
+        `names` are the figures that mean something else in each part of the data.
+        """
         self.path = directory / "metrics.jsonl"
         self.lines: deque[str] = deque(maxlen=self.MOST_WAITING)
-        self.events = Events(directory / "tensorboard") if tensorboard else None
+        self.events = Events(directory / "tensorboard", names) if tensorboard else None
 
     def add(self, line: Mapping[str, object], step: int) -> None:
         """Keep `line`; `step`: images trained on so far, the axis of TensorBoard's plots."""
@@ -66,9 +69,10 @@ class Events:
 
     PAUSE_SECONDS = 30.0
 
-    def __init__(self, folder: Path) -> None:
-        """Write into `folder`."""
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        """Write into `folder`; `names` are the figures that mean something else in each part of the data."""
         self.folder = folder
+        self.names = names
         self.files = 0
         self.pause = 0.0
         """Until when nothing is written, after an error."""
@@ -86,10 +90,10 @@ class Events:
         part = line["part"]
         done = line["done"]
         for name, value in scalars(line):
-            # Loss and accuracy mean something else in each part of the data; of held-out ones only whole passes do.
-            if name in ("loss", "accuracy") and (part == "train" or done):
+            # Of held-out parts only whole passes mean anything.
+            if name in self.names and (part == "train" or done):
                 put(summary.scalar(f"{name}/{part}", value))
-            elif name not in ("loss", "accuracy") and part == "train":
+            elif name not in self.names and part == "train":
                 put(summary.scalar(name, value))
         histogram = cast("Mapping[str, int]", line["staleness_histogram"])
         if histogram:

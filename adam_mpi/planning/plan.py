@@ -14,11 +14,14 @@ from adam_mpi.config import Config
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.model import layers, parameters
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.metrics import MetricSet
+from adam_mpi.model.metrics import choose as choose_metrics
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition, Strip, fitting, largest_strip_count, partition
 from adam_mpi.planning import memory
 from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding import memory_layout as memory_layouts
+from adam_mpi.sharding.fields import CLASSES, INPUT, WEIGHT
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose_protocols, largest_push
 from adam_mpi.worker import thread_weights
@@ -36,7 +39,32 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
     """Return the layers of the configured network on the data set of `description`."""
+    _check_fields(description)
     return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+
+
+def _check_fields(description: Description) -> None:
+    """Raise UserError for fields that a list of layers with a softmax cannot take."""
+    inputs = [field for field in description.fields if field.role == INPUT]
+    if len(inputs) > 1 or inputs[0].dtype.startswith("int"):
+        shown = ", ".join(f"{field.name} ({field.dtype})" for field in inputs)
+        raise UserError(f"data.inputs: model.layers takes one input of bytes or floats, not {shown}")
+    if WEIGHT in [field.name for field in description.fields]:
+        raise UserError(
+            "data.transform: mixup and cutmix give each image two classes, the softmax after model.layers takes one; "
+            "set both to 0"
+        )
+    if description.target.kind != CLASSES or len(description.fields) > 2:
+        shown = ", ".join(f"{field.name} ({field.kind})" for field in description.fields if field.role != INPUT)
+        raise UserError(f"data.targets: the softmax after model.layers takes one target of classes, not {shown}")
+
+
+def metrics(config: Config, description: Description) -> MetricSet:
+    """Return the metrics of the job; raise UserError for those that its targets do not have."""
+    train = config.train
+    return choose_metrics(
+        train.metrics, train.monitor, train.monitor_mode, kind=description.target.kind, outputs=description.classes
+    )
 
 
 def network(
@@ -47,8 +75,7 @@ def network(
     choices: dict | None = None,
     strip: Strip | None = None,
 ) -> Network:
-    """Return the network as configured; the reference engine computes on inputs that are not pixels."""
-    engine = config.kernels.engine if description.dtype == "uint8" else "reference"
+    """Return the network as configured, for the inputs of `description`."""
     images = config.train.batch
     if strip is not None:
         images = parts.largest_part(images, *parts.most_parts(config.worker.in_flight, strip.ranks))
@@ -56,11 +83,12 @@ def network(
         shapes,
         images,
         config.run.seed,
-        engine=engine,
+        engine=config.kernels.engine,
         captured=captured,
         choices=choices,
         batches=thread_weights.batches(config),
         strip=strip,
+        form=description.form,
     )
 
 

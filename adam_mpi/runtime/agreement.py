@@ -24,11 +24,12 @@ from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
-from adam_mpi.data.sets import describe, open_set
+from adam_mpi.data.sets import describe, describe_inputs, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.partition import partition
 from adam_mpi.monitor import metrics
 from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
+from adam_mpi.planning.plan import metrics as metrics_of
 from adam_mpi.runtime import compile
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, ClaimedRun, Job, JobRequest
 from adam_mpi.runtime.role_setup import initial_weights
@@ -85,8 +86,9 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
     `processes` are those of all ranks. Raise UserError for a wrong configuration, a directory that cannot be written or
     one that another job has.
     """
-    description = describe(config.data)
+    description = describe_inputs(open_set(config.data))
     shapes = model(config, description)
+    metrics_of(config, description)
     partition(shapes, config.layout.partitions, config.layout.scheme)
     check_memory(_with_useful_copies(config, world), description, shapes, world.layout, world.survivable)
     if config.model.weights:

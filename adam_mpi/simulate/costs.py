@@ -101,7 +101,7 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
     shared = [parameters.initial(net.shapes, config.run.seed) for _ in range(0, threads, setting.own)]
     alone = setting.own == 1 or config.push.images <= config.train.batch
     draw = np.random.default_rng(config.run.seed)
-    pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.dtype)
+    pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.form.dtype)
     labels = draw.integers(0, data.classes, images)
     ids = np.arange(images)
 

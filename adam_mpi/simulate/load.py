@@ -11,8 +11,9 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
 from adam_mpi.planning.plan import plan_memory_layout
 from adam_mpi.sharding.codecs import CODECS
+from adam_mpi.sharding.fields import message_bytes
 from adam_mpi.sharding.memory_layout import MOST_BATCHES, WIDTHS, MemoryLayout
-from adam_mpi.sharding.message_formats import HEADER_WORDS, batch_message_bytes
+from adam_mpi.sharding.message_formats import HEADER_WORDS
 from adam_mpi.sharding.push_protocol import MULTIPLY, Choice, captured_layers, choose_protocols, largest_push
 from adam_mpi.simulate.hosts import Costs
 from adam_mpi.worker.gradient_buffer import MOST_PUSHES
@@ -89,7 +90,7 @@ def replica_load(
         held=held,
         copies=_copies(memory_layout),
         images=share,
-        batch=batch_message_bytes(share, data.shape),
+        batch=message_bytes(share, data.fields),
         gradient=sum(held.values()),
         most=most,
     )

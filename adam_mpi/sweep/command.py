@@ -28,7 +28,7 @@ class Sweep:
     """Ranks of each job."""
     folder: Path | None
     target: float | None
-    """Validation accuracy whose time is compared."""
+    """Value of the monitored figure of validation whose time is compared."""
     launch: str | None
     """Command that starts a job."""
     only_table: bool
@@ -73,6 +73,8 @@ def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
     target = goal or tables.usual_target(list(outcomes.values()))
     yield from tables.table_lines(tables.table_rows(planned, outcomes, target), target)
     if not goal:
-        yield f"Half of the runs reach {target:.2%} of validation; --target sets another accuracy."
+        monitor = next(iter(outcomes.values())).monitor
+        name = monitor.name.replace("_", " ")
+        yield f"Half of the runs reach {monitor.text(target)} of validation; --target sets another {name}."
     if missing := len(planned) - len(outcomes):
         yield f"{missing} of {len(planned)} runs are not done; run the same command to resume."

@@ -10,6 +10,7 @@ import numpy as np
 
 from adam_mpi.cluster.statistics import NotFiniteStatistics
 from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.parameters import Tensor, feeds, tensors, views
 from adam_mpi.model.reference_context import Context
@@ -49,8 +50,9 @@ def describe(trouble: NotFiniteStatistics) -> str:
 class NaNDetector:
     """Find the layer that made the first NaN of one trainer thread."""
 
-    def __init__(self, shapes: Sequence[LayerShape]) -> None:
+    def __init__(self, shapes: Sequence[LayerShape], form: InputFormat = SCALED_BYTES) -> None:
         self.shapes = shapes
+        self.form = form
         self.steps = 0
         self.trouble: Trouble | None = None
 
@@ -59,21 +61,24 @@ class NaNDetector:
         self.steps += 1
         if np.isfinite(loss) or self.trouble is not None:
             return
-        what, layer = next(suspects(self.shapes, weights.copy(), batch.pixels), ("the loss", ""))
+        found = suspects(self.shapes, weights.copy(), batch.pixels, self.form)
+        what, layer = next(found, ("the loss", ""))
         images = batch.ids[:MOST_IMAGES].tolist()
         self.trouble = Trouble(
             what=what, layer=layer, step=self.steps, epoch=batch.epoch, batches=[batch.number], images=images
         )
 
 
-def suspects(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray) -> Iterator[tuple[str, str]]:
+def suspects(
+    shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray, form: InputFormat = SCALED_BYTES
+) -> Iterator[tuple[str, str]]:
     """Yield (what, layer) of all that is not finite in a forward pass of `pixels`, in the order of the layers."""
     if not np.isfinite(pixels).all():
         yield "the input", "input"
     named = views(weights, tensors(shapes))
     # A strip alone does not know what its neighbors would have sent.
     whole = not any(isinstance(shape.layer, Exchange) for shape in shapes)
-    outputs = activations(shapes, weights, pixels) if whole else {}
+    outputs = activations(shapes, weights, pixels, form) if whole else {}
     for shape in shapes:
         for name in (f"{shape.name}/weight", f"{shape.name}/bias"):
             if name in named and not np.isfinite(named[name]).all():
@@ -126,9 +131,11 @@ def figures(
     }
 
 
-def activations(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray) -> dict[str, np.ndarray]:
+def activations(
+    shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray, form: InputFormat = SCALED_BYTES
+) -> dict[str, np.ndarray]:
     """Return, by layer, its output (images, channels, rows, columns); without dropout, the last before softmax."""
-    context = Context(shapes, len(pixels), seed=0, dtype=np.float32)
+    context = Context(shapes, len(pixels), seed=0, dtype=np.float32, form=form)
     return {shape.name: output for shape, output in zip(shapes, context.walk(weights, pixels), strict=True)}
 
 

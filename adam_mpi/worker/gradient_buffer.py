@@ -27,28 +27,26 @@ class BatchResult:
     phase: int
     number: int
     images: int
-    loss: float
-    """The sum of the losses of the images."""
-    correct: int
+    sums: np.ndarray
+    """The sums of the losses and of the metrics of the images; see `model.metrics`."""
     epoch: int = 0
 
 
-def batch_result(batch: Batch, loss: float, correct: int) -> BatchResult:
-    """Return the result of `batch`, whose images have the sum of losses `loss`, and `correct` of which are right."""
+def batch_result(batch: Batch, sums: np.ndarray) -> BatchResult:
+    """Return the result of `batch`, whose images have the `sums` of losses and metrics."""
     return BatchResult(
         phase=batch.phase,
         number=batch.number,
-        images=batch.labels.size,
-        loss=float(loss),
-        correct=int(correct),
+        images=batch.ids.size,
+        sums=sums,
         epoch=batch.epoch,
     )
 
 
 def combine(parts: Sequence[BatchResult]) -> BatchResult:
     """Return the result of a batch from the results of its `parts`."""
-    totals = {name: sum(getattr(part, name) for part in parts) for name in ("images", "loss", "correct")}
-    return replace(parts[0], **totals)
+    sums = np.sum([part.sums for part in parts], axis=0)
+    return replace(parts[0], images=sum(part.images for part in parts), sums=sums)
 
 
 @dataclass(frozen=True)

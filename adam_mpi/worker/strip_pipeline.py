@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from adam_mpi.model.exchange import FORWARD
+from adam_mpi.model.metrics import MetricSet
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding import batches
 from adam_mpi.sharding.batches import Batch, cut_batch, cut_rounds
@@ -34,7 +35,9 @@ class StripPipeline:
         pool: GradientPool,
         data: DataClient,
         finished: deque[Computed],
+        metrics: MetricSet,
     ) -> None:
+        self.metrics = metrics
         self.flow = flow
         self.link = link
         self.partition = partition
@@ -87,7 +90,7 @@ class StripPipeline:
     def _cut(self, batch: Batch) -> list[Batch]:
         """Return the parts of `batch` that are under way one by one."""
         most = batches.most_parts(self.config.worker.in_flight, self.strip.ranks)
-        count = batches.count_parts(batch.labels.size, *most)
+        count = batches.count_parts(batch.ids.size, *most)
         if self.partition.hybrid:
             return cut_rounds(batch, count, self.strip.number)
         return cut_batch(batch, count)
@@ -118,8 +121,12 @@ class StripPipeline:
 
     def _add_part(self, flight: Flight, push_scale: float) -> None:
         """Add the result and the gradient of a part, and free its context."""
-        self.results.append(batch_result(flight.batch, *self.flow.contexts[flight.context].result))
-        if self.data.phase.training:
+        context = self.flow.contexts[flight.context]
+        labels = flight.batch.labels
+        training = self.data.phase.training
+        sums = self.metrics.measure(context.result, lambda: context.outputs_of(len(labels)), labels, training)
+        self.results.append(batch_result(flight.batch, sums))
+        if training:
             assert self.buffer is not None, "`collect` has taken a buffer"
             add_scaled(self.buffer.values, self.flow.gradients[flight.context], np.float32(push_scale))
         self.flow.release_flight(flight)

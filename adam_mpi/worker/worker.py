@@ -197,7 +197,7 @@ class Worker:
         if data.phase.training:
             self.since_pull += computed.result.images
         elif computed.result.phase == data.phase.number:
-            data.report_result(computed.result)
+            data.report_done(computed.result)
 
     def _push(self, buffer: GradientBuffer) -> None:
         if self.probe is not None:

@@ -41,7 +41,7 @@ class HeldBatches:
             for done in buffer.done if buffer.counted else ():
                 self.images += done.images
                 self.ids.discard(batch_id(done.epoch, done.number))
-                data.report_result(done)
+                data.report_done(done)
             self.pool.give(buffer)
         return worked
 

@@ -15,6 +15,7 @@ from scipy import ndimage
 
 from adam_mpi.config import LAYERS, load
 from adam_mpi.data import glyphs
+from adam_mpi.sharding.fields import image_fields
 from adam_mpi.sharding.training_state import Phase
 
 AFFINE = [
@@ -101,7 +102,7 @@ def _server(settings: list[str]) -> Contender:
     world = World(MPI.COMM_SELF, load(None, [f"train.batch={BATCH}", "data.images=12000", *settings]))
     served = ServedData(open_set(world.config.data), world.config, replicas=1)
     server = DataServer(world, ControlChannel(world.control), served)
-    client = DataClient(world, (1, 28, 28))
+    client = DataClient(world, image_fields((1, 28, 28)))
     phases, idle = iter(range(1000)), Idle("sleep")
 
     def serve() -> tuple[int, float]:

@@ -3,12 +3,13 @@
 A format has `open_parts(path)`, which returns the sources of "train" and, where there is one, of "test".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats import arrays, cifar, folder, hdf5, idx
+from adam_mpi.data.formats import arrays, cifar, folder, hdf5, idx, named
 from adam_mpi.data.formats.source import Source
 
 KNOWN = "a folder of idx, CIFAR binary or npy files, or of images class/name.png|jpg; an npz or HDF5 file"
@@ -23,6 +24,16 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
         raise UserError(f"data set {path}: does not exist; give {KNOWN}")
     try:
         return _format(path, size)(path)
+    except OSError as error:
+        raise UserError(f"data set {path}: cannot be read ({error})") from None
+
+
+def open_named(path: Path, inputs: Sequence[Any], targets: Sequence[Any]) -> dict[str, Source]:
+    """Open the parts of a data set of named arrays; `inputs` and `targets` are those of the configuration."""
+    if not path.exists():
+        raise UserError(f"data set {path}: does not exist")
+    try:
+        return named.open_parts(path, inputs, targets)
     except OSError as error:
         raise UserError(f"data set {path}: cannot be read ({error})") from None
 

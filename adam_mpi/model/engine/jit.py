@@ -34,7 +34,7 @@ globals().update(kit({lanes}))
 '''
 SIGNATURE = (
     "(int64, boolean, boolean, boolean, int64, float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], "
-    "uint8[::1], int64[::1], uint64[::1], float32[::1], int64)"
+    "{pixels}[::1], int64[::1], uint64[::1], float32[::1], int64)"
 )
 
 
@@ -55,9 +55,9 @@ def folder() -> Path:
 
 
 @cache
-def run(text: str, lanes: int) -> Callable:
-    """Return the compiled function `run` of a program."""
-    return _compiled(text, lanes, "run", SIGNATURE)
+def run(text: str, lanes: int, pixels: str = "uint8") -> Callable:
+    """Return the compiled function `run` of a program that loads values of the type `pixels`."""
+    return _compiled(text, lanes, "run", SIGNATURE.format(pixels=pixels))
 
 
 @cache

@@ -10,13 +10,17 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def load_pixels(pixels: np.ndarray, count: int, levels: np.ndarray, outputs: np.ndarray) -> None:
-    """Look up the pixels of the first `count` images in `levels`, image-innermost; the other images become zero."""
+    """Look up the pixels of the first `count` images in `levels`, image-innermost; the other images become zero.
+
+    `levels` has a row for each channel, or one row for all.
+    """
     channels, height, width, images = outputs.shape
     for channel in range(channels):
+        table = levels[channel % len(levels)]
         for row in range(height):
             for column in range(width):
                 for image in range(count):
-                    outputs[channel, row, column, image] = levels[pixels[image, channel, row, column]]
+                    outputs[channel, row, column, image] = table[pixels[image, channel, row, column]]
                 for image in range(count, images):
                     outputs[channel, row, column, image] = 0
 
