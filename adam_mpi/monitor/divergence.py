@@ -7,7 +7,7 @@ noise. `DivergenceDetector` compares each window with the best loss so far and w
 | --- | --- | --- |
 | not finite | the losses of most of its images are not finite | 2 windows, 0.8 s |
 | exploded | its loss is 10 times chance or more (if nothing was learned, 10 times the first) | 2 windows, 0.8 s |
-| lost | the loss has lost half of its way from chance to its best, which was clearly below chance | 3 windows, 2 s |
+| lost | the loss has lost most of its way from chance to its best, which was clearly below chance | 3 windows, 2 s |
 | dead | nothing was learned, it is at chance or above, and all units of a layer are dead | 3 windows, 2 s |
 | never learned | nothing was learned, it is at chance or above, and the loss had doubled before | 10 windows, 8 s |
 
@@ -32,8 +32,10 @@ SPIKE = 2.0
 """A rise to so many times chance and the first loss, before anything is learned, is the mark of a rate too high."""
 LEARNED = 0.8
 """A smoothed loss below this share of chance has learned something."""
-LOST = 0.5
+LOST = 0.6
 """A window is suspect when its loss has lost this share of the way from chance to the best loss."""
+LEAST_LOST = 0.25
+"""It must be above the best loss by this share of chance, or at chance."""
 GOOD = 0.2
 """A window is good when its loss has lost less than this share of the way."""
 AT_CHANCE = 0.97
@@ -164,6 +166,8 @@ class DivergenceDetector:
         """The losses of the last windows that were not suspect."""
         self.upward = 0.0
         """The mean upward step from window to window."""
+        self.steps = 0
+        """The number of steps from window to window."""
         self.norm: float | None = None
         """The norm of the weights in the last good window."""
         self.good_from = -math.inf
@@ -179,6 +183,7 @@ class DivergenceDetector:
             "first": self.first,
             "highest": self.highest,
             "upward": self.upward,
+            "steps": self.steps,
             "norm": self.norm,
         }
 
@@ -189,6 +194,7 @@ class DivergenceDetector:
         self.first = values["first"]
         self.highest = values["highest"]
         self.upward = values["upward"]
+        self.steps = values["steps"]
         self.norm = values["norm"]
 
     @property
@@ -243,9 +249,9 @@ class DivergenceDetector:
         """Return why `window` is suspect where the loss was clearly below `chance`; None if it is not."""
         if window.loss >= EXPLODED * chance:
             return EXPLODING
-        lost = (window.loss - self.best) / (chance - self.best)
+        lost = self.best + max(LOST * (chance - self.best), LEAST_LOST * chance)
         above_noise = window.loss - self.best > NOISE * self.upward
-        return FAR_ABOVE if lost >= LOST and above_noise else None
+        return FAR_ABOVE if above_noise and window.loss >= min(lost, AT_CHANCE * chance) else None
 
     def _growth(self, window: LossWindow) -> float:
         """Return the norm of the weights as a multiple of that in the last good window."""
@@ -256,8 +262,9 @@ class DivergenceDetector:
     def _note_sound(self, window: LossWindow) -> None:
         """Learn from a window that is not suspect."""
         if self.recent:
+            self.steps += 1
             upward = max(0.0, window.loss - self.recent[-1])
-            self.upward += NOISE_SHARE * (upward - self.upward)
+            self.upward += max(NOISE_SHARE, 1 / self.steps) * (upward - self.upward)
         self.recent.append(window.loss)
         smoothed = statistics.median(self.recent)
         if len(self.recent) == FIRST_WINDOWS:
