@@ -137,6 +137,10 @@ class Train:
     """Stop after this many epochs without a better `train.monitor`; 0 never stops early."""
     target: float = limited(0.0, low=0.0)
     """Stop when `train.monitor` reaches this value, for example an accuracy of 0.98; 0 never stops early."""
+    on_divergence: str = limited("stop", choices=("stop", "back_off"))
+    """Reaction to divergence (a loss that is not finite, or lost again after it was below that of guessing): stop the
+    job, or let all ranks go back to the last good snapshot, or without one to the initial weights, with half the
+    learning rate, at most 5 times in a run."""
     test: bool = True
     """Evaluate the test part once at the end; set it to false in a search for hyperparameters."""
 

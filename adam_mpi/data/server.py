@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,9 @@ class DataServer:
         if worked:
             self.served.busy += time.perf_counter() - began
         return worked
+
+    def end(self) -> None:
+        """End nothing: the data set stays open for the server of the next generation."""
 
     def export_state(self, state: RankState) -> None:
         """Add the progress of a training phase to what this rank brings into the next generation."""
@@ -226,6 +230,9 @@ class DataServer:
         """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
         assert self.current is not None
         hybrid = self.world.config.layout.scheme == "hybrid"
+        if self.current.phase.training:
+            labels = self.world.injector.labels(batch.labels, self.served.data.description.classes)
+            batch = replace(batch, labels=labels)
         with trace.span("serve"):
             messages = served_phase.batch_answer(
                 self.current.phase,

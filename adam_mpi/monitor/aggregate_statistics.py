@@ -116,6 +116,11 @@ def dead(layers: Mapping[str, LayerStatistics]) -> list[str]:
     return [name for name, row in layers.items() if row.get("dead") == 1]
 
 
+def weight_norm(layers: Mapping[str, LayerStatistics]) -> float | None:
+    """Return the norm of the weights of all `layers`; None where no worker has looked at them."""
+    return sum(row["weight_norm"] ** 2 for row in layers.values()) ** 0.5 if layers else None
+
+
 def warnings(
     results: Mapping[str, Any], labels: Mapping[str, np.ndarray], layers: Mapping[str, LayerStatistics]
 ) -> list[str]:

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from adam_mpi.cluster.control_messages import (
     ClosePhase,
     CompareCopies,
     CopiesCompared,
+    GoBack,
     Message,
     SnapshotHeld,
     SnapshotWritten,
@@ -22,9 +24,11 @@ from adam_mpi.cluster.control_messages import (
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.server import DataServer
+from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.monitor.live_view import Progress
 from adam_mpi.runtime.checkpoint_manager import CheckpointManager
 from adam_mpi.runtime.completion import Completion
+from adam_mpi.runtime.guard import Guard
 from adam_mpi.runtime.job import CoordinatorResources, CoordinatorState, Job, JobRecord, phase_to_json
 from adam_mpi.runtime.job_report import JobReport
 from adam_mpi.runtime.recovery import RecoveryPlan
@@ -48,11 +52,12 @@ class Coordinator:
         job: Job,
         recovery: RecoveryPlan | None = None,
         previous: "Coordinator | None" = None,
+        before: CoordinatorState | None = None,
     ) -> None:
         """Begin the first phase, or the one that a lost generation was in.
 
         `recovery` is the plan by which this generation begins; `previous` is the coordinator of the generation before
-        if it was on this rank.
+        if it was on this rank; `before` is the state from before all ranks have gone back to an earlier state.
         """
         self.world = generation.world
         self.config = generation.world.config
@@ -60,6 +65,9 @@ class Coordinator:
         self.job = job
         self.data = data
         self.resources: CoordinatorResources = _resources(job, previous)
+        if before is not None:
+            # All pushes are counted from the restart on.
+            self.resources.statistics = JobStatistics()
         self.statistics = self.resources.statistics
         self.schedule = _schedule(job, data)
         self.record = JobRecord.start(job.resume)
@@ -69,6 +77,8 @@ class Coordinator:
         self.recoveries = RecoveryLog(self.world.generation, self.statistics)
         self.spares = SpareKeeper(self.world, self.channel, self.recoveries, self.progress.say)
         self.report = self._make_report()
+        continued = recovery is not None or (before is None and job.resume is not None)
+        self.guard = Guard(self.report, self._order_to_go_back, continued)
         self.completion = Completion(self.channel, self.report, self.checkpoints, self.resources)
         self.copies_compared: dict[int, CopiesCompared] = {}
         self.number = 0
@@ -77,7 +87,7 @@ class Coordinator:
         """Whether no more batches of this phase are handed out."""
         self.shown = time.monotonic()
         """When the figures were last shown."""
-        self._start(recovery)
+        self._start(recovery, before)
 
     def _make_report(self) -> JobReport:
         return JobReport(
@@ -95,10 +105,12 @@ class Coordinator:
             metrics=self.resources.metrics,
         )
 
-    def _start(self, recovery: RecoveryPlan | None) -> None:
+    def _start(self, recovery: RecoveryPlan | None, before: CoordinatorState | None) -> None:
         """Begin the phase with which this generation starts."""
         if recovery is not None:
             self._continue(recovery)
+        elif before is not None:
+            self._begin_again(before)
         elif self.job.resume is not None:
             self.progress.say(f"resuming from {self.job.resume.note}")
         if recovery is None and self.config.kernels.engine == "reference":
@@ -132,6 +144,10 @@ class Coordinator:
             carried=self.statistics.carried(),
             spares_started=self.spares.started,
             refusal_reported=self.spares.refusal_reported,
+            snapshot_times=checkpoints.snapshots.times,
+            good_snapshots=checkpoints.snapshots.good,
+            divergences=self.report.divergences,
+            detector=self.guard.detector.to_json(),
         )
 
     def _continue(self, recovery: RecoveryPlan) -> None:
@@ -161,13 +177,37 @@ class Coordinator:
         self.checkpoints.snapshots.number = SNAPSHOTS_PER_GENERATION * self.world.generation
         self.recoveries.resume(state.recoveries, recovery.resumed_at)
         self.statistics.continue_from(state.pushes, state.carried)
+        self.guard.detector.restore(state.detector)
+        self._keep(state)
+
+    def _keep(self, state: CoordinatorState) -> None:
+        """Take over what the job knows of spares, snapshots and divergences, whatever state it continues from."""
         self.spares.started = state.spares_started
         self.spares.refusal_reported = state.refusal_reported
+        self.checkpoints.snapshots.times = state.snapshot_times
+        self.checkpoints.snapshots.good = state.good_snapshots
+        self.report.divergences = state.divergences
+
+    def _begin_again(self, state: CoordinatorState) -> None:
+        """Begin from the earlier state that all ranks have gone back to; `state` is the last one before."""
+        self.number = state.number
+        self.record.begin_again(state)
+        self._keep(state)
+        snapshots = self.checkpoints.snapshots
+        snapshots.taken = [name for name in state.snapshots if name in snapshots.good]
+        snapshots.number = SNAPSHOTS_PER_GENERATION * self.world.generation
+        names = "; ".join(map(str, self.world.lost))
+        resume = self.job.resume
+        target = resume.path.name if resume else "the initial weights"
+        text = f"generation {self.world.generation} begins from {target}, at {self.record.images_before} images"
+        self.progress.say(f"{names} lost; {text}" if names else text)
 
     def step(self) -> bool:
         """Move the job on if it can be; return whether it was. Raise what ends the job."""
         self.liveness.step()
         self.resources.status_writer.poll()
+        if self.guard.ordered:
+            return False
         self.checkpoints.snapshots.step()
         phase = self.schedule.phase
         if phase is None:
@@ -184,7 +224,8 @@ class Coordinator:
             send_to_all(self.channel, self.world, ClosePhase())
         if time.monotonic() - self.shown >= self.config.observe.interval:
             self.shown = time.monotonic()
-            self.report.running(phase, self.record.phase_seconds)
+            figures = self.report.running(phase, self.record.phase_seconds)
+            self.guard.check_figures(phase, figures, done=False)
         return False
 
     def handle(self, source: int, message: Message) -> None:
@@ -193,6 +234,7 @@ class Coordinator:
         match message:
             case Statistics():
                 self.statistics.update(self.world.layout.places[source].member, message)
+                self.guard.look(self.schedule.phase)
                 self.checkpoints.remove_old_stores(self.statistics)
             case CopiesCompared():
                 self._handle_comparison(source, message)
@@ -255,11 +297,19 @@ class Coordinator:
         """Report the figures of `phase` and begin the next one."""
         seconds = self.record.phase_seconds
         figures = self.report.phase_ended(phase, seconds)
+        self.guard.check_figures(phase, figures, done=True)
+        if self.guard.ordered:
+            return
         self.record.end_phase(phase, figures, seconds, self.job.metrics)
         if phase.training:
             self.checkpoints.epoch_ended()
         self.report.want_summary()
         self._begin_phase(self.schedule.advance(figures.get(self.schedule.monitor.name, math.nan)))
+
+    def _order_to_go_back(self, order: GoBack) -> None:
+        """Send `order` to all ranks, with the newest state of all."""
+        self.number += 1
+        send_to_all(self.channel, self.world, replace(order, state=self.state().to_json()))
 
     def _stop(self, reason: str) -> None:
         """End the job in order, within an epoch if need be; `--resume` continues from there."""
@@ -281,6 +331,7 @@ class Coordinator:
             "inputs": Inputs.of(self.data.loader).to_json(),
             "best": self.schedule.best,
             "best_epoch": self.schedule.best_epoch,
+            "rate_scale": self.job.diverged.rate_scale,
         }
 
 

@@ -1,9 +1,9 @@
 """What people see of a running job: its progress on the terminal, metrics.jsonl, status.json and summary.json."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.files import write_json, write_status
@@ -44,14 +44,17 @@ class JobReport:
     status_writer: StatusWriter
     metrics: Metrics
     nan_reported: bool = False
+    divergences: list[dict[str, Any]] = field(default_factory=list)
+    """What the guard of the job has noticed."""
 
     def __post_init__(self) -> None:
         self.provenance = provenance(self.world.hosts, self.world.config.run.seed)
 
-    def running(self, phase: Phase, seconds: float) -> None:
-        """Report the figures of `phase`, which has been running for `seconds`."""
+    def running(self, phase: Phase, seconds: float) -> Figures:
+        """Report the figures of `phase`, which has been running for `seconds`, and return them."""
         figures = self.statistics.figures(phase, seconds)
         self.progress.update(self._report(phase, figures, done=False))
+        return figures
 
     def phase_ended(self, phase: Phase, seconds: float) -> Figures:
         """Report the figures of `phase`, which has taken `seconds`, and return them."""
@@ -60,13 +63,12 @@ class JobReport:
         return figures
 
     def _report(self, phase: Phase, figures: Figures, done: bool) -> dict[str, Any]:
-        """Write a line of metrics and the status of the job; return the status. Raise UserError for a loss of NaN."""
+        """Write a line of metrics and the status of the job; return the status."""
         self._write_metrics(phase, figures, done)
         job_status = self._status(phase, figures)
         path = self.job.directory / "status.json"
         self.status_writer.request(path.name, partial(write_status, path, job_status))
         self._report_nan()
-        self.check_losses(phase, figures, done)
         return job_status
 
     def _write_metrics(self, phase: Phase, figures: Figures, done: bool) -> None:
@@ -120,19 +122,11 @@ class JobReport:
                 on_nan = self.world.config.server.on_nan
                 self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {on_nan})")
 
-    def check_losses(self, phase: Phase, figures: Figures, done: bool) -> None:
-        """Raise UserError if the job computes nothing but NaN; `done` says whether the phase is over."""
-        config = self.world.config
-        if config.inject.conserve or not outcome.diverged(figures, config.train.batch, done):
-            return
+    def end_diverged(self, text: str) -> NoReturn:
+        """Raise UserError with `text`, which says why the job ends, after its last summary is written."""
         self.want_summary()
         self.status_writer.wait_until_written(DISK_SECONDS)
-        count = figures["images_not_finite"]
-        rate = config.optimizer.learning_rate
-        raise UserError(
-            f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "
-            f"optimizer.learning_rate below {rate:g}, or data.transform.normalize = true where inputs are large"
-        )
+        raise UserError(text)
 
     def want_summary(self) -> None:
         """Have the summary of a running job written soon."""
@@ -174,6 +168,7 @@ class JobReport:
             "snapshots": self.snapshots.taken,
             "store": stores,
             "recoveries": self.recoveries.to_json(),
+            "divergences": self.divergences,
             "started": self.spares.started,
             "provenance": self.provenance,
         }

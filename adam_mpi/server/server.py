@@ -130,6 +130,11 @@ class Server:
         self.thread_pool.run((shard.index, partial(stepper.start, shard, state)) for shard in shards)
         self.session.published.rate[0] = self.progress.rate
 
+    def end(self) -> None:
+        """End the threads and the store; nothing is applied any more."""
+        self.session.close()
+        self.thread_pool.close()
+
     def discard(self, shards: Collection[int]) -> None:
         """Mark our copies of `shards` as not whole: they may lack acknowledged pushes, or cannot be taken back."""
         for index, own in self.shard_copies.items():

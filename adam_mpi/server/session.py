@@ -185,7 +185,8 @@ class ServerSession:
         """Return the learning rate of the steps on `ready`."""
         shard, messages = next(iter(ready.items()))
         version = self.shard_copies[shard].version + 1
-        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
+        rate = self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
+        return rate * self.world.injector.rate_factor()
 
     def _works(self, ready: Mapping[int, list[ReceivedMessage]]) -> list[Work]:
         """Return the steps to take, with the delay of each message."""
