@@ -32,7 +32,7 @@ NAN = "rate role=server factor=nan step=400"
 LABELS = "labels role=data step=600"
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def assert_ended_by_name(job):
@@ -77,7 +77,7 @@ def assert_went_back(job, epochs):
 
 
 BACK_OFF = given('train.on_divergence="back_off"', "train.epochs=14")
-PASSING = "rate role=server factor=100 step=500 steps=100"
+PASSING = "rate role=server factor=1e6 step=500 steps=1"
 """A fault that is over when the ranks have gone back."""
 
 
@@ -93,7 +93,7 @@ def test_all_ranks_go_back_and_continue_with_half_the_rate(launch, mode):
 @pytest.mark.full
 def test_without_a_snapshot_training_begins_again_from_the_initial_weights(launch):
     settings = [*SETTINGS, *BACK_OFF, *given("data.images=12000", "train.epochs=2")]
-    job = launch(4, "train", *settings, *faults("rate role=server factor=100 step=200 steps=50"))
+    job = launch(4, "train", *settings, *faults("rate role=server factor=1e6 step=200 steps=1"))
     assert job.returncode == 0, job.said()
     (divergence,) = job.summary["divergences"]
     assert divergence["back_to"] == "the initial weights" and divergence["epoch"] == 1

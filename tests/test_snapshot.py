@@ -392,7 +392,7 @@ def store_of(counts, position, **about):
     times = {"version": 1, "pushes": 3, "nanoseconds": 10**18}
     pieces = [StoredShard(start=0, size=10, images=images, values={}, **times) for images in counts]
     stored = StoreContent(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
-    description = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
+    description = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0, "began": 1}
     return FoundStores(1, Attempt(Path("somewhere/0001"), description, {"server-00003.h5": stored}), **about)
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Resume:
     """Of a store: images that every shard has, down to the oldest one."""
     readers: dict[str, int] | None = None
     """Of a store that not all ranks see: file -> the rank that reads it."""
+    plateau: dict[str, Any] = field(default_factory=dict)
+    """Of a snapshot: the state of the schedule plateau."""
     shared: Gathered | None = None
     """What the readers have broadcast, as far as this rank holds it."""
 
@@ -143,6 +145,7 @@ def from_snapshot(path: Path) -> Resume:
         order=manifest["order"],
         note=f"snapshot {path.name}, nothing lost up to it",
         parts=snapshot.stored_parts(path, manifest["files"]),
+        plateau=manifest.get("plateau", {}),
         residuals=tuple(files[first : first + strips] for first in range(0, len(files), strips)),
     )
 

@@ -62,6 +62,8 @@ class Manifest(TypedDict):
     best_epoch: int
     rate_scale: float
     """The factor of the configured learning rate after divergences."""
+    plateau: dict[str, Any]
+    """The state of the schedule plateau."""
     kernels: dict[str, Any] | None
     config: str
     inputs: str

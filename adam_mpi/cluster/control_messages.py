@@ -143,6 +143,14 @@ class CopiesCompared(Message):
 
 
 @dataclass(frozen=True)
+class SetRateScale(Message):
+    """Servers multiply the scheduled learning rate by `scale` and answer with their statistics."""
+
+    kind = "set_rate_scale"
+    scale: float
+
+
+@dataclass(frozen=True)
 class RemoveOldStores(Message):
     """Servers remove the stores of earlier attempts."""
 

@@ -23,6 +23,7 @@ from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import partition
+from adam_mpi.optimizer.schedules import Plateau
 from adam_mpi.runtime import compile, going_back
 from adam_mpi.runtime.agreement import keeps_store
 from adam_mpi.runtime.coordinator import Coordinator
@@ -237,6 +238,7 @@ def _server(setup: Setup, kept: Server | None) -> Server:
         kept = Server(setup.generation, job.description.train, setup.position)
         # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
         sys.setswitchinterval(SWITCH_SECONDS)
+    kept.progress.rate_scale = _rate_scale(setup)
     if recovery is None:
         kept.start(initial_state(job, [(own.shard.start, own.shard.stop) for own in kept.shard_copies.values()]))
     else:
@@ -251,6 +253,13 @@ def _server(setup: Setup, kept: Server | None) -> Server:
         forget = partial(stores.remove_earlier_attempts, folder, job.identity, job.owner)
         kept.open_store(folder / snapshot.file_name(world.place.member), forget)
     return kept
+
+
+def _rate_scale(setup: Setup) -> float:
+    """Return what the schedule plateau multiplies the learning rate by when the generation begins."""
+    if setup.recovery is not None:
+        return Plateau(**(setup.recovery.coordinator or {}).get("plateau", {})).scale
+    return Plateau(**(setup.job.resume.plateau if setup.job.resume else {})).scale
 
 
 def _worker(setup: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:

@@ -26,19 +26,20 @@ from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.server import DataServer
 from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.monitor.live_view import Progress
+from adam_mpi.optimizer.schedules import Plateau
+from adam_mpi.runtime import handover
 from adam_mpi.runtime.checkpoint_manager import CheckpointManager
 from adam_mpi.runtime.completion import Completion
 from adam_mpi.runtime.guard import Guard
 from adam_mpi.runtime.job import CoordinatorResources, CoordinatorState, Job, JobRecord, phase_to_json
 from adam_mpi.runtime.job_report import JobReport
+from adam_mpi.runtime.plateau_control import PlateauControl
 from adam_mpi.runtime.recovery import RecoveryPlan
 from adam_mpi.runtime.recovery_log import RecoveryLog
 from adam_mpi.runtime.supervision import LivenessMonitor, SpareKeeper, send_to_all, survivable_losses
 from adam_mpi.sharding.training_state import Phase, PhaseSchedule
 from adam_mpi.transport.generation import Generation
 
-SNAPSHOTS_PER_GENERATION = 1000
-"""Snapshots of different generations have different numbers: a rank may still be writing one of the last generation."""
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +78,10 @@ class Coordinator:
         self.recoveries = RecoveryLog(self.world.generation, self.statistics)
         self.spares = SpareKeeper(self.world, self.channel, self.recoveries, self.progress.say)
         self.report = self._make_report()
+        plateau = Plateau(**(job.resume.plateau if job.resume else {}))
+        self.plateau = PlateauControl(self.world, self.channel, self.statistics, plateau)
+        self.between = False
+        """Whether the next phase waits until all servers have its learning rate."""
         continued = recovery is not None or (before is None and job.resume is not None)
         self.guard = Guard(self.report, self._order_to_go_back, continued)
         self.completion = Completion(self.channel, self.report, self.checkpoints, self.resources)
@@ -108,9 +113,9 @@ class Coordinator:
     def _start(self, recovery: RecoveryPlan | None, before: CoordinatorState | None) -> None:
         """Begin the phase with which this generation starts."""
         if recovery is not None:
-            self._continue(recovery)
+            handover.continue_after_loss(self, recovery)
         elif before is not None:
-            self._begin_again(before)
+            handover.begin_again(self, before)
         elif self.job.resume is not None:
             self.progress.say(f"resuming from {self.job.resume.note}")
         if recovery is None and self.config.kernels.engine == "reference":
@@ -124,83 +129,7 @@ class Coordinator:
 
     def state(self) -> CoordinatorState:
         """Return what the coordinator of the next generation continues from."""
-        checkpoints = self.checkpoints
-        return CoordinatorState(
-            number=self.number,
-            phase=self.schedule.phase,
-            phase_started_at=self.record.phase_started_at,
-            best=self.schedule.best,
-            best_epoch=self.schedule.best_epoch,
-            reason=self.schedule.reason,
-            results=self.record.results,
-            train_seconds=self.record.train_seconds,
-            started_at=self.record.started_at,
-            stopped_by=self.record.stopped_by,
-            # A snapshot that is being taken is given up with the generation.
-            stale=checkpoints.stale or checkpoints.snapshots.busy,
-            snapshots=checkpoints.snapshots.taken,
-            recoveries=self.recoveries.to_json(),
-            pushes=self.statistics.push_counts(),
-            carried=self.statistics.carried(),
-            spares_started=self.spares.started,
-            refusal_reported=self.spares.refusal_reported,
-            snapshot_times=checkpoints.snapshots.times,
-            good_snapshots=checkpoints.snapshots.good,
-            divergences=self.report.divergences,
-            detector=self.guard.detector.to_json(),
-        )
-
-    def _continue(self, recovery: RecoveryPlan) -> None:
-        """Continue where the coordinator of the generation before was, and report the loss."""
-        if recovery.coordinator is not None:
-            self._restore(CoordinatorState.from_json(recovery.coordinator), recovery)
-        gone = self.world.lost
-        self.recoveries.add(recovery, gone)
-        names = "; ".join(map(str, gone))
-        seconds = time.time() - recovery.detected
-        ranks = len(self.world.layout.places)
-        text = f"generation {self.world.generation} continues with {ranks} ranks after {seconds:.2f} s"
-        self.progress.say(f"{names} lost; {text}" if names else f"ranks have joined; {text}")
-        log.warning("%s: lost %s", text, names or "no rank")
-
-    def _restore(self, state: CoordinatorState, recovery: RecoveryPlan) -> None:
-        """Take over `state`; a phase that was not over begins again with a new number."""
-        phase = state.phase
-        self.schedule.phase = None if phase is None else Phase(phase.number + 1, phase.part, phase.epoch)
-        self.schedule.best = state.best
-        self.schedule.best_epoch = state.best_epoch
-        self.schedule.reason = state.reason
-        self.record.continue_from(state)
-        self.number = state.number
-        self.checkpoints.stale = state.stale
-        self.checkpoints.snapshots.taken = state.snapshots
-        self.checkpoints.snapshots.number = SNAPSHOTS_PER_GENERATION * self.world.generation
-        self.recoveries.resume(state.recoveries, recovery.resumed_at)
-        self.statistics.continue_from(state.pushes, state.carried)
-        self.guard.detector.restore(state.detector)
-        self._keep(state)
-
-    def _keep(self, state: CoordinatorState) -> None:
-        """Take over what the job knows of spares, snapshots and divergences, whatever state it continues from."""
-        self.spares.started = state.spares_started
-        self.spares.refusal_reported = state.refusal_reported
-        self.checkpoints.snapshots.times = state.snapshot_times
-        self.checkpoints.snapshots.good = state.good_snapshots
-        self.report.divergences = state.divergences
-
-    def _begin_again(self, state: CoordinatorState) -> None:
-        """Begin from the earlier state that all ranks have gone back to; `state` is the last one before."""
-        self.number = state.number
-        self.record.begin_again(state)
-        self._keep(state)
-        snapshots = self.checkpoints.snapshots
-        snapshots.taken = [name for name in state.snapshots if name in snapshots.good]
-        snapshots.number = SNAPSHOTS_PER_GENERATION * self.world.generation
-        names = "; ".join(map(str, self.world.lost))
-        resume = self.job.resume
-        target = resume.path.name if resume else "the initial weights"
-        text = f"generation {self.world.generation} begins from {target}, at {self.record.images_before} images"
-        self.progress.say(f"{names} lost; {text}" if names else text)
+        return handover.state_of(self)
 
     def step(self) -> bool:
         """Move the job on if it can be; return whether it was. Raise what ends the job."""
@@ -209,6 +138,8 @@ class Coordinator:
         if self.guard.ordered:
             return False
         self.checkpoints.snapshots.step()
+        if self.between:
+            return self._begin_next()
         phase = self.schedule.phase
         if phase is None:
             return self.completion.step()
@@ -270,6 +201,14 @@ class Coordinator:
         path = self.job.directory / "copies.json"
         self.resources.status_writer.request(path.name, partial(write_json, path, content))
 
+    def _begin_next(self) -> bool:
+        """Begin the next phase if all servers have its learning rate; return whether it was begun."""
+        if not self.plateau.settled:
+            return False
+        self.between = False
+        self._begin_phase(self.schedule.phase)
+        return True
+
     def _begin_phase(self, phase: Phase | None) -> None:
         """Let all ranks begin `phase`; None ends training."""
         self.number += 1
@@ -303,8 +242,11 @@ class Coordinator:
         self.record.end_phase(phase, figures, seconds, self.job.metrics)
         if phase.training:
             self.checkpoints.epoch_ended()
+        elif phase.part == "validation":
+            self.plateau.validated(figures["loss"])
         self.report.want_summary()
-        self._begin_phase(self.schedule.advance(figures.get(self.schedule.monitor.name, math.nan)))
+        self.schedule.advance(figures.get(self.schedule.monitor.name, math.nan))
+        self.between = True
 
     def _order_to_go_back(self, order: GoBack) -> None:
         """Send `order` to all ranks, with the newest state of all."""
@@ -332,6 +274,7 @@ class Coordinator:
             "best": self.schedule.best,
             "best_epoch": self.schedule.best_epoch,
             "rate_scale": self.job.diverged.rate_scale,
+            "plateau": self.plateau.plateau.to_json(),
         }
 
 

@@ -122,6 +122,8 @@ class CoordinatorState:
     """The divergences that the job has noticed, as the summary reports them."""
     detector: dict[str, Any]
     """What the detector of divergence continues from."""
+    plateau: dict[str, Any]
+    """The state of the schedule plateau."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON values."""

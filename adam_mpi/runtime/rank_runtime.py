@@ -21,6 +21,7 @@ from adam_mpi.cluster.control_messages import (
     JobOver,
     Message,
     RemoveOldStores,
+    SetRateScale,
     SignOfLife,
     Spawn,
     Statistics,
@@ -189,7 +190,7 @@ class RankRuntime:
                     self.roles["data"].handle(message)
             case HoldSnapshot() | TakeSnapshot():
                 self.roles[message.role].handle(message)
-            case CompareCopies() | RemoveOldStores() | FinishServer() | ClockNorms():
+            case CompareCopies() | RemoveOldStores() | FinishServer() | ClockNorms() | SetRateScale():
                 self.roles["server"].handle(message)
             case Grow():
                 raise Regroup(message.full)

@@ -154,7 +154,7 @@ class SnapshotCoordinator:
         try:
             self.taken = sealing.result()
             if not self.error:
-                self.times[self.taken[-1]] = self.sealed
+                self._note_taken(self.taken[-1])
         except LostRun:
             raise
         except Exception as error:
@@ -167,6 +167,11 @@ class SnapshotCoordinator:
         self.ended = time.monotonic()
         if self.again:
             self.order()
+
+    def _note_taken(self, name: str) -> None:
+        """Note when the state of the snapshot `name` was copied; another one of that name is replaced."""
+        self.times[name] = self.sealed
+        self.good = [other for other in self.good if other != name]
 
     def confirm(self, until: float) -> None:
         """Note that snapshots up to the time `until` are good: the loss was good afterward."""

@@ -41,6 +41,7 @@ from adam_mpi.cluster.control_messages import (
     HoldSnapshot,
     Message,
     RemoveOldStores,
+    SetRateScale,
     SnapshotHeld,
     SnapshotWritten,
     Statistics,
@@ -233,7 +234,7 @@ class Server:
         self.session.generation.channel.send(message, self.session.world.layout.coordinator)
 
     def handle(self, message: Message) -> None:
-        """Handle an order of the coordinator about snapshots, copies, the store, or the end."""
+        """Handle an order of the coordinator about snapshots, copies, the store, the rate, or the end."""
         session = self.session
         match message:
             case HoldSnapshot():
@@ -247,6 +248,10 @@ class Server:
                 if session.store is not None:
                     # Large files take long to remove, on some disks forever.
                     threading.Thread(target=self.remove_old_stores, name="remove old stores", daemon=True).start()
+            case SetRateScale():
+                self.progress.rate_scale = message.scale
+                session.published.rate[0] = self.progress.rate
+                self._report(Statistics(self.stats()))
             case FinishServer():
                 self.finishing = message
             case ClockNorms():
