@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from adam_mpi.cluster.statistics import LayerStatistics, ServerStatistics
+from adam_mpi.monitor.divergence import AT_CHANCE
 
 
 class BytesMoved(TypedDict):
@@ -106,6 +107,15 @@ def guessed(accuracy: float, labels: np.ndarray) -> float | None:
     share = float(np.bincount(labels).max()) / len(labels)
     spread = (share * (1 - share) / len(labels)) ** 0.5
     return share if share < 1 and accuracy <= share + NOISE * spread else None
+
+
+def at_chance(results: Mapping[str, Any], part: str, labels: np.ndarray) -> bool:
+    """Return whether the network guesses: neither its accuracy nor its loss in `part` says anything about labels."""
+    if not len(labels) or guessed(results[f"{part}_accuracy"], labels) is None:
+        return False
+    shares = np.bincount(labels) / len(labels)
+    entropy = -float(np.sum(shares[shares > 0] * np.log(shares[shares > 0])))
+    return not results[f"{part}_loss"] < AT_CHANCE * entropy
 
 
 def dead(layers: Mapping[str, LayerStatistics]) -> list[str]:

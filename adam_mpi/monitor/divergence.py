@@ -140,7 +140,8 @@ class Alarm:
 
     def describe(self) -> str:
         """Return what happened, as a clause for people."""
-        grown = f", and weights are {self.growth:.3g} times as large as before" if self.growth >= GROWTH else ""
+        times = f"are {self.growth:.3g} times as large as before" if math.isfinite(self.growth) else "have overflowed"
+        grown = f", and weights {times}" if self.growth >= GROWTH else ""
         if self.reason == "not finite":
             return f"most losses have not been finite for {self.seconds:.1f} s{grown}"
         was = f"it was {self.best:.3g} before, and guessing has {self.chance:.3g}"

@@ -25,6 +25,8 @@ from adam_mpi.sharding.training_state import Phase, PhaseSchedule
 from adam_mpi.worker.diagnostics import describe
 
 Figures = dict[str, Any]
+JUDGED_IMAGES = 10_000
+"""A network that still guesses after training on so many images has learned nothing."""
 
 
 @dataclass
@@ -206,11 +208,33 @@ class JobReport:
         """Return what makes the end of this job no success."""
         if self.world.config.inject.conserve:
             return []
+        labels = {part: self.data.data.labels(part) for part in self._evaluated}
+        return outcome.warnings(self.record.results, labels, self.statistics.layers())
+
+    def check_outcome(self) -> None:
+        """Raise UserError if the trained network only guesses: a job that has learned nothing is no success.
+
+        After few images that is no surprise, and from noise nothing can be learned.
+        """
+        config = self.world.config
         results = self.record.results
+        trained = self.record.images_before + results["images"]
+        if trained < JUDGED_IMAGES or config.inject.conserve or config.data.set.startswith("noise:"):
+            return
+        for part in self._evaluated[:1]:
+            if outcome.at_chance(results, part, self.data.data.labels(part)):
+                reached = f"{part} accuracy {results[f'{part}_accuracy']:.2%}, loss {results[f'{part}_loss']:.3g}"
+                rate = config.optimizer.learning_rate
+                self.end_diverged(
+                    f"nothing was learned from {trained} images: {reached}, which is guessing; set "
+                    f"optimizer.learning_rate below {rate:g}, or less momentum; check labels and the range of inputs"
+                )
+
+    @property
+    def _evaluated(self) -> list[str]:
+        """Return the parts whose classes were predicted, the one that counts first."""
         classes = self.data.data.target.kind == CLASSES
-        parts = [part for part in ("test", "validation") if classes and f"{part}_accuracy" in results]
-        labels = {part: self.data.data.labels(part) for part in parts}
-        return outcome.warnings(results, labels, self.statistics.gauges()["layers"])
+        return [part for part in ("test", "validation") if classes and f"{part}_accuracy" in self.record.results]
 
     def say_result(self) -> None:
         """Show the accuracy of the trained network, what it has taken, and the warnings."""

@@ -251,7 +251,7 @@ class Server:
             case SetRateScale():
                 self.progress.rate_scale = message.scale
                 session.published.rate[0] = self.progress.rate
-                self._report(Statistics(self.stats()))
+                self._send_to_coordinator(Statistics(self.stats()))
             case FinishServer():
                 self.finishing = message
             case ClockNorms():

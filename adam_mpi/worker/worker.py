@@ -151,7 +151,7 @@ class Worker:
         self.replica.abandon()
         # Threads that wait for a buffer have to reach the end.
         self._give_back(self.pushes.discard())
-        self.replica.halt()
+        self.replica.end_threads()
 
     def _give_back(self, buffers: list[GradientBuffer]) -> None:
         for buffer in buffers:
