@@ -138,5 +138,9 @@ class Guard:
         momentum = ", or less momentum" if optimizer.momentum else ""
         if self.report.world.config.train.on_divergence == "stop":
             return f'{lower}{momentum}, or train.on_divergence = "back_off"; check labels and the range of inputs'
-        tried = f"it has gone back {self.job.diverged.number} times" if self.job.diverged.number else "nothing to go to"
+        tried = (
+            f"it has gone back {self.job.diverged.number} times"
+            if self.job.diverged.number
+            else "there is no good snapshot to go back to"
+        )
         return f"{tried}; {lower}{momentum}, and check labels and the range of inputs"
