@@ -101,6 +101,19 @@ def test_without_a_snapshot_training_begins_again_from_the_initial_weights(launc
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("transport", ["rma", "send"])
+def test_all_ranks_go_back_on_every_transport(launch, transport):
+    settings = [*SETTINGS, *BACK_OFF, *given(f"cluster.transport={transport}", "optimizer.momentum=0.5")]
+    assert_went_back(launch(4, "train", *settings, *faults(PASSING)), 14)
+
+
+@pytest.mark.full
+def test_strips_and_a_running_average_go_back_too(launch):
+    settings = given("layout.partitions=2", "optimizer.ema=0.1", "consistency.staleness=0")
+    assert_went_back(launch(4, "train", *SETTINGS, *BACK_OFF, *settings, *faults(PASSING)), 14)
+
+
+@pytest.mark.full
 def test_a_fault_that_stays_ends_the_job_after_the_last_back_off(launch):
     job = launch(4, "train", *SETTINGS, *given('train.on_divergence="back_off"'), *faults(NAN))
     assert job.returncode == 2 and not (job.run / "DONE").exists(), job.said()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launch import given as given_keys
 
 from adam_mpi.checkpoint.resume import merge_positions
 from adam_mpi.config import Optimizer, load
@@ -207,3 +208,17 @@ def test_every_image_counts_once_in_order():
             before = (epoch - 1) * images + number * batch
             assert position.images_passed(batch, images) == pytest.approx(before, abs=1e-9)
             position = position.after(np.array([batch_id(epoch, number)]), min(batch, images - number * batch))
+
+
+@pytest.mark.slow
+def test_a_plateau_lowers_the_rate_of_a_job_and_of_the_job_that_resumes_it(launch):
+    """Weights that do not change have no better validation loss after the first epoch."""
+    settings = ["data.images=640", "optimizer.learning_rate=1e-12", "optimizer.schedule=plateau", "train.test=false"]
+    patience = ["optimizer.schedule_patience=0", "optimizer.schedule_factor=0.5", "train.epochs=3"]
+    job = launch(3, "train", *given_keys(*settings, *patience))
+    assert job.returncode == 0, job.said()
+    rates = {line["epoch"]: line["rate"] for line in job.metrics() if line["part"] == "train" and line["done"]}
+    assert rates == pytest.approx({1: 1e-12, 2: 1e-12, 3: 0.5e-12})
+    again = launch(4, "train", "--run", job.run, "--resume", *given_keys("train.epochs=4"))
+    assert again.returncode == 0, again.said()
+    assert [line["rate"] for line in again.metrics() if line["part"] == "train"][-1] == pytest.approx(0.25e-12)

@@ -249,8 +249,7 @@ class Server:
                     # Large files take long to remove, on some disks forever.
                     threading.Thread(target=self.remove_old_stores, name="remove old stores", daemon=True).start()
             case SetRateScale():
-                self.progress.rate_scale = message.scale
-                session.published.rate[0] = self.progress.rate
+                session.set_rate_scale(message.scale)
                 self._send_to_coordinator(Statistics(self.stats()))
             case FinishServer():
                 self.finishing = message

@@ -276,6 +276,11 @@ class ServerSession:
         self.published.rate[0] = self.progress.rate
         self.published.clock[0] = self.clocks.slowest
 
+    def set_rate_scale(self, scale: float) -> None:
+        """Multiply the scheduled learning rate by `scale` from now on."""
+        self.progress.rate_scale = scale
+        self.published.rate[0] = self.progress.rate
+
     def close(self) -> None:
         """End the session: drop messages to other servers, and end the store, which gets no more."""
         if self.replicator is not None:
