@@ -29,17 +29,16 @@ def test_a_learning_rate_is_wrong_for_some_visits():
     assert Injector(parse_faults([]), PLACE, seed=1).rate_factor() == 1
 
 
-def test_labels_are_drawn_at_random_from_a_visit_on():
+def test_images_get_the_labels_of_others_from_a_visit_on():
     injector = Injector(parse_faults(["labels rank=2 step=2"]), PLACE, seed=1)
-    right = np.zeros(1000, np.int64)
     injector.at("batch")
-    assert injector.labels(right, 10) is right
+    assert injector.target_order(100) == slice(None)
     found = []
     for _ in range(2):
         injector.at("batch")
-        found.append(injector.labels(right, 10))
-    assert np.bincount(found[0], minlength=10).min() > 50 and found[0].dtype == right.dtype
-    assert not np.array_equal(*found)
+        found.append(injector.target_order(100))
+    assert all(sorted(order) == list(range(100)) for order in found) and not np.array_equal(*found)
+    assert np.mean(found[0] == np.arange(100)) < 0.1
 
 
 def test_other_ranks_do_not_have_the_fault():

@@ -16,6 +16,7 @@ from adam_mpi.runtime import guard as guards
 from adam_mpi.runtime.guard import MOST_BACK_OFFS, Guard
 from adam_mpi.runtime.job import JobRecord
 from adam_mpi.runtime.plateau_control import PlateauControl
+from adam_mpi.sharding.fields import CLASSES
 from adam_mpi.sharding.training_state import Phase
 
 TRAIN = Phase(3, "train", 2)
@@ -33,7 +34,7 @@ class Report:
         self.world = types.SimpleNamespace(config=config, layout=layout)
         self.job = types.SimpleNamespace(
             directory=folder,
-            description=types.SimpleNamespace(classes=10),
+            description=types.SimpleNamespace(classes=10, target=types.SimpleNamespace(kind=CLASSES)),
             resume=resume,
             diverged=Divergences(number=number, rate_scale=0.5**number),
         )

@@ -158,12 +158,12 @@ class Injector:
         """Return by what the learning rate of this visit of `apply` is multiplied."""
         return math.prod(fault.factor for fault in self._lasting("rate"))
 
-    def labels(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Return the `labels` of this visit of `batch`, or random ones of `classes` classes in their place."""
+    def target_order(self, images: int) -> np.ndarray | slice:
+        """Return which image's target each of `images` images gets in this visit of `batch`: its own, or any."""
         if not self._lasting("labels"):
-            return labels
+            return slice(None)
         draw = np.random.Generator(np.random.Philox(key=self.visits["batch"]))
-        return draw.integers(0, classes, labels.shape, labels.dtype)
+        return draw.permutation(images)
 
     def _lasting(self, kind: str) -> list[Fault]:
         """Return the faults of `kind` that have begun and are not over."""

@@ -16,6 +16,7 @@ from adam_mpi.data.batch_loader import BatchLoader, LoadedBatch
 from adam_mpi.data.served_phase import Ask, Resumed, ServedData, ServedPhase
 from adam_mpi.data.sets import DataSet
 from adam_mpi.sharding import message_formats
+from adam_mpi.sharding.batches import select
 from adam_mpi.sharding.training_state import Phase, RankState
 
 
@@ -231,8 +232,8 @@ class DataServer:
         assert self.current is not None
         hybrid = self.world.config.layout.scheme == "hybrid"
         if self.current.phase.training:
-            labels = self.world.injector.labels(batch.labels, self.served.data.description.classes)
-            batch = replace(batch, labels=labels)
+            order = self.world.injector.target_order(len(batch.ids))
+            batch = replace(batch, targets=select(batch.targets, order))
         with trace.span("serve"):
             messages = served_phase.batch_answer(
                 self.current.phase,

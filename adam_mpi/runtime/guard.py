@@ -13,6 +13,7 @@ from adam_mpi.runtime import going_back
 from adam_mpi.runtime.job import Job
 from adam_mpi.runtime.job_report import Figures, JobReport
 from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
+from adam_mpi.sharding.fields import CLASSES
 from adam_mpi.sharding.training_state import Phase
 
 MOST_BACK_OFFS = 5
@@ -34,8 +35,10 @@ class Guard:
         self.snapshots: SnapshotCoordinator = report.snapshots
         self.send_order = order
         self.continued = continued
-        # Softmax over classes: guessing all of them alike.
-        self.detector = DivergenceDetector(math.log(self.job.description.classes))
+        description = self.job.description
+        # Softmax over classes: guessing all of them alike. Of other losses only the first ones are known.
+        chance = math.log(description.classes) if description.target.kind == CLASSES else None
+        self.detector = DivergenceDetector(chance)
         self.phase = -1
         """The number of the phase that `windows` are of."""
         self.windows = LossWindows(time.time())
