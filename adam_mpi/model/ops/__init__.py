@@ -1,0 +1,16 @@
+"""Operators: each file has everything about one operator, or about a tight family of them.
+
+`operator.py` has the rules that an operator may have. Importing this package registers all operators of the product.
+"""
+
+from adam_mpi.model.ops import (  # noqa: F401
+    activation,
+    conv,
+    cross_entropy,
+    dense,
+    dropout,
+    losses,
+    pool,
+    reduce,
+    shape,
+)
