@@ -114,7 +114,7 @@ def _emit_parts(source: Source, entry: Entry, plan: BufferPlan) -> None:
         when = f"part == {number}" if entry.cut else "training" if part.training else ""
         with source.inside(f"if {when}:") if when else nullcontext():
             for phase in part.phases:
-                _phase(source, phase, plan, entry.lanes)
+                emit_phase(source, phase, plan, entry.lanes)
             if not part.phases:
                 source("pass")
 
@@ -143,12 +143,13 @@ def emit_timed(source: Source, phases: Sequence[Phase]) -> BufferPlan:
         source("start, blocks = 0, 1")
         with source.inside("for _ in range(repeat):"):
             for phase in phases:
-                _phase(source, phase, plan, 1)
+                emit_phase(source, phase, plan, 1)
         source("restore(before)")
     return plan
 
 
-def _phase(source: Source, phase: Phase, plan: BufferPlan, lanes: int) -> None:
+def emit_phase(source: Source, phase: Phase, plan: BufferPlan, lanes: int) -> None:
+    """Emit the calls of `phase`; `start` is the first block, and `blocks` their number."""
     if not phase.by_block:
         source(f"first = start * {lanes}")
         for call in phase.calls:

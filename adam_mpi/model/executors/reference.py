@@ -7,7 +7,7 @@ from numpy.typing import DTypeLike
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.model import ops  # noqa: F401
-from adam_mpi.model.graph import Graph, Node, shape_text
+from adam_mpi.model.graph import Graph, Node, Value, shape_text
 from adam_mpi.model.kernels.activations_and_loss import image_keys
 from adam_mpi.model.ops.operator import Run
 from adam_mpi.model.passes.gradient import differentiate
@@ -73,7 +73,7 @@ class ReferenceExecutor:
         needed = graph.ancestors(fetch)
         read = {name for node in graph.nodes if node.name in needed for name in node.inputs} | set(fetch)
         arrays = self._parameters(graph, weights)
-        arrays |= {value.name: self._fed(value.name, feed) for value in graph.inputs if value.name in read}
+        arrays |= {value.name: fed(value, feed, self.dtype) for value in graph.inputs if value.name in read}
         for node in graph.nodes:
             if node.name in needed:
                 _apply(node, arrays, run)
@@ -87,15 +87,24 @@ class ReferenceExecutor:
             for p, start in zip(graph.parameters, graph.offsets.values(), strict=True)
         }
 
-    def _fed(self, name: str, feed: Feed) -> np.ndarray:
-        """Return the array that is fed for input `name`, in its type; raise UserError if it is missing or misshaped."""
-        value = self.graph.values[name]
-        if name not in feed:
-            raise UserError(f"nothing is fed for input {value}; given are {', '.join(feed) or 'no fields'}")
-        array = np.asarray(feed[name])
-        if array.shape[1:] != value.shape:
-            raise UserError(f"input {value} is fed samples of {shape_text(array.shape[1:])}")
-        return array.astype(TYPES.get(value.dtype, self.dtype), copy=False)
+
+def fed(value: Value, feed: Feed, dtype: np.dtype) -> np.ndarray:
+    """Return the array that is fed for input `value`, in its type; raise UserError if it is missing or misshaped."""
+    if value.name not in feed:
+        raise UserError(f"nothing is fed for input {value}; given are {', '.join(feed) or 'no fields'}")
+    array = np.asarray(feed[value.name])
+    if array.shape[1:] != value.shape:
+        raise UserError(f"input {value} is fed samples of {shape_text(array.shape[1:])}")
+    return array.astype(TYPES.get(value.dtype, dtype), copy=False)
+
+
+def checked_feed(graph: Graph, feed: Feed, dtype: np.dtype) -> list[np.ndarray]:
+    """Return one contiguous array per input of `graph`; raise UserError if they have different numbers of samples."""
+    arrays = [np.ascontiguousarray(fed(value, feed, dtype)) for value in graph.inputs]
+    if len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(f"{value.name}: {len(a)}" for value, a in zip(graph.inputs, arrays, strict=True))
+        raise UserError(f"inputs are fed different numbers of samples ({counts}); feed equally many")
+    return arrays
 
 
 def _apply(node: Node, arrays: dict[str, np.ndarray], run: Run) -> None:

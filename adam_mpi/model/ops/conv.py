@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.model.engine import window_kernels
 from adam_mpi.model.graph import Parameter, Shape, Value, shape_text
 from adam_mpi.model.initialization import ZEROS
 from adam_mpi.model.ops.fields import flag, hidden, pads, per_axis, whole
@@ -122,6 +123,9 @@ class Conv(Operator):
             made += arrays[2].reshape(-1, *(1,) * (made.ndim - 2))
         return [made]
 
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_forward(kernel, self.geometry(kernel.inputs[0].value), self.bias)
+
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         value = inputs[0]
         place = value.axes.index(axis) - 1
@@ -168,6 +172,9 @@ class ConvData(Operator):
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         return [to_data(self.windows, arrays[0], arrays[1], self.shape)]
 
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_data(kernel, self.windows)
+
 
 @dataclass(frozen=True)
 class Convolve(Operator):
@@ -182,6 +189,9 @@ class Convolve(Operator):
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         return [forward(self.windows, arrays[0], arrays[1])]
+
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_forward(kernel, self.windows, bias=False)
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,9 @@ class ConvWeights(Operator):
         value, error = arrays
         gradient = to_weights(self.windows, value, error, self.weight)
         return [gradient, error.sum(axis=(0, *range(2, error.ndim)))] if self.bias else [gradient]
+
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_weights(kernel, self.windows, self.bias)
 
 
 @register("conv_transpose")
@@ -264,6 +277,9 @@ class ConvTranspose(Operator):
             made += arrays[2].reshape(-1, *(1,) * (made.ndim - 2))
         return [made]
 
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_data(kernel, self.geometry(kernel.inputs[0].value), self.bias)
+
 
 @dataclass(frozen=True)
 class ChannelSums(Operator):
@@ -274,6 +290,9 @@ class ChannelSums(Operator):
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         return [arrays[0].sum(axis=(0, *range(2, arrays[0].ndim)))]
+
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_channel_sums(kernel, kernel.inputs[0], kernel.outputs[0])
 
 
 def _grouped(array: np.ndarray, groups: int) -> np.ndarray:

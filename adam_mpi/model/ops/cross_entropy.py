@@ -1,7 +1,8 @@
 """Softmax, and softmax cross-entropy with label smoothing, class weights and a label that is ignored."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,11 @@ class Softmax(Operator):
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         return [softmax(arrays[0], -1)]
 
+    def emit(self, kernel: Any) -> None:
+        classes = kernel.inputs[0].value.shape[-1]
+        with kernel.loop("place", kernel.inputs[0].value.size // classes):
+            emit_softmax(kernel, kernel.inputs[0], kernel.outputs[0], classes, f"place * {classes}")
+
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         export.node("Softmax", inputs, outputs, axis=-1)
 
@@ -50,6 +56,19 @@ class SoftmaxBack(Operator):
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         probabilities, errors = arrays
         return [probabilities * (errors - (errors * probabilities).sum(axis=-1, keepdims=True))]
+
+    def emit(self, kernel: Any) -> None:
+        probabilities, errors = kernel.inputs
+        classes = probabilities.value.shape[-1]
+        with kernel.loop("place", probabilities.value.size // classes):
+            kernel("shared = zero()")
+            with kernel.loop("k", classes):
+                kernel(f"at = place * {classes} + k")
+                kernel(f"shared = fma({probabilities.load('at')}, {errors.load('at')}, shared)")
+            with kernel.loop("k", classes):
+                kernel(f"at = place * {classes} + k")
+                value = f"mul({probabilities.load('at')}, sub({errors.load('at')}, shared))"
+                kernel(kernel.outputs[0].store("at", value))
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,65 @@ class Targets:
         share[np.arange(classes), np.arange(classes)] += 1 - self.smoothing
         each = share * weights[None]
         return np.moveaxis(each[known] * kept[..., None] / places, -1, self.axis + 1).astype(logits.dtype)
+
+
+    def layout(self, shape: Shape) -> tuple[int, str, int]:
+        """Return how many classes scores of `shape` have, the index of the first at a place, and their distance."""
+        classes = shape[self.axis]
+        last = self.axis == len(shape) - 1
+        return (classes, f"place * {classes}", 1) if last else (classes, "place", math.prod(shape[1:]))
+
+    @contextmanager
+    def emit_label(self, kernel: Any, labels: Any) -> Iterator[None]:
+        """Emit `label`, the class at a place; what is written meanwhile is for places that are not ignored."""
+        kernel(f"label = int({labels.scalar('place')})")
+        with nullcontext() if self.ignore is None else kernel.inside(f"if label != {self.ignore}:"):
+            yield
+
+    def emit_loss(self, kernel: Any, scores: Any, classes: int, begin: str, step: int, places: int) -> None:
+        """Emit what the loss of the sample in `lane` has of one place."""
+        own = f"normalizer - {scores.scalar(f'{begin} + label * {step}')}"
+        if self.weights or self.smoothing:
+            weights = kernel.constants(np.array(self.weights or [1.0] * classes))
+            kernel(f"own = np.float32({1 - self.smoothing!r}) * {weights}[label] * ({own})")
+            with kernel.loop("k", classes):
+                other = f"normalizer - {scores.scalar(f'{begin} + k * {step}')}"
+                kernel(f"own += np.float32({self.smoothing / classes!r}) * {weights}[k] * ({other})")
+            own = "own"
+        share = f" * np.float32({1 / places!r})" if places > 1 else ""
+        kernel(f"{kernel.outputs[0].scalar(0)} += ({own}){share}")
+
+    def emit_back(self, kernel: Any, classes: int, index: str) -> None:
+        """Emit the errors of the sample in `lane` at one place, where `seed` is that of the loss there."""
+        probabilities, labels, _ = kernel.inputs
+        errors = kernel.outputs[0]
+        with kernel.loop("k", classes):
+            kernel(f"{errors.scalar(index)} = 0")
+        with self.emit_label(kernel, labels):
+            weights = kernel.constants(np.array(self.weights or [1.0] * classes))
+            kernel(f"mass = np.float32({1 - self.smoothing!r}) * {weights}[label]")
+            if self.smoothing:
+                mean = float(np.mean(self.weights or [1.0]))
+                kernel(f"mass += np.float32({self.smoothing * mean!r})")
+            with kernel.loop("k", classes):
+                kernel(f"wanted = np.float32({1 - self.smoothing!r}) * {weights}[k] if k == label else np.float32(0)")
+                if self.smoothing:
+                    kernel(f"wanted += np.float32({self.smoothing / classes!r}) * {weights}[k]")
+                kernel(f"{errors.scalar(index)} = ({probabilities.scalar(index)} * mass - wanted) * seed")
+
+
+def emit_softmax(kernel: Any, scores: Any, result: Any, classes: int, begin: str, step: int = 1) -> None:
+    """Emit softmax over `classes` numbers that lie `step` apart from `begin` on; `best` and `sums` remain."""
+    kernel(f"best = {scores.load(begin)}")
+    kernel("sums = zero()")
+    with kernel.loop("k", classes, 1):
+        kernel(f"best = maximum({scores.load(f'{begin} + k * {step}')}, best)")
+    with kernel.loop("k", classes):
+        kernel(f"value = exponential(sub({scores.load(f'{begin} + k * {step}')}, best))")
+        kernel(result.store(f"{begin} + k * {step}", "value"))
+        kernel("sums = add(sums, value)")
+    with kernel.loop("k", classes):
+        kernel(result.store(f"{begin} + k * {step}", f"div({result.load(f'{begin} + k * {step}')}, sums)"))
 
 
 @register("softmax_cross_entropy")
@@ -121,6 +199,22 @@ class SoftmaxCrossEntropy(Operator):
         losses = (wanted * (normalizer - logits)).reshape(len(logits), -1).sum(axis=1)
         return [losses, softmax(logits, axis)]
 
+    def emit(self, kernel: Any) -> None:
+        scores, labels = kernel.inputs
+        targets = self.targets(scores.value.shape, labels.value.shape)
+        classes, begin, step = targets.layout(scores.value.shape)
+        places = labels.value.size
+        side = kernel.scratch("side", 2 * kernel.lanes)
+        with kernel.each_lane():
+            kernel(f"{kernel.outputs[0].scalar(0)} = 0")
+        with kernel.loop("place", places):
+            emit_softmax(kernel, scores, kernel.outputs[1], classes, begin, step)
+            kernel(f"store(memory, {side}, best)")
+            kernel(f"store(memory, {side} + {kernel.lanes}, sums)")
+            with kernel.each_lane(), targets.emit_label(kernel, labels):
+                kernel(f"normalizer = np.log(memory[{side} + {kernel.lanes} + lane]) + memory[{side} + lane]")
+                targets.emit_loss(kernel, scores, classes, begin, step, places)
+
 
 @dataclass(frozen=True)
 class CrossEntropyBack(Operator):
@@ -137,6 +231,14 @@ class CrossEntropyBack(Operator):
         wanted = self.targets.wanted(probabilities, labels)
         mass = wanted.sum(axis=self.targets.axis + 1, keepdims=True)
         return [(probabilities * mass - wanted) * seeds.reshape(-1, *(1,) * (probabilities.ndim - 1))]
+
+    def emit(self, kernel: Any) -> None:
+        probabilities, labels, seeds = kernel.inputs
+        classes, begin, step = self.targets.layout(probabilities.value.shape)
+        places = labels.value.size
+        with kernel.loop("place", places), kernel.each_lane():
+            kernel(f"seed = {seeds.scalar(0)}{f' * np.float32({1 / places!r})' if places > 1 else ''}")
+            self.targets.emit_back(kernel, classes, f"{begin} + k * {step}")
 
 
 @register("correct")
@@ -160,3 +262,19 @@ class Correct(Operator):
         ahead = (scores > own) | ((scores == own) & (places < np.expand_dims(labels, axis)))
         right = (ahead.sum(axis=axis) < self.top).reshape(len(scores), -1)
         return [right.mean(axis=1).astype(scores.dtype)]
+
+    def emit(self, kernel: Any) -> None:
+        scores, labels = kernel.inputs
+        targets = SoftmaxCrossEntropy().targets(scores.value.shape, labels.value.shape)
+        classes, begin, step = targets.layout(scores.value.shape)
+        with kernel.each_lane():
+            kernel("right = 0")
+            with kernel.loop("place", labels.value.size):
+                kernel(f"label = int({labels.scalar('place')})")
+                kernel(f"own = {scores.scalar(f'{begin} + label * {step}')}")
+                kernel("ahead = 0")
+                with kernel.loop("k", classes):
+                    kernel(f"other = {scores.scalar(f'{begin} + k * {step}')}")
+                    kernel("ahead += int(other > own or (other == own and k < label))")
+                kernel(f"right += int(ahead < {self.top})")
+            kernel(f"{kernel.outputs[0].scalar(0)} = right / np.float32({labels.value.size})")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.model.engine import window_kernels
 from adam_mpi.model.graph import Parameter, Shape, Value
 from adam_mpi.model.initialization import ZEROS
 from adam_mpi.model.ops.fields import flag, hidden, whole
@@ -50,6 +51,9 @@ class Dense(Operator):
         made = arrays[0] @ arrays[1].T
         return [made + arrays[2]] if self.bias else [made]
 
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_dense(kernel, self.bias)
+
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         last = axis == inputs[0].axes[-1]
         return [None if last else span, *[span if last else None] * (len(inputs) - 1)]
@@ -78,6 +82,9 @@ class DenseData(Operator):
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         return [arrays[0] @ arrays[1]]
 
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_dense_data(kernel)
+
 
 @dataclass(frozen=True)
 class DenseWeights(Operator):
@@ -94,3 +101,6 @@ class DenseWeights(Operator):
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         value, error = (array.reshape(-1, array.shape[-1]) for array in arrays)
         return [error.T @ value, error.sum(axis=0)] if self.bias else [error.T @ value]
+
+    def emit(self, kernel: Any) -> None:
+        window_kernels.emit_dense_weights(kernel, self.bias)

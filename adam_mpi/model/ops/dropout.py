@@ -56,6 +56,16 @@ class Dropout(Operator):
         kept = (draws >= np.uint64(self.rate * 2**32)).reshape(array.shape)
         return [np.where(kept, array * array.dtype.type(1 / (1 - self.rate)), array.dtype.type(0))]
 
+    def emit(self, kernel: Any) -> None:
+        kernel(f"limit = np.uint64({int(self.rate * 2**32)} if training else 0)")
+        kernel(f"scale = np.float32({1 / (1 - self.rate)!r} if training else 1.0)")
+        with kernel.loop("unit", kernel.inputs[0].value.size):
+            kernel(f"counter = (np.uint64({self.salt}) ^ np.uint64(unit)) * SPREAD")
+            with kernel.each_lane():
+                kernel("draw = mix(keys[first + lane] + counter) >> np.uint64(32)")
+                kept = f"{kernel.inputs[0].scalar('unit')} * scale"
+                kernel(f"{kernel.outputs[0].scalar('unit')} = np.float32(0) if draw < limit else {kept}")
+
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         return [span]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.model.graph import Value
+from adam_mpi.model.engine import loads
+from adam_mpi.model.graph import Node, Value
 from adam_mpi.model.ops.fields import hidden
 from adam_mpi.model.ops.operator import Operator, Run, Span
 
@@ -36,6 +37,9 @@ class Levels(Operator):
         channels = arrays[0].shape[1]
         table = np.broadcast_to(self.table(), (channels, 256)).astype(run.dtype)
         return [np.stack([table[c][arrays[0][:, c]] for c in range(channels)], axis=1)]
+
+    def lower(self, lowering: Any, node: Node) -> None:
+        loads.add_levels(lowering, node, self.table())
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         return [span]

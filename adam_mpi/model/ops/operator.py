@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.graph import Parameter, Value, shape_text
+from adam_mpi.model.graph import Node, Parameter, Value, shape_text
 
 if TYPE_CHECKING:
     from adam_mpi.model.builder import GraphBuilder
@@ -105,6 +105,16 @@ class Operator:
     def emit(self, kernel: Any) -> None:
         """Emit the body of the kernel that computes the outputs of one block of samples."""
         self.missing("emitted kernel")
+
+    def lower(self, lowering: Any, node: Node) -> None:
+        """Add the calls that compute `node` to the generated program: that of the kernel which `emit` writes.
+
+        Operators that take several calls, or kernels of their own, override it.
+        """
+        if self.alias:
+            lowering.alias(node)
+        else:
+            lowering.call_kernel(node)
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         """Return what part along `axis` of each input is needed for outputs in `span`; None: all of it."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.model.engine.window_kernels import each_window
 from adam_mpi.model.graph import Shape, Value
 from adam_mpi.model.ops.conv import Geometry, geometry
 from adam_mpi.model.ops.fields import flag, hidden, whole
@@ -94,6 +95,20 @@ class MaxPool(Pool):
             best = np.maximum(best, 0)
         return [best, winners.astype(array.dtype)]
 
+    def emit(self, kernel: Any) -> None:
+        with each_window(kernel, self.geometry(kernel.inputs[0].value), kernel.inputs[0], kernel.outputs[0]) as window:
+            kernel("best = splat(-np.inf)")
+            kernel("winner = zero()")
+            with window.taps() as (index, number):
+                kernel(f"value = {kernel.inputs[0].load(index)}")
+                kernel(f"winner = greater(value, best, splat({number}), winner)")
+                kernel("best = maximum(value, best)")
+            if self.relu:
+                kernel("winner = greater(best, zero(), winner, splat(-1.0))")
+                kernel("best = maximum(zero(), best)")
+            kernel(kernel.outputs[0].store(window.place, "best"))
+            kernel(kernel.outputs[1].store(window.place, "winner"))
+
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self.export("MaxPool", export, inputs, outputs)
 
@@ -119,6 +134,15 @@ class Unpool(Operator):
             padded[(slice(None), slice(None), *seen)] += np.where(winners == number, errors, 0)
         return [unpadded(windows, padded, self.shape)]
 
+    def emit(self, kernel: Any) -> None:
+        kernel.clear()
+        errors, winners = kernel.inputs
+        with each_window(kernel, self.windows, kernel.outputs[0], errors) as window:
+            kernel(f"error = {errors.load(window.place)}")
+            kernel(f"winner = {winners.load(window.place)}")
+            with window.taps() as (index, number):
+                kernel(kernel.outputs[0].add(index, f"equal(winner, splat({number}), error, zero())"))
+
 
 @register("avg_pool")
 @dataclass(frozen=True)
@@ -141,6 +165,15 @@ class AvgPool(Pool):
         padded = np.pad(array, [(0, 0), (0, 0), *windows.pad])
         made = sum(padded[(slice(None), slice(None), *seen)] for _, seen in windows.taps(counts))
         return [np.asarray(made) * _shares(windows, array.shape[2:], self.count_pad).astype(array.dtype)]
+
+    def emit(self, kernel: Any) -> None:
+        windows = self.geometry(kernel.inputs[0].value)
+        shares = kernel.constants(_shares(windows, kernel.inputs[0].value.shape[1:], self.count_pad))
+        with each_window(kernel, windows, kernel.inputs[0], kernel.outputs[0]) as window:
+            kernel("mean = zero()")
+            with window.taps() as (index, _):
+                kernel(f"mean = add(mean, {kernel.inputs[0].load(index)})")
+            kernel(kernel.outputs[0].store(window.place, f"mul(mean, splat({shares}[{window.number}]))"))
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self.export("AveragePool", export, inputs, outputs)
@@ -167,6 +200,14 @@ class Spread(Operator):
         for _, seen in windows.taps(errors.shape[2:]):
             padded[(slice(None), slice(None), *seen)] += shares
         return [unpadded(windows, padded, self.shape)]
+
+    def emit(self, kernel: Any) -> None:
+        kernel.clear()
+        shares = kernel.constants(_shares(self.windows, self.shape[1:], self.count_pad))
+        with each_window(kernel, self.windows, kernel.outputs[0], kernel.inputs[0]) as window:
+            kernel(f"share = mul({kernel.inputs[0].load(window.place)}, splat({shares}[{window.number}]))")
+            with window.taps() as (index, _):
+                kernel(kernel.outputs[0].add(index, "share"))
 
 
 @register("global_avg_pool")

@@ -1,0 +1,86 @@
+"""Build the program of a graph: one function that computes a batch, forward and backward, without Python."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adam_mpi.model.engine.lowering import Lowering, phases
+from adam_mpi.model.engine.schedule import BufferPlan, Phase, lay_out
+from adam_mpi.model.engine.source import Source, emit_phase
+from adam_mpi.model.graph import Graph
+
+PASS_SAMPLES = 64
+"""Samples that go through the graph together; a larger batch takes several passes."""
+DTYPES = {"float": "float32", "integer": "int64", "byte": "uint8"}
+
+
+@dataclass(frozen=True)
+class GraphProgram:
+    """Emitted source of a function `run`, its signature, and the floats of memory it works in."""
+
+    text: str
+    signature: str
+    floats: int
+    unshared_floats: int
+    """Floats that its buffers would take if none shared memory with another."""
+    blocks: int
+    """Blocks of samples that go through the graph together."""
+    lanes: int
+    """Samples in a block."""
+    tables: np.ndarray
+    """Levels of bytes, as `run` takes them."""
+
+
+def build(graph: Graph, samples: int, lanes: int, registers: int) -> GraphProgram:
+    """Return the program of a training graph for batches of up to `samples` samples.
+
+    Raises MissingRule for an operator without an emitted kernel.
+    """
+    lowering = Lowering(graph, lanes, registers)
+    lowering.lower()
+    forward, backward = phases(lowering.items)
+    blocks = min(-(-samples // lanes), max(1, PASS_SAMPLES // lanes))
+    plan = lay_out([*forward, *backward], blocks)
+    names = [f"input{number}" for number in range(len(graph.inputs))]
+    names += [f"output{number}" for number in range(len(graph.outputs))]
+    arguments = f"training, overwrite, weights, gradient, memory, keys, tables, sums, count, {', '.join(names)}"
+    source = lowering.source
+    source("")
+    source("")
+    source("@entry")
+    with source.inside(f"def run({arguments}):"):
+        source('"""Add losses and metrics to `sums`; in training, gradients to `gradient`."""')
+        source("before = flush_to_zero()")
+        with source.inside("if training and overwrite:"):
+            source("gradient[:] = 0")
+        source(f"all_blocks = (count + {lanes - 1}) // {lanes}")
+        with source.inside(f"for start in range(0, all_blocks, {blocks}):"):
+            source(f"blocks = min({blocks}, all_blocks - start)")
+            _emit_phases(source, forward, plan, lanes)
+            if backward:
+                with source.inside("if training:"):
+                    _emit_phases(source, backward, plan, lanes)
+        source("restore(before)")
+    tables = np.concatenate([np.ravel(rows) for rows in lowering.tables] or [np.zeros(1)])
+    return GraphProgram(
+        text=source.text,
+        signature=_signature(graph),
+        floats=plan.floats,
+        unshared_floats=plan.unshared,
+        blocks=blocks,
+        lanes=lanes,
+        tables=tables.astype(np.float32),
+    )
+
+
+def _emit_phases(source: Source, all_phases: tuple[Phase, ...], plan: BufferPlan, lanes: int) -> None:
+    for phase in all_phases:
+        emit_phase(source, phase, plan, lanes)
+
+
+def _signature(graph: Graph) -> str:
+    """Return the types of the arguments of `run`."""
+    floats = "float32[::1]"
+    fixed = ["boolean", "boolean", floats, floats, floats, "uint64[::1]", floats, "float64[::1]", "int64"]
+    fed = [f"{DTYPES[value.dtype]}[::1]" for value in graph.inputs]
+    return f"({', '.join([*fixed, *fed, *[floats] * len(graph.outputs)])})"
