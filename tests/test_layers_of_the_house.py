@@ -25,7 +25,7 @@ LAYERS = [
     {"sweep"},
     {"report"},
     {"parameter_server"},
-    {"api", "options"},
+    {"api", "nn", "options"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -60,7 +60,9 @@ class Expression:
         return apply("sub", 0.0, self)
 
     def __bool__(self) -> bool:
-        raise UserError("an element-wise function cannot branch on its values; use greater(a, b, yes, no)")
+        raise UserError(
+            "an element-wise function cannot branch on its values; use nn.where(a, b, yes, no) for yes where a > b"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def apply(function: str, *arguments: Any) -> Expression:
     numbers = [value_of(argument) for argument in given]
     if all(number is not None for number in numbers):
         return constant(float(FUNCTIONS[function].numpy(*numbers)))
-    return _neutral(function, given, numbers) or Expression(function, given)
+    simple = _neutral(function, given, numbers)
+    return Expression(function, given) if simple is None else simple
 
 
 def _neutral(function: str, given: tuple[Expression, ...], numbers: list[float | None]) -> Expression | None:
@@ -188,18 +191,18 @@ FUNCTIONS: dict[str, Function] = {
         lambda x: np.maximum(x, 0), lambda x: f"maximum(zero(), {x})", lambda e, w, a: (_choose(w, 0, e, 0),)
     ),
     "erf": Function(special.erf, _emit_erf, lambda e, w, a: (e * (2 / math.sqrt(math.pi) * exp(0.0 - a * a)),)),
-    "maximum": Function(
-        np.maximum, _call("maximum"), lambda e, w, a, b: (_choose(a, b, e, 0), _choose(a, b, 0, e))
-    ),
+    "maximum": Function(np.maximum, _call("maximum"), lambda e, w, a, b: (_choose(a, b, e, 0), _choose(a, b, 0, e))),
     "minimum": Function(
-        np.minimum, lambda a, b: f"greater({a}, {b}, {b}, {a})", lambda e, w, a, b: (_choose(a, b, 0, e), _choose(a, b, e, 0))
+        np.minimum,
+        lambda a, b: f"greater({a}, {b}, {b}, {a})",
+        lambda e, w, a, b: (_choose(a, b, 0, e), _choose(a, b, e, 0)),
     ),
     "greater": Function(
         lambda a, b, yes, no: np.where(np.greater(a, b), yes, no),
         _call("greater"),
         lambda e, w, a, b, yes, no: (None, None, _choose(a, b, e, 0), _choose(a, b, 0, e)),
     ),
-    "power": Function(np.power, _emit_power, lambda e, w, a, n: (e * (n * power(a, value_of(n) - 1)), None)),
+    "power": Function(np.power, _emit_power, lambda e, w, a, n: (e * (n * power(a, n.arguments[0] - 1)), None)),
 }
 
 

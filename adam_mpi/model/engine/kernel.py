@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from adam_mpi.model import expression
+from adam_mpi.model.engine.source import Source
 from adam_mpi.model.expression import Expression
 from adam_mpi.model.graph import Shape, Value
-from adam_mpi.model.engine.source import Source
 
 
 @dataclass
@@ -61,9 +61,7 @@ class Kernel:
     (of all samples), `training`, and in a kernel for all blocks `blocks`.
     """
 
-    def __init__(
-        self, source: Source, lanes: int, inputs: Sequence[Operand], outputs: Sequence[Operand]
-    ) -> None:
+    def __init__(self, source: Source, lanes: int, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
         self.source = source
         self.lanes = lanes
         self.inputs = list(inputs)
@@ -82,7 +80,9 @@ class Kernel:
     @contextmanager
     def loop(self, variable: str, stop: int | str, start: int | str = 0) -> Iterator[None]:
         """Emit a loop of `variable` over range(start, stop)."""
-        with self.inside(f"for {variable} in range({start}, {stop}):" if start else f"for {variable} in range({stop}):"):
+        with self.inside(
+            f"for {variable} in range({start}, {stop}):" if start else f"for {variable} in range({stop}):"
+        ):
             yield
 
     @contextmanager

@@ -34,14 +34,21 @@ def add(lowering: "Lowering", value: Value) -> None:
 def add_levels(lowering: "Lowering", node: Node, rows: np.ndarray) -> None:
     """Add the call that looks up the bytes `node` reads in a table: 256 levels in one row, or in a row per channel."""
     value = lowering.graph.values[node.inputs[0]]
-    _emit(lowering.source, "load_levels(memory, fed, tables, x, first, count, table, size, plane)", _LEVELS, lowering.lanes)
+    _emit(
+        lowering.source,
+        "load_levels(memory, fed, tables, x, first, count, table, size, plane)",
+        _LEVELS,
+        lowering.lanes,
+    )
     table = sum(known.size for known in lowering.tables)
     lowering.tables.append(rows)
     plane = value.size // len(rows)
     place = lowering.place(node.outputs[0])
     sizes = (str(table), str(value.size), str(plane))
-    arguments = ("memory", argument(lowering, value.name), "tables", place, "first", "count", *sizes)
-    lowering.add(Call("load_levels", arguments), by_block=True, training=False)
+    fed = argument(lowering, value.name)
+    lowering.add(
+        Call("load_levels", ("memory", fed, "tables", place, "first", "count", *sizes)), by_block=True, training=False
+    )
 
 
 def add_results(lowering: "Lowering") -> None:
@@ -56,8 +63,12 @@ def add_results(lowering: "Lowering") -> None:
     for number, name, weight in terms:
         _emit(lowering.source, "add_sum(memory, sums, x, first, count, number, weight)", _SUM, lowering.lanes)
         place = lowering.place(lowering.graph.values[name])
-        arguments = ("memory", "sums", place, "first", "count", str(number), repr(float(weight)))
-        lowering.add(Call("add_sum", arguments), by_block=True, training=False)
+        scale = repr(float(weight))
+        lowering.add(
+            Call("add_sum", ("memory", "sums", place, "first", "count", str(number), scale)),
+            by_block=True,
+            training=False,
+        )
 
 
 def emit_add(source: Source) -> None:
@@ -80,7 +91,7 @@ _LEVELS = """
 for lane in range({lanes}):
     start = min(first + lane, count - 1) * size
     for place in range(size):
-        memory[x + place * {lanes} + lane] = tables[table + place // plane * 256 + fed[start + place]]
+        memory[x + place * {lanes} + lane] = tables[table + place // plane * 256 + int(fed[start + place])]
 """
 _STORE = """
 for lane in range(min({lanes}, count - first)):

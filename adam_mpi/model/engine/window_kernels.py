@@ -147,9 +147,7 @@ def _taps_that_see(
             stack.enter_context(kernel.loop(f"k{axis}", windows.kernel[axis]))
             kernel(f"far{axis} = {place} + {windows.pad[axis][0]} - k{axis} * {windows.dilation[axis]}")
             whole = f" and far{axis} % {stride} == 0" if stride > 1 else ""
-            stack.enter_context(
-                kernel.inside(f"if 0 <= far{axis} <= {(shape[axis] - 1) * stride}{whole}:")
-            )
+            stack.enter_context(kernel.inside(f"if 0 <= far{axis} <= {(shape[axis] - 1) * stride}{whole}:"))
         steps = strides_of(windows.kernel)
         tap = " + ".join(f"k{axis} * {step}" for axis, step in enumerate(steps))
         yield [f"far{axis} // {windows.stride[axis]}" for axis in range(len(places))], tap
@@ -178,9 +176,7 @@ def emit_weights(kernel: Kernel, windows: Any, bias: bool) -> None:
                     kernel(weight.add(index, f"s{a}_{b}"))
 
 
-def _weight_sums(
-    kernel: Kernel, windows: Any, tile: tuple[int, int], inputs: Operand, errors: Operand
-) -> None:
+def _weight_sums(kernel: Kernel, windows: Any, tile: tuple[int, int], inputs: Operand, errors: Operand) -> None:
     """Emit the sums of one tap over all places whose tap lies inside the input."""
     shape = inputs.value.shape[1:]
     outputs = errors.value.shape[1:]

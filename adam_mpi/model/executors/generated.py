@@ -14,7 +14,7 @@ from adam_mpi.model.passes.training import training_graph
 
 
 class GeneratedExecutor:
-    """Trains and evaluates `graph` in float32; `samples` is the size of the largest batch, `seed` that of random numbers.
+    """Trains and evaluates batches of up to `samples` samples of `graph` in float32; random numbers depend on `seed`.
 
     Weights and gradients are flat float32 vectors. One thread at a time may use an executor. `compiled`: without it the
     emitted source runs with numpy for vectors, as tests do.

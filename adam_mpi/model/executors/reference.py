@@ -14,7 +14,7 @@ from adam_mpi.model.passes.gradient import differentiate
 from adam_mpi.model.passes.simplify import simplify
 
 Feed = Mapping[str, np.ndarray]
-TYPES = {"integer": np.dtype(np.int64), "byte": np.dtype(np.uint8)}
+TYPES: dict[str, np.dtype] = {"integer": np.dtype(np.int64), "byte": np.dtype(np.uint8)}
 
 
 class ReferenceExecutor:

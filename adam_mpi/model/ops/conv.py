@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -71,7 +71,9 @@ def geometry(
     dilations = per_axis(dilation, rank, "dilation")
     made = Geometry(sizes, per_axis(stride, rank, "stride"), pads(pad, rank), dilations, groups)
     if any(max(edges) >= reach for edges, reach in zip(made.pad, made.reach(), strict=True)):
-        raise ValueError(f"a pad as wide as the window of {shape_text(made.reach())} would make outputs that see nothing")
+        raise ValueError(
+            f"a pad as wide as the window of {shape_text(made.reach())} would make outputs that see nothing"
+        )
     return made
 
 
@@ -295,6 +297,11 @@ class ChannelSums(Operator):
         window_kernels.emit_channel_sums(kernel, kernel.inputs[0], kernel.outputs[0])
 
 
+def everywhere(places: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the index of `places` in all channels of all samples."""
+    return (slice(None), slice(None), *places)
+
+
 def _grouped(array: np.ndarray, groups: int) -> np.ndarray:
     """Return (samples, channels, *places) as (samples, groups, channels per group, places)."""
     return array.reshape(len(array), groups, array.shape[1] // groups, -1)
@@ -306,7 +313,7 @@ def _padded(windows: Geometry, array: np.ndarray) -> np.ndarray:
 
 def _tap(weight: np.ndarray, place: tuple[int, ...], groups: int) -> np.ndarray:
     """Return the matrices of one place in the kernel: (groups, outputs per group, inputs per group)."""
-    return weight[(slice(None), slice(None), *place)].reshape(groups, -1, weight.shape[1])
+    return weight[everywhere(place)].reshape(groups, -1, weight.shape[1])
 
 
 def forward(windows: Geometry, inputs: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -316,7 +323,7 @@ def forward(windows: Geometry, inputs: np.ndarray, weight: np.ndarray) -> np.nda
     groups = windows.groups
     made = np.zeros((len(inputs), groups, len(weight) // groups, math.prod(outputs)), inputs.dtype)
     for place, seen in windows.taps(outputs):
-        made += _tap(weight, place, groups) @ _grouped(padded[(slice(None), slice(None), *seen)], groups)
+        made += _tap(weight, place, groups) @ _grouped(padded[everywhere(seen)], groups)
     return made.reshape(len(inputs), len(weight), *outputs)
 
 
@@ -326,9 +333,9 @@ def to_data(windows: Geometry, errors: np.ndarray, weight: np.ndarray, shape: Sh
     grouped = _grouped(errors, windows.groups)
     for place, seen in windows.taps(errors.shape[2:]):
         part = _tap(weight, place, windows.groups).transpose(0, 2, 1) @ grouped
-        padded[(slice(None), slice(None), *seen)] += part.reshape(len(errors), shape[0], *errors.shape[2:])
+        padded[everywhere(seen)] += part.reshape(len(errors), shape[0], *errors.shape[2:])
     inside = (slice(before, before + size) for (before, _), size in zip(windows.pad, shape[1:], strict=True))
-    return np.ascontiguousarray(padded[(slice(None), slice(None), *inside)])
+    return np.ascontiguousarray(padded[everywhere(inside)])
 
 
 def to_weights(windows: Geometry, inputs: np.ndarray, errors: np.ndarray, shape: Shape) -> np.ndarray:
@@ -337,7 +344,7 @@ def to_weights(windows: Geometry, inputs: np.ndarray, errors: np.ndarray, shape:
     grouped = _grouped(errors, windows.groups)
     gradient = np.zeros(shape, inputs.dtype)
     for place, seen in windows.taps(errors.shape[2:]):
-        values = _grouped(padded[(slice(None), slice(None), *seen)], windows.groups)
+        values = _grouped(padded[everywhere(seen)], windows.groups)
         part = np.einsum("ngmp,ngcp->gmc", grouped, values, optimize=True)
-        gradient[(slice(None), slice(None), *place)] = part.reshape(shape[:2])
+        gradient[everywhere(place)] = part.reshape(shape[:2])
     return gradient

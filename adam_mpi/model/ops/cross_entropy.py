@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -92,7 +92,6 @@ class Targets:
         each = share * weights[None]
         return np.moveaxis(each[known] * kept[..., None] / places, -1, self.axis + 1).astype(logits.dtype)
 
-
     def layout(self, shape: Shape) -> tuple[int, str, int]:
         """Return how many classes scores of `shape` have, the index of the first at a place, and their distance."""
         classes = shape[self.axis]
@@ -162,6 +161,7 @@ class SoftmaxCrossEntropy(Operator):
     probabilities.
     """
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     data_inputs = 2
     smoothing: float = number(0, default=0.0, below=1)
     weights: tuple[float, ...] = hidden(())
@@ -220,6 +220,7 @@ class SoftmaxCrossEntropy(Operator):
 class CrossEntropyBack(Operator):
     """Return the errors of the scores, from probabilities, classes, and the error of each sample's loss."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     targets: Targets = hidden()
     data_inputs = 3
 
@@ -246,10 +247,13 @@ class CrossEntropyBack(Operator):
 class Correct(Operator):
     """Make 1 of a sample where the target (second input) is among the `top` largest scores, averaged over places."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     data_inputs = 2
     top: int = hidden(1)
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
+        if inputs[1].dtype != "integer":
+            raise ValueError(f"the target is of type {inputs[1].dtype}; classes are integers")
         SoftmaxCrossEntropy().targets(inputs[0].shape, inputs[1].shape)
         return [Value("", ())]
 

@@ -40,8 +40,6 @@ class Elementwise(Operator):
             shape = np.broadcast_shapes(*(value.shape for value in inputs))
         except ValueError:
             raise ValueError(f"shapes {', '.join(shape_text(v.shape) for v in inputs)} do not meet") from None
-        if any(value.dtype != "float" for value in inputs):
-            raise ValueError("only numbers of type float are computed with; look integers up in an embedding first")
         if any(value.batched and len(value.shape) != len(shape) for value in inputs):
             raise ValueError("all have to have as many axes; reshape to sizes of 1 where axes are missing")
         whole = next((value for value in inputs if value.shape == shape and value.batched), inputs[0])
@@ -61,7 +59,7 @@ class Elementwise(Operator):
             for number, value in enumerate(inputs)
         ]
 
-    def _error(self, tape: Any, back: Expression, given: Sequence[Value | None], value: Value) -> Value | None:
+    def _error(self, tape: Any, back: Expression, given: Sequence[Any], value: Value) -> Value | None:
         """Add a node for the expression `back` over those of `given` that it reads; sum over what was broadcast."""
         numbers = expression.inputs_of(back)
         if not numbers:
@@ -95,4 +93,3 @@ def total(count: int) -> Elementwise:
     for number in range(1, count):
         made = made + symbol(number)
     return Elementwise(made, "accumulate")
-

@@ -21,7 +21,7 @@ def whole(minimum: int = 1, default: Any = MISSING, several: bool = False) -> An
 
     def check(value: object) -> str:
         numbers = value if several and isinstance(value, list | tuple) and value else [value]
-        return "" if all(_is_whole(number) and number >= minimum for number in numbers) else what
+        return "" if all(isinstance(n, int) and _is_whole(n) and n >= minimum for n in numbers) else what
 
     return _field(check, default)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from adam_mpi.model.ops.operator import Operator, Run, Span
 class Levels(Operator):
     """Turn byte b of a channel into (b / 255 - mean) / deviation; one number, or one per channel, each."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     mean: tuple[float, ...] = hidden((0.0,))
     deviation: tuple[float, ...] = hidden((1.0,))
 
@@ -30,7 +31,9 @@ class Levels(Operator):
             raise ValueError(f"levels are looked up for bytes, not for numbers of type {value.dtype}")
         for numbers in (self.mean, self.deviation):
             if len(numbers) not in (1, value.shape[0]):
-                raise ValueError(f"{len(numbers)} levels are given for {value.shape[0]} channels; give one, or one each")
+                raise ValueError(
+                    f"{len(numbers)} levels are given for {value.shape[0]} channels; give one, or one each"
+                )
         return [Value("", value.shape, axes=value.axes)]
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:

@@ -58,6 +58,8 @@ class Operator:
     """The word for it in a configuration."""
     data_inputs: ClassVar[int | None] = 1
     """How many values it takes, apart from parameters; None: any number."""
+    dtypes: ClassVar[tuple[str, ...]] = ("float",)
+    """Types that all inputs may have; empty: the shape rule checks them."""
     alias: ClassVar[bool] = False
     """Whether the output is the input, seen in another shape: nothing is computed."""
     whole_batch: ClassVar[bool] = False
@@ -131,9 +133,14 @@ class Operator:
     def infer(self, name: str, inputs: Sequence[Value]) -> Sequence[Value]:
         """Return the outputs of node `name`; raise UserError that names the node, its inputs and what is wrong."""
         try:
+            for value in inputs:
+                if self.dtypes and value.dtype not in self.dtypes:
+                    raise ValueError(
+                        f"{value.name} is of type {value.dtype}; only {' and '.join(self.dtypes)} is taken"
+                    )
             return self.outputs(inputs)
         except ValueError as error:
-            given = ", ".join(f"{value.name} {shape_text(value.shape)}" for value in inputs)
+            given = ", ".join(f"{value.name} {shape_text(value.shape)}" for value in inputs if value.batched)
             raise UserError(f"node {name} ({self.kind or type(self).__name__}) of {given}: {error}") from None
 
 
@@ -141,9 +148,7 @@ class Operator:
 class Composite(Operator):
     """An operator that is made of others: it has `parameters` and `build`, and needs no other rule."""
 
-    def build(
-        self, tape: "GraphBuilder", inputs: Sequence[Value], parameters: Sequence[Value]
-    ) -> Sequence[Value]:
+    def build(self, tape: "GraphBuilder", inputs: Sequence[Value], parameters: Sequence[Value]) -> Sequence[Value]:
         """Add the nodes that compute the operator of the data `inputs` to `tape`; return its outputs.
 
         Nodes are named after the operator's own name; the last one has exactly that name. `tape.call(op, inputs,

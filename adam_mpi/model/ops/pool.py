@@ -9,7 +9,7 @@ import numpy as np
 
 from adam_mpi.model.engine.window_kernels import each_window
 from adam_mpi.model.graph import Shape, Value
-from adam_mpi.model.ops.conv import Geometry, geometry
+from adam_mpi.model.ops.conv import Geometry, everywhere, geometry
 from adam_mpi.model.ops.fields import flag, hidden, whole
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
 from adam_mpi.model.ops.reduce import Expand
@@ -86,7 +86,7 @@ class MaxPool(Pool):
         windows = self.geometry(Value("", array.shape[1:]))
         padded = np.pad(array, [(0, 0), (0, 0), *windows.pad], constant_values=-np.inf)
         counts = windows.windows(array.shape[2:])
-        seen = [padded[(slice(None), slice(None), *part)] for _, part in windows.taps(counts)]
+        seen = [padded[everywhere(part)] for _, part in windows.taps(counts)]
         stacked = np.stack(seen)
         winners = stacked.argmax(axis=0)
         best = np.take_along_axis(stacked, winners[None], axis=0)[0]
@@ -131,7 +131,7 @@ class Unpool(Operator):
         made = np.zeros((len(errors), *self.shape), errors.dtype)
         padded = np.pad(made, [(0, 0), (0, 0), *windows.pad])
         for number, (_, seen) in enumerate(windows.taps(errors.shape[2:])):
-            padded[(slice(None), slice(None), *seen)] += np.where(winners == number, errors, 0)
+            padded[everywhere(seen)] += np.where(winners == number, errors, 0)
         return [unpadded(windows, padded, self.shape)]
 
     def emit(self, kernel: Any) -> None:
@@ -163,7 +163,7 @@ class AvgPool(Pool):
         windows = self.geometry(Value("", array.shape[1:]))
         counts = windows.windows(array.shape[2:])
         padded = np.pad(array, [(0, 0), (0, 0), *windows.pad])
-        made = sum(padded[(slice(None), slice(None), *seen)] for _, seen in windows.taps(counts))
+        made = sum(padded[everywhere(seen)] for _, seen in windows.taps(counts))
         return [np.asarray(made) * _shares(windows, array.shape[2:], self.count_pad).astype(array.dtype)]
 
     def emit(self, kernel: Any) -> None:
@@ -198,7 +198,7 @@ class Spread(Operator):
         made = np.zeros((len(errors), *self.shape), errors.dtype)
         padded = np.pad(made, [(0, 0), (0, 0), *windows.pad])
         for _, seen in windows.taps(errors.shape[2:]):
-            padded[(slice(None), slice(None), *seen)] += shares
+            padded[everywhere(seen)] += shares
         return [unpadded(windows, padded, self.shape)]
 
     def emit(self, kernel: Any) -> None:
@@ -241,11 +241,11 @@ class GlobalAvgPool(Operator):
 def unpadded(windows: Geometry, padded: np.ndarray, shape: Shape) -> np.ndarray:
     """Return the part of `padded` that is no pad."""
     inside = (slice(before, before + size) for (before, _), size in zip(windows.pad, shape[1:], strict=True))
-    return np.ascontiguousarray(padded[(slice(None), slice(None), *inside)])
+    return np.ascontiguousarray(padded[everywhere(inside)])
 
 
 def _shares(windows: Geometry, shape: Shape, count_pad: bool) -> np.ndarray:
     """Return what each window's sum is multiplied by."""
     ones = np.ones(shape)
     padded = np.pad(ones, windows.pad, constant_values=float(count_pad))
-    return 1 / sum(padded[seen] for _, seen in windows.taps(windows.windows(shape)))
+    return 1 / np.sum([padded[seen] for _, seen in windows.taps(windows.windows(shape))], axis=0)

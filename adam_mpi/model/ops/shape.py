@@ -10,7 +10,7 @@ import numpy as np
 from adam_mpi.model.engine.kernel import strides_of
 from adam_mpi.model.graph import Shape, Value, shape_text
 from adam_mpi.model.ops.fields import axes as axes_field
-from adam_mpi.model.ops.fields import hidden, whole
+from adam_mpi.model.ops.fields import whole
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
 
 
@@ -19,6 +19,7 @@ from adam_mpi.model.ops.operator import Operator, Run, Span, register
 class Reshape(Operator):
     """See the numbers of a sample in another `shape`; one size may be -1, which stands for what is left."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     shape: Shape = axes_field()
     alias: ClassVar[bool] = True
 
@@ -49,6 +50,7 @@ class Reshape(Operator):
 class Flatten(Operator):
     """See the numbers of a sample as one axis."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     alias: ClassVar[bool] = True
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -71,6 +73,7 @@ class Flatten(Operator):
 class Transpose(Operator):
     """Put the axes of a sample in the `order` given."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     order: tuple[int, ...] = axes_field()
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -113,6 +116,7 @@ def _axis(value: Value, axis: int) -> int:
 class Concat(Operator):
     """Join values along an `axis`, which is 0 for channels; all other sizes are equal."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     data_inputs: ClassVar[None] = None
     axis: int = whole(default=0, minimum=-9)
 
@@ -161,6 +165,7 @@ class Concat(Operator):
 class Slice(Operator):
     """Take what lies from `start` up to, but not including, `stop` along an `axis`."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     start: int = whole(minimum=0)
     stop: int = whole(minimum=1)
     axis: int = whole(default=0, minimum=-9)
@@ -204,6 +209,7 @@ class Slice(Operator):
 class PadZeros(Operator):
     """Put zeros `before` and `after` what lies along an `axis`."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ()
     before: int = whole(minimum=0)
     after: int = whole(minimum=0)
     axis: int = whole(default=0, minimum=-9)

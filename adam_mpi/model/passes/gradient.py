@@ -30,9 +30,7 @@ def differentiate(graph: Graph) -> Graph:
     return tape.graph(graph.outputs, graph.losses, graph.sums, found)
 
 
-def _back(
-    tape: GraphBuilder, graph: Graph, node: Node, errors: dict[str, list[Value]], learning: set[str]
-) -> None:
+def _back(tape: GraphBuilder, graph: Graph, node: Node, errors: dict[str, list[Value]], learning: set[str]) -> None:
     """Add the nodes that take the errors of the outputs of `node` to its inputs."""
     own = [_accumulated(tape, errors.get(value.name, ())) for value in node.outputs]
     if not any(own):

@@ -1,0 +1,180 @@
+"""Every operator: gradients by finite differences, emitted kernels by reference kernels, both by PyTorch."""
+
+import graphs
+import numpy as np
+import pytest
+
+from adam_mpi import nn
+from adam_mpi.base.errors import UserError
+from adam_mpi.model.ops.operator import REGISTRY, MissingRule
+
+
+def squares(*values):
+    """Return a graph whose loss is the mean square of each value, with weights that tell places apart."""
+    losses = []
+    for value in values:
+        flat = nn.dense(nn.flatten(value), 3, name=f"end{len(losses)}")
+        losses.append(nn.mean(nn.elementwise(lambda x: x * x, flat)))
+    return nn.graph(values, losses)
+
+
+def mixed(shape, axes=(), name="input"):
+    """Return a value of `shape` that depends on weights, so that errors go back through what takes it."""
+    x = nn.input(shape, name=name, axes=axes)
+    size = int(np.prod(shape))
+    return nn.reshape(nn.dense(nn.flatten(x), size, name=f"begin_{name}"), list(shape))
+
+
+def unary(kind, positive=False, **values):
+    """Return a graph with the element-wise operator `kind`."""
+    x = mixed((2, 3))
+    if positive:
+        x = nn.elementwise(lambda v: v * v + 0.5, x)
+    return squares(getattr(nn, kind)(x, **values))
+
+
+def binary(kind):
+    return squares(getattr(nn, kind)(mixed((2, 3)), nn.scale(nn.sigmoid(mixed((2, 3), name="other")), offset=0.5)))
+
+
+def conv(shape, channels, kernel, **values):
+    return squares(nn.conv(mixed(shape), channels, kernel, **values))
+
+
+def loss_of(kind, shape=(4,), **values):
+    z = nn.dense(nn.input(shape), 3)
+    return nn.graph(z, getattr(nn, kind)(z, nn.target((3,), "float"), **values))
+
+
+def cross_entropy(shape, classes_first=False, **values):
+    scores = mixed(shape)
+    places = shape[1:] if classes_first else shape[:-1]
+    target = nn.target(places)
+    loss = nn.softmax_cross_entropy(scores, target, **values)
+    return nn.graph(scores, loss, {"correct": nn.correct(scores, target)})
+
+
+CASES = {
+    "relu": lambda: unary("relu"),
+    "tanh": lambda: unary("tanh"),
+    "sigmoid": lambda: unary("sigmoid"),
+    "gelu": lambda: unary("gelu"),
+    "silu": lambda: unary("silu"),
+    "exp": lambda: unary("exp"),
+    "log": lambda: unary("log", positive=True),
+    "sqrt": lambda: unary("sqrt", positive=True),
+    "absolute": lambda: unary("absolute"),
+    "leaky_relu": lambda: unary("leaky_relu", slope=0.1),
+    "power": lambda: unary("power", positive=True, exponent=1.7),
+    "scale": lambda: unary("scale", factor=-2.0, offset=0.5),
+    "subtract": lambda: binary("subtract"),
+    "divide": lambda: binary("divide"),
+    "add": lambda: squares(nn.add(mixed((2, 3)), mixed((1, 3), name="other"), mixed((2, 1), name="third"))),
+    "multiply": lambda: binary("multiply"),
+    "concat": lambda: squares(nn.concat(mixed((2, 2, 3)), mixed((2, 4, 3), name="other"), axis=1)),
+    "slice": lambda: squares(nn.slice(mixed((3, 5, 2)), 1, 4, axis=1)),
+    "pad": lambda: squares(nn.pad(mixed((2, 3)), 1, 2, axis=-1)),
+    "reshape": lambda: squares(nn.relu(nn.reshape(mixed((2, 6)), [3, -1]))),
+    "flatten": lambda: squares(nn.relu(nn.flatten(mixed((2, 3, 2))))),
+    "transpose": lambda: squares(nn.transpose(mixed((2, 3, 4)), [2, 0, 1])),
+    "sum": lambda: squares(nn.sum(mixed((2, 3, 4)), axes=[0, 2])),
+    "mean": lambda: squares(nn.mean(mixed((2, 3, 4)), axes=[-1], keep=True)),
+    "softmax": lambda: squares(nn.softmax(mixed((2, 4)))),
+    "dropout": lambda: squares(nn.dropout(mixed((2, 3)), 0.0)),
+    "dense": lambda: squares(nn.dense(mixed((3, 5), axes=("token", "unit")), 9)),
+    "conv": lambda: conv((2, 5, 6), 3, 3, pad=1),
+    "conv strided": lambda: conv((2, 7, 6), 3, [3, 2], stride=[2, 3], pad=[2, 0, 1, 1]),
+    "conv dilated": lambda: conv((2, 7, 8), 2, [2, 3], dilation=[3, 2], pad=2, stride=2),
+    "conv groups": lambda: conv((4, 4, 4), 6, 2, groups=2, bias=False),
+    "conv depthwise": lambda: conv((5, 4, 4), 5, 3, groups=5, pad=1),
+    "conv 1-D": lambda: conv((3, 9), 4, 3, stride=2, pad=1),
+    "conv 3-D": lambda: conv((2, 3, 4, 3), 2, 2, pad=1),
+    "conv_transpose": lambda: squares(nn.conv_transpose(mixed((2, 3, 4)), 3, 3, stride=2, pad=1, more=1)),
+    "max_pool": lambda: squares(nn.max_pool(mixed((2, 5, 6)), 2)),
+    "max_pool overlapping": lambda: squares(nn.max_pool(mixed((2, 6, 5)), 3, stride=2, pad=1)),
+    "avg_pool": lambda: squares(nn.avg_pool(mixed((2, 5, 6)), [2, 3], stride=2, pad=1)),
+    "avg_pool counting": lambda: squares(nn.avg_pool(mixed((2, 4, 4)), 3, stride=1, pad=1, count_pad=True)),
+    "global_avg_pool": lambda: squares(nn.global_avg_pool(mixed((3, 4, 2)))),
+    "mean_squared_error": lambda: loss_of("mean_squared_error"),
+    "mean_absolute_error": lambda: loss_of("mean_absolute_error"),
+    "huber": lambda: loss_of("huber", delta=0.7),
+    "binary_cross_entropy": lambda: loss_of("binary_cross_entropy"),
+    "softmax_cross_entropy": lambda: cross_entropy((3,)),
+    "softmax_cross_entropy smoothed": lambda: cross_entropy((2, 3), smoothing=0.1),
+    "softmax_cross_entropy of maps": lambda: cross_entropy((3, 2, 2), classes_first=True),
+    "correct": lambda: cross_entropy((3,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_and_emitted_kernels(name):
+    graphs.check(CASES[name]())
+
+
+def test_every_operator_is_checked():
+    assert {name.partition(" ")[0] for name in CASES} >= set(REGISTRY)
+
+
+@pytest.mark.parametrize("samples", [1, 3, 4, 9])
+def test_batches_of_any_size(samples):
+    x = nn.input((2, 4, 4), "byte", mean=[0.4, 0.5], deviation=[0.2, 0.3])
+    y = nn.relu(nn.conv(x, 3, 3, pad=1))
+    z = nn.dense(nn.max_pool(nn.add(y, nn.conv(y, 3, 1)), 2), 3)
+    target = nn.target()
+    graph = nn.graph(z, nn.softmax_cross_entropy(z, target), {"correct": nn.correct(z, target)})
+    graphs.check(graph, samples)
+
+
+def test_batches_larger_than_a_pass():
+    z = nn.dense(nn.tanh(nn.dense(nn.input((3,)), 4)), 3)
+    graphs.check(nn.graph(z, nn.softmax_cross_entropy(z, nn.target())), samples=150)
+
+
+def test_a_function_of_the_users_own_is_one_node():
+    x = mixed((4,))
+    y = nn.elementwise(lambda a, b: a * nn.tanh(b) + nn.maximum(a, 0.3), x, nn.dense(x, 4))
+    graph = squares(y)
+    assert sum(node.name.startswith("elementwise") for node in graph.nodes) == 2
+    graphs.check(graph)
+
+
+def test_dropout_depends_on_seed_epoch_sample_name_and_unit_alone():
+    graph = squares(nn.dropout(mixed((3, 4)), 0.5))
+    feed = graphs.random_feed(graph, 6)
+    weights = graphs.random_weights(graph)
+    graphs.check_emitted(graph, feed, weights)
+    from adam_mpi.model.executors.reference import ReferenceExecutor
+
+    executor = ReferenceExecutor(graph, seed=3, dtype=np.float64)
+    first = graphs.gradient_of(executor, weights, feed)[0]
+    np.testing.assert_array_equal(first, graphs.gradient_of(executor, weights, feed)[0])
+    assert np.abs(first - graphs.gradient_of(executor, weights, feed, epoch=1)[0]).max() > 1e-3
+    halves = [
+        graphs.gradient_of(executor, weights, {name: array[part] for name, array in feed.items()})[0]
+        for part in (slice(0, 6),)
+    ]
+    np.testing.assert_allclose(first, halves[0])
+
+
+def test_a_missing_rule_names_operator_and_rule():
+    scores = mixed((3,))
+    graph = nn.graph(scores, nn.correct(scores, nn.target()))
+    with pytest.raises(MissingRule, match="operator correct has no gradient rule"):
+        graphs.check_gradient(graph, graphs.random_feed(graph, 2), graphs.random_weights(graph))
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: nn.conv(nn.input((3, 4, 4)), 2, 7), r"node conv1 \(conv\) of input 3x4x4: a window of 7 does not fit"),
+        (lambda: nn.conv(nn.input((3, 4, 4)), 2, 2, groups=2), "do not divide into 2 groups"),
+        (lambda: nn.conv(nn.input((3, 4, 4)), 2, 2, pad=2), "a pad as wide as the window"),
+        (lambda: nn.add(nn.input((3, 4)), nn.input((3, 5), name="b")), r"node add1 \(.*\) of input 3x4, b 3x5: shapes"),
+        (lambda: nn.concat(nn.input((3, 4)), nn.input((2, 5), name="b")), "node concat1 .* do not meet"),
+        (lambda: nn.mean_squared_error(nn.input((3,)), nn.target((4,), "float")), "prediction 3 and target 4"),
+        (lambda: nn.dense(nn.input((3,), "integer"), 4), "integer"),
+    ],
+)
+def test_shapes_that_do_not_meet(build, message):
+    with pytest.raises(UserError, match=message):
+        nn.graph(build())
