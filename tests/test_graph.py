@@ -38,7 +38,7 @@ RESIDUAL = [
 def from_list(entries, shape=(2, 4, 4)):
     tape = GraphBuilder()
     first = tape.input(Value("input", shape))
-    last = layer_list.build(tape, layer_list.read(entries), first)
+    last = layer_list.build(tape, layer_list.read(entries), first, layer_list.Scope("", {"input": first}))
     return simplify(tape.graph([last.name]))
 
 

@@ -159,6 +159,12 @@ class Graph:
                 wanted.update(node.inputs)
         return frozenset(found)
 
+    def needs_only(self, value: str, fed: Iterable[str]) -> bool:
+        """Return whether `value` depends on no inputs but those in `fed`."""
+        nodes = self.ancestors([value])
+        read = {name for node in self.nodes if node.name in nodes for name in node.inputs}
+        return not {known.name for known in self.inputs}.intersection(read | {value}).difference(fed)
+
     @property
     def size(self) -> int:
         """Return the length of the flat vector of parameters."""

@@ -9,6 +9,8 @@ from adam_mpi.base import machine
 from adam_mpi.model import parameters, reference_buffers
 from adam_mpi.model.engine import jit, program
 from adam_mpi.model.engine.engine_context import EngineContext, EngineStripContext
+from adam_mpi.model.graph_context import GraphContext
+from adam_mpi.model.graph_layers import GraphLayers, graph_bytes
 from adam_mpi.model.layers import (
     Activation,
     Conv,
@@ -51,11 +53,14 @@ class Network:
     ) -> None:
         self.strip = strip
         self.captured = tuple(captured)
-        self.shapes = tuple(shapes)
+        self.shapes = shapes if isinstance(shapes, GraphLayers) else tuple(shapes)
         self.images = images
         self.seed = seed
         self.dtype = np.dtype(dtype)
         self.program = None
+        self.generated = engine == "generated" and self.dtype == np.float32
+        if isinstance(shapes, GraphLayers):
+            return
         if engine == "generated" and self.dtype == np.float32:
             stack = strip.stack if strip else self.shapes
             self.program = program.build(
@@ -76,6 +81,8 @@ class Network:
     @property
     def bytes(self) -> int:
         """Memory of one context."""
+        if isinstance(self.shapes, GraphLayers):
+            return graph_bytes(self.shapes, self.images)
         if self.program:
             return 4 * self.program.floats
         return working_set(self.strip.stack if self.strip else self.shapes, self.images, self.dtype)
@@ -98,8 +105,10 @@ class Network:
         """Return the spans of the flat parameter vector that threads have copies of."""
         return self.spans_without(self.uncopied)
 
-    def context(self, shared: np.ndarray | None = None) -> Context | EngineContext:
+    def context(self, shared: np.ndarray | None = None) -> Context | EngineContext | GraphContext:
         """Return a new context, for one thread or one block in flight; it reads `uncopied` layers in `shared`."""
+        if isinstance(self.shapes, GraphLayers):
+            return GraphContext(self.shapes, self.images, self.seed, self.dtype, self.generated)
         if self.program:
             text = self.program.text
             lanes = self.program.lanes
@@ -122,6 +131,8 @@ def working_set(
     shapes: Sequence[LayerShape], images: int, dtype: DTypeLike = np.float32, engine: str = "reference"
 ) -> int:
     """Return the bytes of one context's buffers."""
+    if isinstance(shapes, GraphLayers):
+        return graph_bytes(shapes, images)
     if engine == "generated":
         return Network(shapes, images, 0, dtype, engine).bytes
     return sum(buffer.bytes for buffer in reference_buffers.plan(shapes, images, dtype).values())
@@ -129,6 +140,9 @@ def working_set(
 
 def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None) -> None:
     """Compile the kernels that these layers need, or load them from the cache."""
+    if isinstance(shapes, GraphLayers):
+        Network(shapes, images, 0, engine=engine).context()
+        return
     if engine == "generated":
         Network(shapes, images, 0, engine=engine, choices=choices).context()
         return

@@ -12,7 +12,9 @@ from adam_mpi.base.log import format_bytes
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.sets import Description, describe
-from adam_mpi.model import layers, parameters
+from adam_mpi.model import parameters
+from adam_mpi.model.frontends import configured
+from adam_mpi.model.graph_layers import GraphLayers
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition, Strip, fitting, most, partition
@@ -36,7 +38,7 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
     """Return the layers of the configured network on the data set of `description`."""
-    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+    return configured.infer(config.model, description.shape, description.classes, description.dtype)
 
 
 def network(
@@ -48,7 +50,8 @@ def network(
     strip: Strip | None = None,
 ) -> Network:
     """Return the network as configured; the reference engine computes on inputs that are not pixels."""
-    engine = config.kernels.engine if description.dtype == "uint8" else "reference"
+    fast = description.dtype == "uint8" or isinstance(shapes, GraphLayers)
+    engine = config.kernels.engine if fast else "reference"
     images = config.train.batch
     if strip is not None:
         images = parts.largest_part(images, *parts.most_parts(config.worker.in_flight, strip.ranks))

@@ -11,6 +11,7 @@ import numpy as np
 from adam_mpi.base import trace
 from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.config.sections import MOST_BATCHES
+from adam_mpi.model.graph_context import GraphContext
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.batches import Batch
 from adam_mpi.worker.data_client import Slot
@@ -84,6 +85,7 @@ class Trainer(threading.Thread):
     def capture(self, buffer: GradientBuffer) -> None:
         """Add the activations and errors of the block just computed to `buffer`, of the layers that push them."""
         for layer, factors in buffer.factors.items():
+            assert not isinstance(self.context, GraphContext), "graphs push gradients"
             factors.add(*self.context.factors(layer))
 
     def run(self) -> None:

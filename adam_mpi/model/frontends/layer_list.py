@@ -101,21 +101,17 @@ class Scope:
         return self.values.get(name) or (self.outer.find(name) if self.outer else None)
 
 
-def build(tape: GraphBuilder, entries: Sequence[Entry | Block], first: Value) -> Value:
-    """Add the layers to `tape`, beginning with the value `first`; return the value of the last one.
+def build(tape: GraphBuilder, entries: Sequence[Entry | Block], value: Value, scope: Scope) -> Value:
+    """Add the layers to `tape`, beginning with `value`, and to the names in `scope`; return the value of the last one.
 
     Raises UserError for a layer that takes what no layer before it makes.
     """
-    known = {value.name: value for value in tape.inputs}
-    return _build(tape, entries, first, Scope("", known))
-
-
-def _build(tape: GraphBuilder, entries: Sequence[Entry | Block], value: Value, scope: Scope) -> Value:
     for entry in entries:
         if isinstance(entry, Block):
             value = _repeat(tape, entry, value, scope)
         else:
             value = _add(tape, entry, value, scope)
+    tape.prefix = ""
     return value
 
 
@@ -123,7 +119,7 @@ def _repeat(tape: GraphBuilder, block: Block, value: Value, scope: Scope) -> Val
     for number in range(1, block.count + 1):
         stem = f"{block.name}{number}"
         inner = Scope(f"{scope.prefix}{stem}.", {"input": value}, scope)
-        value = _build(tape, block.layers, value, inner)
+        value = build(tape, block.layers, value, inner)
         scope.values |= {f"{stem}.{name}": made for name, made in inner.values.items() if name != "input"}
         scope.values[stem] = value
     return value

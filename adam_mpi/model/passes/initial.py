@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from adam_mpi.model.graph import Graph, Node
+from adam_mpi.model.graph import Graph
 from adam_mpi.model.initialization import Initialization, drawn
 from adam_mpi.model.ops.elementwise import Elementwise
 
@@ -17,15 +17,16 @@ def initialization(graph: Graph, parameter: str) -> Initialization:
     own = next(p for p in graph.parameters if p.name == parameter)
     if own.init.kind != "auto":
         return own.init
-    function = _activation(graph, graph.consumers(parameter)[0])
+    function = activation_behind(graph, parameter)
     if function == "relu":
         return Initialization("he", own.init.gain)
     # The slope of a sigmoid at 0 is a quarter of the one that Glorot's rule assumes.
     return Initialization("glorot", own.init.gain * (4 if function == "sigmoid" else 1))
 
 
-def _activation(graph: Graph, node: Node) -> str | None:
-    """Return the first activation that `node` feeds before other weights; where the way forks, the first branch's."""
+def activation_behind(graph: Graph, parameter: str) -> str | None:
+    """Return the first activation behind `parameter` before other weights; where the way forks, the first branch's."""
+    node = graph.consumers(parameter)[0]
     for _ in range(FARTHEST):
         following = graph.consumers(node.outputs[0].name)
         if not following:
