@@ -9,11 +9,11 @@ import numpy as np
 
 from adam_mpi.model.engine.window_kernels import each_window
 from adam_mpi.model.graph import Shape, Value
-from adam_mpi.model.ops.conv import Geometry, everywhere, geometry
 from adam_mpi.model.ops.fields import flag, hidden, whole
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
 from adam_mpi.model.ops.reduce import Expand
 from adam_mpi.model.ops.shape import Reshape
+from adam_mpi.model.ops.windows import Geometry, everywhere, geometry, unpadded
 
 
 @dataclass(frozen=True)
@@ -236,12 +236,6 @@ class GlobalAvgPool(Operator):
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         export.node("Flatten", [export.node("GlobalAveragePool", inputs)], outputs, axis=1)
-
-
-def unpadded(windows: Geometry, padded: np.ndarray, shape: Shape) -> np.ndarray:
-    """Return the part of `padded` that is no pad."""
-    inside = (slice(before, before + size) for (before, _), size in zip(windows.pad, shape[1:], strict=True))
-    return np.ascontiguousarray(padded[everywhere(inside)])
 
 
 def _shares(windows: Geometry, shape: Shape, count_pad: bool) -> np.ndarray:
