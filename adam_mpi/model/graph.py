@@ -137,6 +137,11 @@ class Graph:
         """Return the nodes that read `value`, once for each time they read it."""
         return self._consumers.get(value, ())
 
+    def only_consumer(self, value: str) -> Node | None:
+        """Return the node that alone reads `value`, which nothing else wants; None if there is none such."""
+        found = {node.name: node for node in self.consumers(value)}
+        return next(iter(found.values())) if len(found) == 1 and value not in self.wanted else None
+
     @cached_property
     def wanted(self) -> frozenset[str]:
         """Return the values that are read from outside the graph."""

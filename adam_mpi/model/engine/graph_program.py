@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adam_mpi.model.engine.conv_choice import Choice
 from adam_mpi.model.engine.lowering import Lowering, phases
 from adam_mpi.model.engine.schedule import BufferPlan, Phase, lay_out
 from adam_mpi.model.engine.source import Source, emit_phase
@@ -31,15 +32,23 @@ class GraphProgram:
     """Levels of bytes, as `run` takes them."""
 
 
-def build(graph: Graph, samples: int, lanes: int, registers: int) -> GraphProgram:
+def summed_spans(size: int, fresh: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans of a vector of `size` between those that are `fresh`."""
+    edges = [0, *(edge for span in sorted(fresh) for edge in span), size]
+    return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
+
+
+def build(
+    graph: Graph, samples: int, lanes: int, registers: int, choices: dict[str, Choice] | None = None
+) -> GraphProgram:
     """Return the program of a training graph for batches of up to `samples` samples.
 
     Raises MissingRule for an operator without an emitted kernel.
     """
-    lowering = Lowering(graph, lanes, registers)
+    blocks = min(-(-samples // lanes), max(1, PASS_SAMPLES // lanes))
+    lowering = Lowering(graph, lanes, registers, blocks, choices)
     lowering.lower()
     forward, backward = phases(lowering.items)
-    blocks = min(-(-samples // lanes), max(1, PASS_SAMPLES // lanes))
     plan = lay_out([*forward, *backward], blocks)
     names = [f"input{number}" for number in range(len(graph.inputs))]
     names += [f"output{number}" for number in range(len(graph.outputs))]
@@ -52,10 +61,13 @@ def build(graph: Graph, samples: int, lanes: int, registers: int) -> GraphProgra
         source('"""Add losses and metrics to `sums`; in training, gradients to `gradient`."""')
         source("before = flush_to_zero()")
         with source.inside("if training and overwrite:"):
-            source("gradient[:] = 0")
+            for start, stop in summed_spans(graph.size, lowering.fresh):
+                source(f"gradient[{start}:{stop}] = 0")
+            source("pass")
         source(f"all_blocks = (count + {lanes - 1}) // {lanes}")
         with source.inside(f"for start in range(0, all_blocks, {blocks}):"):
             source(f"blocks = min({blocks}, all_blocks - start)")
+            source("fresh = overwrite and start == 0")
             _emit_phases(source, forward, plan, lanes)
             if backward:
                 with source.inside("if training:"):

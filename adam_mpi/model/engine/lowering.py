@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adam_mpi.model.engine import loads
+from adam_mpi.model.engine.conv_choice import Choice
 from adam_mpi.model.engine.kernel import Kernel, Operand
 from adam_mpi.model.engine.schedule import Buffer, Call, Phase, merged
 from adam_mpi.model.engine.source import Source
@@ -33,14 +34,31 @@ class Item:
 class Lowering:
     """Collects the calls of `graph`, which has its way back already; `lanes` samples make a block."""
 
-    def __init__(self, graph: Graph, lanes: int, registers: int) -> None:
+    def __init__(
+        self, graph: Graph, lanes: int, registers: int, pass_blocks: int, choices: dict[str, Choice] | None = None
+    ) -> None:
         self.graph = graph
+        self.pass_blocks = pass_blocks
+        """Blocks that go through the graph together."""
+        self.fresh: list[tuple[int, int]] = []
+        """Spans of the gradient that are overwritten by the first pass, where it is not to be added to."""
         self.lanes = lanes
         self.registers = registers
         self.source = Source()
+        self.choices = dict(choices or {})
         self.items: list[Item] = []
-        self.finish: list[Item] = []
-        """Calls at the end of a pass."""
+        self.prepare: list[Call] = []
+        """Calls before all others of a pass: what is computed of the weights alone."""
+        self.clear: list[Call] = []
+        """Calls before the way back."""
+        self.finish: list[Call] = []
+        """Calls after it."""
+        self.later: dict[str, list[Call]] = {}
+        """Node -> calls by block that are made in its place."""
+        self.claimed: set[str] = set()
+        """Nodes that others compute."""
+        self.shared: dict[tuple, str] = {}
+        """What kernels compute -> the name that they begin with, for those that several nodes share."""
         self.places: dict[str, Place] = {}
         """Value -> its buffer, or the text of its offset in weights or gradient."""
         self.arrays: dict[str, str] = {}
@@ -48,6 +66,8 @@ class Lowering:
         self.kernels: dict[tuple, tuple[str, list[tuple[str, int]]]] = {}
         self.tables: list[np.ndarray] = []
         """Levels of bytes."""
+        self.roots = self._aliases()
+        """Value that is another one in another shape -> that one."""
         self._place_parameters()
         self._place_gradients()
 
@@ -56,9 +76,22 @@ class Lowering:
         for value in self.graph.inputs:
             loads.add(self, value)
         for node in self.graph.nodes:
-            node.op.lower(self, node)
+            for call in self.later.get(node.name, ()):
+                self.add(call, by_block=True, training=True)
+            if node.name not in self.claimed and not node.op.alias:
+                node.op.lower(self, node)
         loads.add_results(self)
-        self.items += self.finish
+        prepared = [Item(call, False, False) for call in self.prepare]
+        cleared = [Item(call, False, True) for call in self.clear]
+        self.items = [*prepared, *cleared, *self.items, *(Item(call, False, True) for call in self.finish)]
+
+    def _aliases(self) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for node in self.graph.nodes:
+            if node.op.alias:
+                own = node.inputs[0]
+                found[node.outputs[0].name] = found.get(own, self.graph.values[own])
+        return found
 
     def _place_parameters(self) -> None:
         for parameter in self.graph.parameters:
@@ -77,10 +110,11 @@ class Lowering:
                 continue
             loads.emit_add(self.source)
             arguments = (self.place(self.graph.values[value]), str(offset), str(self.graph.values[value].size))
-            self.finish.append(Item(Call("add_gradient", ("memory", "gradient", *arguments)), False, True))
+            self.finish.append(Call("add_gradient", ("memory", "gradient", *arguments)))
 
     def place(self, value: Value) -> Place:
         """Return where `value` lies: a new buffer, if it has no place yet."""
+        value = self.roots.get(value.name, value)
         if value.name not in self.places:
             if value.batched:
                 self.places[value.name] = Buffer(value.name, value.size * self.lanes)
@@ -89,9 +123,19 @@ class Lowering:
                 self.arrays[value.name] = "memory"
         return self.places[value.name]
 
-    def alias(self, node: Node) -> None:
-        """Let the output of `node` be its input."""
-        self.places[node.outputs[0].name] = self.place(self.graph.values[node.inputs[0]])
+    def overwrites(self, start: int, size: int) -> bool:
+        """Return whether one node alone computes the gradient of `size` parameters from `start` on, and note it."""
+        places = [self.graph.offsets[parameter] for parameter, _ in self.graph.gradients]
+        alone = places.count(start) == 1
+        if alone:
+            self.fresh.append((start, start + size))
+        return alone
+
+    def buffer(self, value: Value) -> Buffer:
+        """Return the buffer of `value`, which is batched."""
+        place = self.place(value)
+        assert isinstance(place, Buffer)
+        return place
 
     def training_only(self, node: Node) -> bool:
         """Return whether `node` belongs to the way back."""
@@ -120,7 +164,7 @@ class Lowering:
         """Clear a sum over samples that lies in memory, at the start of a pass."""
         loads.emit_clear(self.source)
         call = Call("clear_floats", ("memory", self.place(value), str(value.size)))
-        self.items.insert(0, Item(call, False, False))
+        self.prepare.append(call)
 
     def _kernel(self, node: Node, values: Sequence[Value]) -> tuple[str, list[tuple[str, int]]]:
         """Return the name of the kernel of `node`, emitted if it is the first of its kind, and its scratch buffers."""

@@ -4,17 +4,21 @@
 `ConvWeights` sums the gradient of the weights over samples and positions.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from adam_mpi.model.engine import window_kernels
-from adam_mpi.model.graph import Parameter, Shape, Value, shape_text
+from adam_mpi.model.engine import conv_lowering, window_kernels
+from adam_mpi.model.engine.convolution import Shape as Shape2D
+from adam_mpi.model.graph import Graph, Node, Parameter, Shape, Value, shape_text
 from adam_mpi.model.initialization import ZEROS
 from adam_mpi.model.ops.fields import flag, hidden, per_axis, whole
+from adam_mpi.model.ops.masks import RELU, masked_by
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
+from adam_mpi.model.ops.pool import MaxPool, Unpool
 from adam_mpi.model.ops.windows import Geometry, forward, geometry, to_data, to_weights
 
 
@@ -68,6 +72,15 @@ class Conv(Operator):
 
     def emit(self, kernel: Any) -> None:
         window_kernels.emit_forward(kernel, self.geometry(kernel.inputs[0].value), self.bias)
+
+    def lower(self, lowering: Any, node: Node) -> None:
+        fused = fused_conv(lowering.graph, node)
+        if fused is None:
+            lowering.call_kernel(node)
+            return
+        conv, claimed = fused
+        lowering.claimed |= claimed
+        conv_lowering.add(lowering, conv)
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         value = inputs[0]
@@ -236,3 +249,88 @@ class ChannelSums(Operator):
 
     def emit(self, kernel: Any) -> None:
         window_kernels.emit_channel_sums(kernel, kernel.inputs[0], kernel.outputs[0])
+
+
+def fused_conv(graph: Graph, node: Node) -> tuple[conv_lowering.FusedConv, set[str]] | None:
+    """Return the convolution `node` with what fuses with it, and the nodes that it computes besides.
+
+    None for one that the fast kernels do not compute: they take square windows over images, in one group.
+    """
+    assert isinstance(node.op, Conv)
+    inputs = graph.values[node.inputs[0]]
+    shape = _square(node.op, inputs)
+    size = math.prod(graph.values[node.inputs[1]].shape)
+    offset = graph.offsets.get(node.inputs[1])
+    if shape is None or offset is None or (node.op.bias and graph.offsets.get(node.inputs[2]) != offset + size):
+        return None
+    conv = conv_lowering.FusedConv(
+        name=node.name, shape=shape, offset=offset, bias=node.op.bias, inputs=inputs, outputs=node.outputs[0]
+    )
+    conv, claimed = _with_outputs(graph, conv)
+    return _with_backward(graph, conv, node, claimed)
+
+
+def _square(op: Conv, inputs: Value) -> Shape2D | None:
+    """Return the shape of a convolution with square windows over images, in one group; None of others."""
+    windows = op.geometry(inputs)
+    alike = [windows.kernel, windows.stride, windows.dilation, tuple(edge for edges in windows.pad for edge in edges)]
+    if len(windows.kernel) != 2 or windows.groups > 1 or any(len(set(sizes)) > 1 for sizes in alike):
+        return None
+    if windows.dilation[0] > 1:
+        return None
+    channels, height, width = inputs.shape
+    return Shape2D(
+        channels=channels,
+        height=height,
+        width=width,
+        maps=op.channels,
+        kernel=windows.kernel[0],
+        stride=windows.stride[0],
+        pad=windows.pad[0][0],
+    )
+
+
+def _with_outputs(graph: Graph, conv: conv_lowering.FusedConv) -> tuple[conv_lowering.FusedConv, set[str]]:
+    """Return `conv` with the relu and the pooling behind it, and their nodes."""
+    claimed: set[str] = set()
+    following = graph.only_consumer(conv.outputs.name)
+    if following is not None and following.op == RELU:
+        conv = replace(conv, outputs=following.outputs[0], relu=True)
+        claimed.add(following.name)
+        return conv, claimed
+    if following is not None and isinstance(following.op, MaxPool):
+        window = following.op.side_by_side(conv.outputs)
+        back = [node for node in graph.consumers(following.outputs[1].name) if not isinstance(node.op, Unpool)]
+        if window > 1 and not back:
+            conv = replace(conv, outputs=following.outputs[0], relu=following.op.relu, window=window)
+            claimed.add(following.name)
+    return conv, claimed
+
+
+def _with_backward(
+    graph: Graph, conv: conv_lowering.FusedConv, node: Node, claimed: set[str]
+) -> tuple[conv_lowering.FusedConv, set[str]] | None:
+    """Return `conv` with its way back, and all nodes that it computes besides; None if its way back does not fit."""
+    found = [graph.producers[value] for parameter, value in graph.gradients if parameter == node.inputs[1]]
+    weights = next((n for n in found if isinstance(n.op, ConvWeights) and n.inputs[0] == node.inputs[0]), None)
+    if weights is None:
+        return None if found else (conv, claimed)
+    summed = {value for _, value in graph.gradients}
+    if len(found) > 1 or any(value.name not in summed for value in weights.outputs):
+        return None
+    errors = weights.inputs[1]
+    data = next((n for n in graph.consumers(errors) if n.inputs == (errors, node.inputs[1])), None)
+    claimed = {*claimed, weights.name, *([data.name] if data else [])}
+    if conv.window > 1:
+        unpool = graph.producers[errors]
+        own = {weights.name, *([data.name] if data else [])}
+        if not isinstance(unpool.op, Unpool) or {n.name for n in graph.consumers(errors)} != own:
+            return None
+        claimed.add(unpool.name)
+        errors = unpool.inputs[0]
+    conv = replace(conv, errors=graph.values[errors], backward_at=weights.name)
+    if data is None:
+        return conv, claimed
+    mask = masked_by(graph, data.outputs[0].name, node.inputs[0])
+    output = (mask or data).outputs[0]
+    return replace(conv, input_errors=output, masked=mask is not None), {*claimed, *([mask.name] if mask else [])}

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.model.engine import window_kernels
-from adam_mpi.model.graph import Parameter, Shape, Value
+from adam_mpi.model.engine import dense_lowering, window_kernels
+from adam_mpi.model.graph import Graph, Node, Parameter, Shape, Value
 from adam_mpi.model.initialization import ZEROS
 from adam_mpi.model.ops.fields import flag, hidden, whole
+from adam_mpi.model.ops.masks import RELU, only_mask
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
 from adam_mpi.model.ops.shape import Flatten
 
@@ -54,6 +55,19 @@ class Dense(Operator):
     def emit(self, kernel: Any) -> None:
         window_kernels.emit_dense(kernel, self.bias)
 
+    def lower(self, lowering: Any, node: Node) -> None:
+        graph = lowering.graph
+        offset = parameters_at(graph, node.inputs[1:])
+        if offset is None or len(node.outputs[0].shape) != 1:
+            lowering.call_kernel(node)
+            return
+        following = graph.only_consumer(node.outputs[0].name)
+        relu = following if following is not None and following.op == RELU else None
+        if relu is not None:
+            lowering.claimed.add(relu.name)
+        values = (graph.values[node.inputs[0]], (relu or node).outputs[0])
+        dense_lowering.add_forward(lowering, node.name, offset, values, bias=self.bias, relu=relu is not None)
+
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         last = axis == inputs[0].axes[-1]
         return [None if last else span, *[span if last else None] * (len(inputs) - 1)]
@@ -85,6 +99,21 @@ class DenseData(Operator):
     def emit(self, kernel: Any) -> None:
         window_kernels.emit_dense_data(kernel)
 
+    def lower(self, lowering: Any, node: Node) -> None:
+        graph = lowering.graph
+        offset = graph.offsets.get(node.inputs[1])
+        errors = graph.values[node.inputs[0]]
+        if offset is None or len(errors.shape) != 1:
+            lowering.call_kernel(node)
+            return
+        mask = only_mask(graph, node.outputs[0].name)
+        if mask is not None:
+            lowering.claimed.add(mask[0].name)
+        output = (mask[0] if mask else node).outputs[0]
+        values = (errors, output)
+        training = lowering.training_only(node)
+        dense_lowering.add_data(lowering, node.name, offset, values, mask=mask and mask[1], training=training)
+
 
 @dataclass(frozen=True)
 class DenseWeights(Operator):
@@ -104,3 +133,25 @@ class DenseWeights(Operator):
 
     def emit(self, kernel: Any) -> None:
         window_kernels.emit_dense_weights(kernel, self.bias)
+
+    def lower(self, lowering: Any, node: Node) -> None:
+        graph = lowering.graph
+        found = {value: parameter for parameter, value in graph.gradients}
+        offset = parameters_at(graph, [found.get(value.name, "") for value in node.outputs])
+        values = (graph.values[node.inputs[0]], graph.values[node.inputs[1]])
+        places = [lowering.places.get(value.name) for value in node.outputs]
+        if offset is None or len(values[1].shape) != 1 or not all(isinstance(place, str) for place in places):
+            lowering.call_kernel(node)
+            return
+        dense_lowering.add_weights(lowering, node.name, offset, values, self.bias)
+
+
+def parameters_at(graph: Graph, names: Sequence[str]) -> int | None:
+    """Return where the parameters `names` begin in the flat vector, if they follow each other there."""
+    start = graph.offsets.get(names[0])
+    place = start
+    for name in names:
+        if place is None or graph.offsets.get(name) != place:
+            return None
+        place += graph.values[name].size
+    return start

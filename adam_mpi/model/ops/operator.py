@@ -113,10 +113,7 @@ class Operator:
 
         Operators that take several calls, or kernels of their own, override it.
         """
-        if self.alias:
-            lowering.alias(node)
-        else:
-            lowering.call_kernel(node)
+        lowering.call_kernel(node)
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         """Return what part along `axis` of each input is needed for outputs in `span`; None: all of it."""

@@ -71,6 +71,12 @@ class MaxPool(Pool):
 
     relu: bool = hidden(False)
 
+    def side_by_side(self, value: Value) -> int:
+        """Return the size of square windows that lie side by side over images, without a pad; 0 for other windows."""
+        windows = self.geometry(value)
+        alike = len(windows.kernel) == 2 and len({*windows.kernel, *windows.stride}) == 1
+        return windows.kernel[0] if alike and not any(map(any, windows.pad)) else 0
+
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         value = super().outputs(inputs)[0]
         return [value, value]
