@@ -199,6 +199,12 @@ class SoftmaxCrossEntropy(Operator):
         losses = (wanted * (normalizer - logits)).reshape(len(logits), -1).sum(axis=1)
         return [losses, softmax(logits, axis)]
 
+    def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        # Only the probabilities are exported: there is no target outside training.
+        labels = export.value(inputs[1]).shape
+        axis = self.targets(export.value(inputs[0]).shape, labels).axis
+        export.node("Softmax", inputs[:1], outputs[1:], axis=axis + 1)
+
     def emit(self, kernel: Any) -> None:
         scores, labels = kernel.inputs
         targets = self.targets(scores.value.shape, labels.value.shape)

@@ -86,6 +86,42 @@ class Elementwise(Operator):
     def emit(self, kernel: Any) -> None:
         kernel.elementwise(self.expression)
 
+    def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        known: dict[Expression, str] = {}
+        for part in expression.parts(self.expression):
+            if part.function == "input":
+                known[part] = inputs[part.arguments[0]]
+            elif part.function == "constant":
+                known[part] = export.constant(np.float32(part.arguments[0]))
+            else:
+                known[part] = _onnx_part(export, part.function, [known[argument] for argument in part.arguments])
+        export.node("Identity", [known[self.expression]], outputs)
+
+
+ONNX = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "relu": "Relu",
+    "erf": "Erf",
+    "maximum": "Max",
+    "minimum": "Min",
+    "power": "Pow",
+}
+"""Function of an expression -> operator of ONNX."""
+
+
+def _onnx_part(export: Any, function: str, arguments: list[str]) -> str:
+    if function == "greater":
+        return export.node("Where", [export.node("Greater", arguments[:2]), *arguments[2:]])
+    return export.node(ONNX[function], arguments)
+
 
 def total(count: int) -> Elementwise:
     """Return the sum of `count` values."""

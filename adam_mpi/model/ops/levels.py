@@ -11,6 +11,9 @@ from adam_mpi.model.graph import Node, Value
 from adam_mpi.model.ops.fields import hidden
 from adam_mpi.model.ops.operator import Operator, Run, Span
 
+FLOAT = 1
+"""The number of float32 among the types of ONNX."""
+
 
 @dataclass(frozen=True)
 class Levels(Operator):
@@ -46,3 +49,12 @@ class Levels(Operator):
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         return [span]
+
+    def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        sides = (-1, *(1,) * (export.rank(inputs[0]) - 1))
+        mean = np.array(self.mean, np.float32).reshape(sides)
+        factor = (1 / np.array(self.deviation)).astype(np.float32).reshape(sides)
+        numbers = export.node("Cast", inputs, to=FLOAT)
+        scaled = export.node("Mul", [numbers, export.constant(np.float32(1 / 255))])
+        centered = export.node("Sub", [scaled, export.constant(mean)])
+        export.node("Mul", [centered, export.constant(factor)], outputs)

@@ -127,10 +127,11 @@ class Reduction(Operator):
         return [span if there else None]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        rank = export.rank(inputs[0])
-        gone = [axis + 1 for axis in self.reduced((1,) * rank)]
-        name = "ReduceSum" if self.kind == "sum" else "ReduceMean"
-        export.node(name, [inputs[0], export.constant(np.array(gone, np.int64))], outputs, keepdims=int(self.keep))
+        gone = [axis + 1 for axis in self.reduced((1,) * export.rank(inputs[0]))]
+        if self.kind == "sum":
+            export.node("ReduceSum", [inputs[0], export.constant(np.array(gone))], outputs, keepdims=int(self.keep))
+        else:
+            export.node("ReduceMean", inputs, outputs, axes=gone, keepdims=int(self.keep))
 
 
 @register("sum")
