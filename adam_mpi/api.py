@@ -14,7 +14,7 @@ from adam_mpi.config import Given
 from adam_mpi.inference.trained import Trained, load
 from adam_mpi.model.frontends import graph_json
 from adam_mpi.model.graph import Graph
-from adam_mpi.runtime.run import run as run_job
+from adam_mpi.runtime.run import run_job
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.epochs=1"]` or `{"train.epochs": 1}`."""

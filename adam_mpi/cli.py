@@ -49,7 +49,7 @@ def train(options: argparse.Namespace) -> int:
     """Train a network; started by mpirun with any number of ranks."""
     from adam_mpi.runtime import run
 
-    return run.train(
+    return run.train_command(
         options.config,
         options.set,
         options.run,
@@ -61,33 +61,33 @@ def train(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate trained weights on validation and test data; started by mpirun, each rank has a strip of the network."""
-    from adam_mpi.inference.evaluate import evaluate
+    from adam_mpi.inference.evaluate import evaluate_parts
 
-    return evaluate(Path(options.path))
+    return evaluate_parts(Path(options.path), options.classes)
 
 
 def plan(options: argparse.Namespace) -> int:
     """Print the roles, memory and traffic of a job without starting it."""
-    from adam_mpi.planning.report import plan
+    from adam_mpi.planning.report import plan_text
 
-    print(plan(config.load(options.config, options.set), options.ranks, options.hosts, options.images))
+    print(plan_text(config.load(options.config, options.set), options.ranks, options.hosts, options.images))
     return 0
 
 
 def fetch(options: argparse.Namespace) -> int:
     """Download or copy a data set into the data folder."""
-    from adam_mpi.data.fetch_and_pack import fetch
+    from adam_mpi.data.fetch_and_pack import fetch_data_set
     from adam_mpi.data.sets import home
 
-    fetch(options.name, options.source, home() / options.name)
+    fetch_data_set(options.name, options.source, home() / options.name)
     return 0
 
 
 def pack(options: argparse.Namespace) -> int:
     """Write a data set as one chunked HDF5 file."""
-    from adam_mpi.data.fetch_and_pack import pack
+    from adam_mpi.data.fetch_and_pack import pack_data_set
 
-    print(pack(options.source, Path(options.output), options.size, options.on_bad))
+    print(pack_data_set(options.source, Path(options.output), options.size, options.on_bad))
     return 0
 
 
@@ -108,7 +108,7 @@ def join(options: argparse.Namespace) -> int:
     """Join a running job as a new rank; the job itself starts this command."""
     from adam_mpi.runtime import run
 
-    return run.join(Path(options.run))
+    return run.join_command(Path(options.run))
 
 
 def grow(options: argparse.Namespace) -> int:
@@ -126,7 +126,7 @@ def _inspect_model(options: argparse.Namespace) -> int:
 
     model = load(options.path)
     if options.layers:
-        print("\n".join(layer_report.table(model)))
+        print("\n".join(layer_report.layer_table(model)))
     if options.image:
         print(layer_report.image(model, options.image, options.output))
     return 0
@@ -134,9 +134,9 @@ def _inspect_model(options: argparse.Namespace) -> int:
 
 def merge(options: argparse.Namespace) -> int:
     """Write a snapshot as one HDF5 file with a dataset per tensor."""
-    from adam_mpi.checkpoint.model_file import merge
+    from adam_mpi.checkpoint.model_file import merge_snapshot
 
-    print(merge(Path(options.path), Path(options.output)))
+    print(merge_snapshot(Path(options.path), Path(options.output)))
     return 0
 
 
@@ -150,9 +150,9 @@ def top(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write an HTML page about a run, or about several side by side."""
-    from adam_mpi.report import report
+    from adam_mpi.report import write_report
 
-    print(report(options.runs, options.output))
+    print(write_report(options.runs, options.output))
     return 0
 
 
@@ -169,10 +169,10 @@ def simulate(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Print the classes of images, with probabilities."""
-    from adam_mpi.inference.predict import predict
+    from adam_mpi.inference.predict import predict_lines
     from adam_mpi.inference.trained import load
 
-    for line in predict(load(options.path), options.images, options.output):
+    for line in predict_lines(load(options.path), options.images, options.output):
         print(line)
     return 0
 

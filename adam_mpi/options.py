@@ -87,6 +87,7 @@ def _train(command: argparse.ArgumentParser) -> None:
 
 def _evaluate(command: argparse.ArgumentParser) -> None:
     _weights(command)
+    command.add_argument("--classes", action="store_true", help="also the accuracy and the errors of each class")
 
 
 def _plan(command: argparse.ArgumentParser) -> None:
@@ -176,7 +177,7 @@ def _sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", type=int, default=1, help="runs of each value (default: 1)")
     command.add_argument("-n", dest="ranks", type=int, default=4, help="ranks of a job (default: 4)")
     command.add_argument("-o", dest="output", type=Path, metavar="DIR", help="folder (runs/sweep-KEY, or -2 ...)")
-    command.add_argument("--target", type=float, help="validation accuracy to reach (train.target, or the median)")
+    command.add_argument("--target", type=float, help="value of train.monitor to reach (train.target, or the median)")
     example = "mpirun --host localhost:4 --bind-to none -n 4"
     command.add_argument("--launch", metavar="COMMAND", help=f"what starts a job, e.g. '{example}'")
     command.add_argument("--table", action="store_true", help="train nothing, show the table of what is done")

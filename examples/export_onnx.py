@@ -24,7 +24,7 @@ def main() -> None:
     file = run / "model.onnx"
     print(export(model, file, "onnx"))
 
-    images, _ = glyphs.draw(1, "test", np.arange(100))
+    images, _ = glyphs.draw_glyphs(1, "test", np.arange(100))
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     (probabilities,) = session.run(["probabilities"], {"input": images})
     print(f"largest difference on {len(images)} images: {np.abs(probabilities - model.predict(images)).max():.1e}")

@@ -16,7 +16,7 @@ from adam_mpi.data import glyphs
 
 def main() -> None:
     model = adam_mpi.load(sys.argv[1] if len(sys.argv) > 1 else "runs/example")
-    images, labels = glyphs.draw(1, "test", np.arange(8))
+    images, labels = glyphs.draw_glyphs(1, "test", np.arange(8))
 
     probabilities = model.predict(images)
     for label, row in zip(labels, probabilities, strict=True):

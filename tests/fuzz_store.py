@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_mpi.base.files import checksum
+from adam_mpi.base.files import file_checksum
 from adam_mpi.checkpoint import store_file
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
@@ -43,7 +43,7 @@ def serve(path, pipe):
 
     def copy(place, buffer):
         buffer[:] = position.pack() if place == len(SHARDS) else values(position.images, place)
-        return position.images, position.images
+        return position.images, position.images, 0.0
 
     store = WriteBehind(path, Store(interval=0.02), SHARDS, PARTS, Position.packed_bytes(100), copy)
     while True:
@@ -54,13 +54,13 @@ def serve(path, pipe):
                 store.mark_dirty(place)
             applied = time.monotonic()
             os.write(pipe, REPORT.pack(position.images, applied, applied - store.lag))
-            store.acknowledge(position.images, position.images)
+            store.note_acknowledged(position.images, position.images)
         time.sleep(1e-4)  # as a server does between two steps; the writing thread shares the interpreter with it
 
 
 def check(path, received):
     """Check that every shard is whole and has all updates that the last report promises; return how many are lost."""
-    stored = store_file.read(path)
+    stored = store_file.read_store(path)
     pieces, packed = stored.pieces, stored.position
     reports = list(REPORT.iter_unpack(received[: len(received) // REPORT.size * REPORT.size]))
     promise = reports[-1][2]
@@ -81,7 +81,7 @@ def check(path, received):
 def main():
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     draw, lost = random.Random(7), []
-    checksum(np.zeros(1, np.float32))  # compiled before the first fork
+    file_checksum(np.zeros(1, np.float32))  # compiled before the first fork
     for attempt in range(kills):
         path = folder / f"{attempt}.h5"
         reader, writer = os.pipe()

@@ -9,7 +9,7 @@ from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.server.server import Server
 from adam_mpi.sharding import memory_layout
-from adam_mpi.sharding.push_protocol import choose
+from adam_mpi.sharding.push_protocol import choose_protocols
 from adam_mpi.sharding.training_state import Position
 from adam_mpi.transport.generation import Generation
 from adam_mpi.worker.gradient_buffer import BatchResult, GradientBuffer
@@ -35,8 +35,8 @@ class LocalServer:
     def __init__(self, config, size, tensors=None):
         self.world = world = World(MPI.COMM_SELF, config, lambda hosts, _: _alone(hosts[0]))
         tensors = tensors or [Tensor("dense1/weight", "dense1", (size,), 0, size)]
-        self.memory_layout = memory_layout.plan(tensors, {0: world.hosts[0]}, (0,), config)
-        self.generation = Generation.open(world, self.memory_layout, choose(self.memory_layout, config, 1, 1))
+        self.memory_layout = memory_layout.plan_layout(tensors, {0: world.hosts[0]}, (0,), config)
+        self.generation = Generation.open(world, self.memory_layout, choose_protocols(self.memory_layout, config, 1, 1))
         self.server = Server(self.generation, 1000, Position(8))
         self.server.start({"weights": np.zeros(size, np.float32)})
         self.pushes = PushClient(self.generation)
@@ -56,7 +56,7 @@ class LocalServer:
 
     def gradient_buffer(self, values, images=1):
         """Return a gradient of `images` images, `values` everywhere or of each parameter."""
-        done = [BatchResult(0, 0, images, 0.0, 0)]
+        done = [BatchResult(0, 0, images, np.array([0.0, 0]))]
         return GradientBuffer(0, np.broadcast_to(np.float32(values), self.size).copy(), done)
 
     def push(self, values, images=1):

@@ -77,11 +77,11 @@ def _same_copies(directory: Path, summary: dict) -> np.ndarray:
 
 def weights(path: Path) -> np.ndarray:
     """Return the flat weights of a model file."""
-    return model_file.read(path, TENSORS)
+    return model_file.read_model(path, TENSORS)
 
 
 def stored(directory: Path) -> np.ndarray:
     """Return the flat weights of the newest store."""
     folder = max((directory / "store").glob("[0-9]*"))
-    pieces = [piece for path in sorted(folder.glob("server-*.h5")) for piece in store_file.read(path).written]
+    pieces = [piece for path in sorted(folder.glob("server-*.h5")) for piece in store_file.read_store(path).written]
     return np.concatenate([piece.values["weights"] for piece in sorted(pieces, key=lambda piece: piece.start)])

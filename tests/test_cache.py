@@ -7,8 +7,9 @@ import pytest
 
 from adam_mpi.config import Data
 from adam_mpi.data.batch_loader import BatchLoader
+from adam_mpi.data.cache import Cache
 from adam_mpi.data.formats.source import BadImages, Source
-from adam_mpi.data.sets import Cache, open_set
+from adam_mpi.data.sets import open_set
 from adam_mpi.sharding.training_state import Phase
 
 

@@ -15,7 +15,7 @@ from adam_mpi.model.layers import Activation, Conv, Dense, Dropout, MaxPool, inf
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, tensors, total, views
 from adam_mpi.planning import plan
-from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.batches import image_batch
 from adam_mpi.sharding.push_protocol import Matrix
 from adam_mpi.worker import gradient_buffer, trainer
 from adam_mpi.worker.thread_weights import ThreadWeights
@@ -127,7 +127,7 @@ def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes
     pushed = []
     for number, size in enumerate(sizes):
         pixels, labels, ids, _ = block(shapes, size)
-        task = trainer.train(Batch(1, 0, number, ids, labels, pixels), None, scales, images=16, largest=8)
+        task = trainer.train(image_batch(number, ids, labels, pixels, phase=1), None, scales, images=16, largest=8)
         if (full := task(thread).gradient) is not None:
             pushed.append([done.images for done in full.done])
             assert full.factors["dense1"].count == full.images

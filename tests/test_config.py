@@ -52,7 +52,11 @@ def test_set_takes_toml_values_and_bare_words():
     [
         ("train.epoch=3", "--set: unknown key train.epoch; did you mean train.epochs?"),
         ("trian.epochs=3", "--set: unknown key trian; did you mean train?"),
-        ("train.zzz=3", "--set: unknown key train.zzz; allowed: batch, epochs, patience, target, test"),
+        (
+            "train.zzz=3",
+            "--set: unknown key train.zzz; allowed: batch, epochs, metrics, monitor, monitor_mode, patience, "
+            "target, test",
+        ),
         ("train.epochs=many", "--set: train.epochs = 'many': expected a whole number"),
         ("train.epochs=2.5", "--set: train.epochs = 2.5: expected a whole number"),
         ("train.epochs=true", "--set: train.epochs = True: expected a whole number"),

@@ -41,7 +41,7 @@ def train(tmp_path_factory):
 
 
 def weights(job):
-    return model_file.read(job.run / "weights.h5", TENSORS)
+    return model_file.read_model(job.run / "weights.h5", TENSORS)
 
 
 def check_counts(job):
@@ -103,11 +103,21 @@ def test_every_layout_keeps_the_bound_on_staleness(replicas, servers, staleness,
         assert job.summary["pushes"]["sent"] == 20 * replicas
 
 
+ADAPTIVE = ["optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3", "optimizer.schedule=constant"]
+RULES = [
+    [],
+    ["optimizer.momentum=0.9", "optimizer.learning_rate=0.01"],
+    ["optimizer.clip_norm=0.2", "optimizer.clip_tensor=0.3", "optimizer.momentum=0.9"],
+    *([f"optimizer.kind={kind}", *ADAPTIVE] for kind in ("adagrad", "rmsprop", "adam", "adamw", "ftrl")),
+]
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("rule", RULES, ids=" ".join)
 @pytest.mark.parametrize("mpi", available(), ids=lambda mpi: mpi.name)
-def test_synchronous_training_gives_equal_bits_and_the_numbers_of_one_replica(mpi, train):
+def test_synchronous_training_gives_equal_bits_and_the_numbers_of_one_replica(mpi, rule, train):
     # The same MPI: with one that survives a lost rank, shards have copies, and messages are summed before the step.
-    first, again, single = (small(train, *layout, "0", mpi=mpi) for layout in ((2, 2), (2, 2), (1, 1)))
+    first, again, single = (small(train, *layout, "0", *rule, mpi=mpi) for layout in ((2, 2), (2, 2), (1, 1)))
     assert np.array_equal(weights(first), weights(again))
     assert np.abs(weights(first) - weights(single)).max() < 1e-5
 

@@ -7,7 +7,14 @@ import pytest
 from mpi4py import MPI
 
 from adam_mpi import config
-from adam_mpi.cluster.control_messages import ControlChannel, DumpStacks, SignOfLife, SnapshotHeld, SparesReport, encode
+from adam_mpi.cluster.control_messages import (
+    ControlChannel,
+    DumpStacks,
+    SignOfLife,
+    SnapshotHeld,
+    SparesReport,
+    encode_message,
+)
 from adam_mpi.cluster.world import World
 
 pytestmark = pytest.mark.mpi
@@ -67,7 +74,9 @@ def test_without_messages_nothing_is_received(world):
 def test_an_incomplete_message_does_not_delay_other_senders():
     """Rank 1 sends two messages, of which the first never arrives whole; rank 2 sends one."""
     first, second, third = (SignOfLife(asks=True, number=number) for number in (1, 2, 3))
-    waiting = iter([(1, encode(first), False), (1, encode(second), True), (2, encode(third), True)])
+    waiting = iter(
+        [(1, encode_message(first), False), (1, encode_message(second), True), (2, encode_message(third), True)]
+    )
 
     def probe(status):
         source, data, whole = next(waiting, (0, b"", None))

@@ -8,6 +8,7 @@ import pytest
 from adam_mpi.cluster.control_messages import BeginPhase, ClosePhase, StopTraining
 from adam_mpi.config import load
 from adam_mpi.sharding.training_state import Phase, Position
+from adam_mpi.worker.gradient_buffer import BatchResult, batch_result
 
 COUNT, BATCH, SHAPE = 203, 8, (1, 2, 6)
 pytestmark = pytest.mark.mpi
@@ -55,11 +56,14 @@ class DataRanks:
         self.channel = ControlChannel(world.control)
         roles = world.place.roles
         self.server = None
+        data_set = open_set(world.config.data)
         if "data" in roles:
-            served = ServedData(open_set(world.config.data), world.config, replicas)
+            served = ServedData(data_set, world.config, replicas)
             self.server = DataServer(world, self.channel, served, resumed)
-        self.client = DataClient(world, SHAPE, columns) if "worker" in roles else None
+        self.client = DataClient(world, data_set.description.fields, columns) if "worker" in roles else None
         self.taken: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self.values: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
+        """Ids and all fields of each batch."""
 
     def begin(self, phase):
         if self.server:
@@ -83,12 +87,14 @@ class DataRanks:
 
     def take(self, most=10**9, report=True):
         """Take and report what arrives; True when nothing more will come."""
-        while self.client and len(self.taken) < most and (found := self.client.take()) is not None:
+        while self.client and len(self.taken) < most and (found := self.client.take_batch()) is not None:
             slot, batch = found
             self.taken.append((batch.number, batch.ids.copy(), batch.pixels.copy()))
-            self.client.release(slot)
+            fields = {**batch.inputs, **batch.targets}
+            self.values.append((batch.ids.copy(), {name: array.copy() for name, array in fields.items()}))
+            self.client.release_slot(slot)
             if report:
-                self.client.report(batch.epoch, batch.number, batch.ids.size, 1.0, 1)
+                self.client.report_done(batch_result(batch, np.array([1.0, 1.0])))
         return self.client is None or self.client.drained or len(self.taken) >= most
 
     def all_done(self):
@@ -218,7 +224,7 @@ def test_a_report_without_images_may_come_after_the_end_of_its_phase(path):
     for number in (0, 1):
         ranks.begin(Phase(number, "train", number + 1))
         if number and ranks.client:
-            ranks.client.report(1, 0, 0, 0.0, 0)
+            ranks.client.report_done(BatchResult(0, 0, 0, np.zeros(2), 1))
         ranks.run(ranks.all_done)
     assert sum(statistics["finished"] for statistics in ranks.statistics()) == COUNT
 
@@ -325,3 +331,31 @@ def test_an_ask_may_come_before_its_phase(path):
         ranks.server.begin(Phase(0, "train", 1))
     ranks.run(ranks.all_done)
     assert sum(statistics["finished"] for statistics in ranks.statistics()) == COUNT
+
+
+def test_named_inputs_and_targets_arrive_with_their_images(path):
+    from mpi4py import MPI
+
+    arrays = {
+        "x": np.arange(COUNT * 3).reshape(COUNT, 3).astype(np.float16),
+        "tokens": np.arange(COUNT * 2).reshape(COUNT, 2),
+        "y": np.arange(COUNT * 5).reshape(COUNT, 5) / 7,
+        "marks": np.arange(COUNT * 3).reshape(COUNT, 3) % 2 == 1,
+    }
+    named = path.replace("set.npz", "named.npz")
+    if MPI.COMM_WORLD.rank == 0:
+        np.savez(named, **{f"{part}_{name}": array for part in ("train", "test") for name, array in arrays.items()})
+    MPI.COMM_WORLD.Barrier()
+    ranks = DataRanks(named, 1, size(), 'data.inputs=["tokens","x"]', 'data.targets=["y","marks"]')
+    ranks.begin(Phase(0, "train", 1))
+    ranks.run(ranks.all_done)
+    assert Counter(image for ids in ranks.gather() for image in ids) == dict.fromkeys(range(COUNT), 1)
+    if not ranks.values:
+        return
+    names = list(ranks.values[0][1])
+    assert names == ["tokens", "x", "y", "marks"]
+    # The order in which a set is split into parts.
+    order = np.random.RandomState(2014).permutation(COUNT)
+    for ids, fields in ranks.values:
+        for name, values in fields.items():
+            np.testing.assert_array_equal(values, arrays[name][order[ids]].astype(values.dtype))

@@ -11,7 +11,7 @@ from test_network import block, prepare
 
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.report.layer_report import statistics
-from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.batches import image_batch
 from adam_mpi.worker.diagnostics import NaNDetector, describe, suspects
 
 INSPECT = [sys.executable, "-m", "adam_mpi", "inspect"]
@@ -32,7 +32,7 @@ def test_layers_and_an_image_of_a_run(launch, tmp_path):
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and [line.split()[0] for line in lines[1:4]] == ["conv1", "weight", "bias"], done
     assert "1x28x28" in lines[1] and "10x24x24" in lines[1] and re.search(r"mean [+-].*deviation .*\|.*█.*\|", lines[2])
-    pixels, labels = glyphs.draw(1, "test", np.arange(1))
+    pixels, labels = glyphs.draw_glyphs(1, "test", np.arange(1))
     Image.fromarray(pixels[0, 0]).save(tmp_path / "glyph.png")
     done = inspect(job.run, "--image", tmp_path / "glyph.png", "-o", tmp_path / "layers.png")
     assert done.returncode == 0 and f"glyph.png: {labels[0]} " in done.stdout, done
@@ -51,7 +51,7 @@ def test_statistics_count_values_that_are_not_finite():
 def batch(pixels, number=7):
     ids = np.arange(len(pixels))
     labels = np.zeros(len(pixels), np.int64)
-    return Batch(phase=0, epoch=3, number=number, ids=ids, labels=labels, pixels=pixels)
+    return image_batch(number, ids, labels, pixels, epoch=3)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def take(barrier, folder):
     shard = Shard(0, "dense1", 0, 8)
     values = np.zeros(8, np.float32)
     barrier.set_limits([0], folder)
-    barrier.take("server-00001.h5", [shard], {"weights": {0: values}}, np.zeros(1, np.int64), Position(4))
+    barrier.copy_state("server-00001.h5", [shard], {"weights": {0: values}}, np.zeros(1, np.int64), Position(4))
 
 
 def written(barrier):
@@ -99,7 +99,7 @@ def test_a_copy_that_cannot_be_written_is_reported_whatever_the_reason(error, tm
     def fail(*arguments, **named):
         raise error
 
-    monkeypatch.setattr(snapshot_barrier.snapshot, "write", fail)
+    monkeypatch.setattr(snapshot_barrier.snapshot, "write_server_part", fail)
     barrier = SnapshotBarrier(1, 60)
     take(barrier, tmp_path)
     assert written(barrier) == {"error": f"{tmp_path / 'server-00001.h5'}: {reason(error)}", "hung": False}

@@ -126,7 +126,7 @@ def sandbox(tmp_path):
     """A folder with what the documents speak of."""
     (tmp_path / "my.toml").write_text("[optimizer]\nlearning_rate = 0.02\n")
     (tmp_path / "cluster.toml").write_text("[hosts]\ncount = 2\n")
-    images, labels = glyphs.draw(1, "test", np.arange(5))
+    images, labels = glyphs.draw_glyphs(1, "test", np.arange(5))
     (tmp_path / "digits").mkdir()
     for index, image in enumerate(images):
         (tmp_path / "DIR" / f"class{index % 2}").mkdir(parents=True, exist_ok=True)

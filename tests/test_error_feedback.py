@@ -50,7 +50,7 @@ def run(launch, ranks, staleness, faults, *settings):
 
 
 def weights(job):
-    return model_file.read(job.run / "weights.h5", TENSORS)
+    return model_file.read_model(job.run / "weights.h5", TENSORS)
 
 
 def check_counts(job, dead):

@@ -11,11 +11,11 @@ from local_server import LocalServer
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
 from adam_mpi.model.parameters import Tensor
-from adam_mpi.planning.report import plan as planned_text
+from adam_mpi.planning.report import plan_text as planned_text
 from adam_mpi.server import stepper
 from adam_mpi.sharding import memory_layout
 from adam_mpi.sharding.message_formats import MOST_PARTS
-from adam_mpi.sharding.push_protocol import FactorPlan, choose, largest_push, matrices, plans
+from adam_mpi.sharding.push_protocol import FactorPlan, choose_protocols, largest_push, matrices, plans
 from adam_mpi.worker.gradient_buffer import Factors
 from adam_mpi.worker.push_messages import FactorMessage
 
@@ -27,7 +27,7 @@ def dense(inputs, outputs, offset=5):
 
 def planned(tensors, servers, settings=()):
     settings = config.load(None, [*settings])
-    return memory_layout.plan(tensors, {rank: "h" for rank in range(servers)}, [servers], settings), settings
+    return memory_layout.plan_layout(tensors, {rank: "h" for rank in range(servers)}, [servers], settings), settings
 
 
 def drawn(inputs, outputs, images):
@@ -51,7 +51,7 @@ def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images
     layout, _ = planned(tensors, servers, [f"server.shard={shard}"])
     activations, errors, gradient = drawn(inputs, outputs, images)
     product, weights = np.full_like(gradient, np.nan), np.ones_like(gradient)
-    for plan in plans(matrices(tensors)["dense1"], "dense1", layout.held, half).values():
+    for plan in plans(matrices(tensors)["dense1"], "dense1", layout.served, half).values():
         words = plan.words(images)
         body = np.full(words + 3, 0xDEADBEEF, np.uint32)
         assert plan.write(body, activations, errors, gradient) == words and np.all(body[words:] == 0xDEADBEEF)
@@ -75,7 +75,7 @@ def test_factors_multiply_to_the_gradient_of_every_shard(inputs, outputs, images
 def test_halves_keep_their_precision_and_the_largest_half_instead_of_an_infinity():
     tensors = dense(3, 2, offset=0)
     layout, _ = planned(tensors, 1)
-    plan = plans(matrices(tensors)["dense1"], "dense1", layout.held, half=True)[0]
+    plan = plans(matrices(tensors)["dense1"], "dense1", layout.served, half=True)[0]
     activations, errors = np.array([[1e6, -1e6, 1 / 3]], np.float32), np.array([[1e-3, 1e-6]], np.float32)
     body = np.zeros(plan.words(1), np.uint32)
     plan.write(body, activations, errors, np.array([0] * 6 + [1e9, 1 / 3], np.float32))
@@ -153,7 +153,7 @@ def test_a_push_that_is_sent_again_skips_the_shards_that_have_it(settings):
     plain = factor_server(*settings, "push.protocol=delta")
     layer = [shard.index for shard in built.server.session.shards if shard.layer == "dense1"]
     assert len(layer) >= 3
-    built.server.session.push_queue.sequences[layer[1], 0] = 2 * MOST_PARTS - 1
+    built.server.session.push_queue.highest_numbers[layer[1], 0] = 2 * MOST_PARTS - 1
     gradient = push(built, 3)
     built.apply_pushes()
     plain.push(gradient, 3)
@@ -167,17 +167,17 @@ def test_a_push_that_is_sent_again_skips_the_shards_that_have_it(settings):
 
 def test_a_synchronous_push_of_more_parts_than_a_ring_has_slots_is_no_factor_push():
     layout, settings = planned(dense(30, 200, 0), 1, ["server.shard=1024", "push.protocol=factor"])
-    assert choose(layout, settings, 3 * 8 + 1, hosts=1)["dense1"].protocol == "factor"
+    assert choose_protocols(layout, settings, 3 * 8 + 1, hosts=1)["dense1"].protocol == "factor"
     _, settings = planned(dense(30, 200, 0), 1, ["push.protocol=factor", SYNCHRONOUS])
     for images, protocol in ((3 * 8, "factor"), (3 * 8 + 1, "delta")):
-        assert choose(layout, settings, images, hosts=1)["dense1"].protocol == protocol
+        assert choose_protocols(layout, settings, images, hosts=1)["dense1"].protocol == protocol
 
 
 def test_an_asynchronous_push_that_adagrad_squares_is_one_message():
     adagrad = ["push.protocol=factor", "server.shard=1024", "optimizer.kind=adagrad"]
     layout, settings = planned(dense(30, 200, 0), 1, adagrad)
     for images, protocol in ((3, "factor"), (4, "delta")):
-        assert choose(layout, settings, images, hosts=1)["dense1"].protocol == protocol
+        assert choose_protocols(layout, settings, images, hosts=1)["dense1"].protocol == protocol
 
 
 def test_several_pushes_folded_are_one_step_on_their_sum():
@@ -227,7 +227,7 @@ def test_a_nan_among_factors_is_refused_also_in_halves(caplog):
 def test_halves_are_counted_and_shown_in_the_plan():
     tensors = dense(512, 512, 0)
     (whole, settings), (half, short) = (planned(tensors, 1, [f"push.factor_codec={c}"]) for c in ("none", "float16"))
-    sizes = [choose(s, c, 10, hosts=2)["dense1"].factor_bytes for s, c in ((whole, settings), (half, short))]
+    sizes = [choose_protocols(s, c, 10, hosts=2)["dense1"].factor_bytes for s, c in ((whole, settings), (half, short))]
     assert sizes[0] - sizes[1] == 2 * 10 * 1024
     rows = [re.search(r"^dense1 +[\d.]+ \w+ +([\d.]+) ", planned_text(c, 4, None), re.M) for c in (settings, short)]
     assert 0.5 <= float(rows[1][1]) / float(rows[0][1]) < 0.6
@@ -236,32 +236,32 @@ def test_halves_are_counted_and_shown_in_the_plan():
 def test_shards_that_cut_through_rows_cannot_take_factors():
     tensors = dense(1000, 3, offset=0)
     layout, _ = planned(tensors, 1, ["server.shard=64"])
-    assert plans(matrices(tensors)["dense1"], "dense1", layout.held) is None
+    assert plans(matrices(tensors)["dense1"], "dense1", layout.served) is None
 
 
 def test_a_large_layer_between_hosts_sends_factors_and_a_small_one_its_gradient():
     large, settings = planned(dense(4096, 4096, 0), 1, ["push.images=64"])
-    choice = choose(large, settings, 64, hosts=2)["dense1"]
+    choice = choose_protocols(large, settings, 64, hosts=2)["dense1"]
     assert choice.protocol == "factor" and choice.delta_bytes > 16 * choice.factor_bytes
     small, settings = planned(dense(20, 10, 0), 1)
-    assert choose(small, settings, 64, hosts=2)["dense1"].protocol == "delta"
+    assert choose_protocols(small, settings, 64, hosts=2)["dense1"].protocol == "delta"
 
 
 def test_activations_are_counted_once_per_server():
     one, settings = planned(dense(512, 512, 0), 1, ["server.shard=8192"])
     three, _ = planned(dense(512, 512, 0), 3, ["server.shard=8192"])
     images, header = 10, 128
-    bytes_of = [choose(layout, settings, images, hosts=2)["dense1"].factor_bytes for layout in (one, three)]
+    bytes_of = [choose_protocols(layout, settings, images, hosts=2)["dense1"].factor_bytes for layout in (one, three)]
     assert bytes_of[0] == header + 4 * (images * 1024 + 512)
     assert bytes_of[1] == 3 * header + 4 * (images * (3 * 512 + 512) + 512)
 
 
 def test_the_choice_can_be_forced_and_is_refused_by_name_where_workers_step():
     layout, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor"])
-    assert choose(layout, settings, 64, hosts=1)["dense1"].protocol == "factor"
+    assert choose_protocols(layout, settings, 64, hosts=1)["dense1"].protocol == "factor"
     layout, settings = planned(dense(20, 10, 0), 1, ["push.protocol=factor", "optimizer.where=worker"])
     with pytest.raises(UserError, match="push.protocol"):
-        choose(layout, settings, 64, hosts=1)
+        choose_protocols(layout, settings, 64, hosts=1)
 
 
 def test_the_largest_push_is_whole_batches():

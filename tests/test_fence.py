@@ -21,15 +21,15 @@ def test_a_generation_is_claimed_by_one_side_only(tmp_path):
 
 
 def test_a_rank_that_is_not_in_the_newest_generation_is_evicted(tmp_path):
-    fence.check(tmp_path, 0, 3)
+    fence.check_membership(tmp_path, 0, 3)
     fence.claim(tmp_path, 1, [0, 3])
-    fence.check(tmp_path, 0, 3)
+    fence.check_membership(tmp_path, 0, 3)
     fence.claim(tmp_path, 4, [0, 2])
-    fence.check(tmp_path, 4, 3)
+    fence.check_membership(tmp_path, 4, 3)
     with pytest.raises(fence.Evicted, match="declared dead; generation 4"):
-        fence.check(tmp_path, 0, 3)
-    fence.clear(tmp_path)
-    fence.check(tmp_path, 0, 3)
+        fence.check_membership(tmp_path, 0, 3)
+    fence.clear_fences(tmp_path)
+    fence.check_membership(tmp_path, 0, 3)
 
 
 @pytest.mark.parametrize("why", ["late", "out"])

@@ -7,7 +7,7 @@ import pytest
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.data import fetch_and_pack as fetching
-from adam_mpi.data.fetch_and_pack import fetch
+from adam_mpi.data.fetch_and_pack import fetch_data_set
 
 CONTENT = {"images.gz": bytes(range(256)) * 1000, "labels.gz": b"label" * 999}
 
@@ -80,44 +80,44 @@ def held(folder):
 def test_fetch_from_a_mirror_and_not_twice(serve, tmp_path, monkeypatch):
     server = serve()
     mirrors(monkeypatch, server.address)
-    fetch("mnist", None, tmp_path / "new" / "mnist")
+    fetch_data_set("mnist", None, tmp_path / "new" / "mnist")
     assert held(tmp_path / "new" / "mnist") == CONTENT
-    fetch("mnist", None, tmp_path / "new" / "mnist")
+    fetch_data_set("mnist", None, tmp_path / "new" / "mnist")
     assert server.asked == [("images.gz", None), ("labels.gz", None)]
 
 
 def test_a_damaged_file_is_fetched_again(serve, tmp_path):
     (tmp_path / "labels.gz").write_bytes(b"damaged")
-    fetch("mnist", serve().address, tmp_path)
+    fetch_data_set("mnist", serve().address, tmp_path)
     assert held(tmp_path) == CONTENT
 
 
 def test_resume_asks_only_for_the_rest(serve, tmp_path):
     server = serve()
     (tmp_path / "images.gz.part").write_bytes(CONTENT["images.gz"][:100_000])
-    fetch("mnist", server.address, tmp_path)
+    fetch_data_set("mnist", server.address, tmp_path)
     assert server.asked[0] == ("images.gz", "bytes=100000-")
     assert held(tmp_path) == CONTENT
 
 
 def test_a_whole_part_is_only_renamed(serve, tmp_path):
     (tmp_path / "images.gz.part").write_bytes(CONTENT["images.gz"])
-    fetch("mnist", serve().address, tmp_path)
+    fetch_data_set("mnist", serve().address, tmp_path)
     assert held(tmp_path) == CONTENT
 
 
 def test_a_server_without_ranges_starts_again(serve, tmp_path):
     (tmp_path / "images.gz.part").write_bytes(CONTENT["images.gz"][:100_000])
-    fetch("mnist", serve(ranges=False).address, tmp_path)
+    fetch_data_set("mnist", serve(ranges=False).address, tmp_path)
     assert held(tmp_path) == CONTENT
 
 
 def test_a_broken_transfer_keeps_its_part_and_resumes(serve, tmp_path):
     with pytest.raises(UserError, match="ended after 70000 of 256000 bytes"):
-        fetch("mnist", serve(cut=70_000).address, tmp_path)
+        fetch_data_set("mnist", serve(cut=70_000).address, tmp_path)
     assert held(tmp_path) == {"images.gz.part": CONTENT["images.gz"][:70_000]}
     server = serve()
-    fetch("mnist", server.address, tmp_path)
+    fetch_data_set("mnist", server.address, tmp_path)
     assert server.asked[0] == ("images.gz", "bytes=70000-")
     assert held(tmp_path) == CONTENT
 
@@ -125,7 +125,7 @@ def test_a_broken_transfer_keeps_its_part_and_resumes(serve, tmp_path):
 def test_bad_md5_removes_the_part_and_names_the_file(serve, tmp_path):
     server = serve(CONTENT | {"labels.gz": b"other"})
     with pytest.raises(UserError, match="labels.gz.*md5"):
-        fetch("mnist", server.address, tmp_path)
+        fetch_data_set("mnist", server.address, tmp_path)
     assert held(tmp_path) == {"images.gz": CONTENT["images.gz"]}
 
 
@@ -135,24 +135,24 @@ def test_a_mirror_that_sends_too_much_is_left(serve, tmp_path, monkeypatch, anno
     monkeypatch.setattr(fetching, "MOST_BYTES", most)
     endless = serve({"images.gz": bytes(most + fetching.BLOCK), "labels.gz": b""}, announces=announces)
     with pytest.raises(UserError, match=f"images.gz.*{said}.*{most}"):
-        fetch("mnist", endless.address, tmp_path)
+        fetch_data_set("mnist", endless.address, tmp_path)
     assert held(tmp_path) == {}
     mirrors(monkeypatch, endless.address, serve().address)
-    fetch("mnist", None, tmp_path)
+    fetch_data_set("mnist", None, tmp_path)
     assert held(tmp_path) == CONTENT
 
 
 def test_the_next_mirror_is_tried(serve, tmp_path, monkeypatch):
     bad, empty, good = serve({"images.gz": b"bad", "labels.gz": b"bad"}), serve({}), serve()
     mirrors(monkeypatch, closed_port(), bad.address, empty.address, good.address)
-    fetch("mnist", None, tmp_path)
+    fetch_data_set("mnist", None, tmp_path)
     assert held(tmp_path) == CONTENT
 
 
 def test_offline_is_one_line_that_says_what_to_do(tmp_path, monkeypatch):
     mirrors(monkeypatch, closed_port(), closed_port())
     with pytest.raises(UserError, match="images.gz.*refused.*fetch mnist --from DIR") as caught:
-        fetch("mnist", None, tmp_path)
+        fetch_data_set("mnist", None, tmp_path)
     assert "\n" not in str(caught.value)
     assert held(tmp_path) == {}
 
@@ -162,7 +162,7 @@ def test_from_a_folder(tmp_path):
     source.mkdir()
     for file, content in CONTENT.items():
         (source / file).write_bytes(content)
-    fetch("mnist", str(source), target)
+    fetch_data_set("mnist", str(source), target)
     assert held(target) == CONTENT
 
 
@@ -173,15 +173,15 @@ def test_from_a_folder_with_a_bad_file(tmp_path, wrong, message):
     if wrong:
         (source / "images.gz").write_bytes(wrong)
     with pytest.raises(UserError, match=f"images.gz.*{message}"):
-        fetch("mnist", str(source), target)
+        fetch_data_set("mnist", str(source), target)
     assert held(target) == {}
 
 
 def test_bad_arguments(tmp_path):
     with pytest.raises(UserError, match="allowed are mnist"):
-        fetch("glyphs", None, tmp_path)
+        fetch_data_set("glyphs", None, tmp_path)
     with pytest.raises(UserError, match="neither a folder nor"):
-        fetch("mnist", "nowhere", tmp_path)
+        fetch_data_set("mnist", "nowhere", tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written"):
-        fetch("mnist", str(tmp_path), tmp_path / "file" / "mnist")
+        fetch_data_set("mnist", str(tmp_path), tmp_path / "file" / "mnist")

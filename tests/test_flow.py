@@ -15,7 +15,7 @@ from adam_mpi.model.layers import infer
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.batches import image_batch
 
 pytestmark = pytest.mark.mpi(min_size=2)
 CONTEXTS = 3
@@ -49,7 +49,7 @@ def batches(shape):
     for number in range(BATCHES):
         count = int(draw.integers(1, IMAGES + 1))
         pixels = draw.integers(0, 256, (count, *shape), dtype=np.uint8)
-        yield Batch(0, 1, number, draw.permutation(99)[:count], draw.integers(0, 5, count), pixels)
+        yield image_batch(number, draw.permutation(99)[:count], draw.integers(0, 5, count), pixels, epoch=1)
 
 
 def replica(settings):
@@ -79,7 +79,7 @@ def fly(world, flow, cut, weights):
         assert time.monotonic() < limit, f"rank {world.rank} has computed only batches {sorted(landed)} of {BATCHES}"
         while number < BATCHES and flow.takes(number):
             batch = waiting[number]
-            batch.pixels = columns(cut, batch.pixels)[strip]
+            batch.inputs = {"input": columns(cut, batch.pixels)[strip]}
             flow.begin(number, batch, None, own, training=number % 4 != 3)
             number += 1
         flow.step()
@@ -87,8 +87,8 @@ def fly(world, flow, cut, weights):
         while flow.landed:
             flight = flow.landed.popleft()
             landed[flight.number] = flow.contexts[flight.context].result, flow.gradients[flight.context].copy()
-            flow.release(flight)
-    flow.stop()
+            flow.release_flight(flight)
+    flow.end_threads()
     return landed
 
 
@@ -141,7 +141,7 @@ def test_the_wait_for_a_hanging_thread_is_limited():
     flow = Flow([], [], None)
     flow.computing = 2
     with pytest.raises(TimeoutError, match=r"^2 parts of batches are still computed after 0.01 s; the job ends$"):
-        flow.halt(0.01)
+        flow.drop_flights(0.01)
 
 
 def test_sums_over_a_replica_are_those_of_all_strips():

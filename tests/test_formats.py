@@ -12,7 +12,7 @@ import pytest
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Data
 from adam_mpi.data import formats, sets
-from adam_mpi.data.fetch_and_pack import pack
+from adam_mpi.data.fetch_and_pack import pack_data_set
 
 RANDOM = np.random.default_rng(5)
 COLORED = {
@@ -137,7 +137,7 @@ def test_every_format_gives_what_was_written(written):
 def test_every_format_can_be_packed(written, tmp_path):
     path, arrays = written
     before = formats.open_parts(path)
-    message = pack(str(path), tmp_path / "packed.h5", size=0, on_bad="stop")
+    message = pack_data_set(str(path), tmp_path / "packed.h5", size=0, on_bad="stop")
     assert "12 train images and 6 test images" in message and not list(tmp_path.glob("*.part"))
     after = formats.open_parts(tmp_path / "packed.h5")
     check(after, arrays)
@@ -274,7 +274,7 @@ def test_unreadable_images_stop_or_are_left_out(tmp_path):
         usable(path, "stop")
     data, ids, images, _ = usable(path, "skip")
     assert data.bad() == ["train 5"] and len(images) == 11
-    assert "11 train images" in pack(str(path), tmp_path / "packed.h5", 0, "skip")
+    assert "11 train images" in pack_data_set(str(path), tmp_path / "packed.h5", 0, "skip")
     kept = np.delete(arrays["train"], 5, axis=0)
     np.testing.assert_array_equal(formats.open_parts(tmp_path / "packed.h5")["train"].read(np.arange(11))[0], kept)
 

@@ -8,7 +8,9 @@ from adam_mpi.data import glyphs
 
 @pytest.fixture(scope="module")
 def drawn():
-    return {part: glyphs.draw(0, part, np.arange(n)) for part, n in (("train", glyphs.TRAIN), ("test", glyphs.TEST))}
+    return {
+        part: glyphs.draw_glyphs(0, part, np.arange(n)) for part, n in (("train", glyphs.TRAIN), ("test", glyphs.TEST))
+    }
 
 
 def test_shape_type_and_contrast(drawn):
@@ -29,14 +31,16 @@ def test_classes_are_balanced(drawn):
 def test_an_image_depends_on_seed_part_and_index_only(drawn):
     images, labels = drawn["train"]
     chosen = np.random.default_rng(3).integers(0, glyphs.TRAIN, 500)
-    again, again_labels = glyphs.draw(0, "train", chosen)
+    again, again_labels = glyphs.draw_glyphs(0, "train", chosen)
     assert np.array_equal(again, images[chosen]) and np.array_equal(again_labels, labels[chosen])
-    assert not np.array_equal(glyphs.draw(1, "train", chosen)[0], again)
-    assert not np.array_equal(glyphs.draw(0, "test", chosen)[0], again)
+    assert not np.array_equal(glyphs.draw_glyphs(1, "train", chosen)[0], again)
+    assert not np.array_equal(glyphs.draw_glyphs(0, "test", chosen)[0], again)
 
 
 def test_no_two_images_are_equal(drawn):
-    everything = np.concatenate([drawn["train"][0], drawn["test"][0], glyphs.draw(1, "train", np.arange(4000))[0]])
+    everything = np.concatenate(
+        [drawn["train"][0], drawn["test"][0], glyphs.draw_glyphs(1, "train", np.arange(4000))[0]]
+    )
     assert len({image.tobytes() for image in everything}) == len(everything)
 
 

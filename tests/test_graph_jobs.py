@@ -88,7 +88,7 @@ def test_a_model_from_python_trains_predicts_and_is_exported(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.losses=['huber']", "target target 10 is no class per sample"),
+        ("model.losses=['huber']", "the model.s target target 10 of type float is fed integer of scalar"),
         ("model.losses=['nothing']", r"model.losses\[0\] is 'nothing'; give the kind of a loss"),
         (f"model.layers={LAYERS.replace('units = 10', 'units = 9')}", "9 scores for 10 classes"),
         ("model.graph=graph", "model.graph: not a graph that this version wrote"),

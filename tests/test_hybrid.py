@@ -1,6 +1,7 @@
 """Hybrid replicas: ranks split images up to the first dense layer, then units; they agree with one rank."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial, total
 from adam_mpi.model.partition import partition
 from adam_mpi.model.reference_strip_context import StripContext
-from adam_mpi.planning.report import plan
+from adam_mpi.planning.report import plan_text
 from adam_mpi.sharding import batches
-from adam_mpi.sharding.batches import Batch, cut_rounds, shares
+from adam_mpi.sharding.batches import cut_rounds, image_batch, shares
 
 IMAGES = 9
 BATCH = 104
@@ -138,7 +139,7 @@ def test_rounds_have_every_image_once_and_fit_their_room(images, ranks, more):
     seen = []
     for rank in range(ranks):
         pixels = np.arange(images)[edges[rank] : edges[rank + 1]]
-        batch = Batch(0, 0, 0, np.arange(images), np.arange(images), pixels, edges)
+        batch = replace(image_batch(0, np.arange(images), np.arange(images), pixels), edges=edges)
         for number, part in enumerate(cut_rounds(batch, count, rank)):
             a, b = part.edges[rank : rank + 2]
             np.testing.assert_array_equal(part.ids[a:b], part.pixels)
@@ -176,7 +177,7 @@ def test_models_that_cannot_be_hybrid_are_refused():
 
 
 def test_the_plan_shows_images_rounds_and_units():
-    text = plan(config.load(None, ["layout.partitions=2", HYBRID, "train.batch=128"]), 4, None)
+    text = plan_text(config.load(None, ["layout.partitions=2", HYBRID, "train.batch=128"]), 4, None)
     assert "2 ranks, hybrid: each has 64 whole images of a batch before dense1, in 2 rounds" in text
     assert "  dense1     0-199  200-399\n" in text and not re.search("^  conv2 ", text, re.M)
     assert re.search(r"^  dense3     0-4 \(0\+(\d+)\)  5-9 \(\1\+0\)$", text, re.M)

@@ -24,7 +24,7 @@ def path(tmp_path, request):
 def test_read_gives_what_was_written(path):
     write(path, BYTES)
     assert idx.shape(path) == ARRAY.shape
-    array = idx.read(path)
+    array = idx.read_idx_file(path)
     assert array.dtype == np.uint8 and np.array_equal(array, ARRAY)
 
 
@@ -45,7 +45,7 @@ def test_read_gives_what_was_written(path):
 def test_wrong_content_is_one_line_that_names_the_file(path, content, message):
     write(path, content)
     with pytest.raises(UserError, match=message) as caught:
-        idx.read(path)
+        idx.read_idx_file(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -54,7 +54,7 @@ def test_truncated_gzip(tmp_path, kept):
     path = write(tmp_path / "images.gz", BYTES)
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(UserError, match="images.gz"):
-        idx.read(path)
+        idx.read_idx_file(path)
 
 
 def test_damaged_gzip_with_a_good_length(tmp_path):
@@ -63,9 +63,9 @@ def test_damaged_gzip_with_a_good_length(tmp_path):
     content[-6] ^= 1  # a byte of the checksum
     path.write_bytes(content)
     with pytest.raises(UserError, match="images.gz"):
-        idx.read(path)
+        idx.read_idx_file(path)
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        idx.read(tmp_path / "nowhere.gz")
+        idx.read_idx_file(tmp_path / "nowhere.gz")

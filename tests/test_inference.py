@@ -36,7 +36,7 @@ SMALL = (
 )
 PLAIN = 'model.layers=[{kind="conv", channels=4, kernel=3, stride=2, pad=1}, "relu", {kind="dense", units=10}]'
 REFERENCE = "kernels.engine=reference"
-IMAGES = glyphs.draw(1, "test", np.arange(100))[0]
+IMAGES = glyphs.draw_glyphs(1, "test", np.arange(100))[0]
 
 
 def run_directory(path, *overrides):
@@ -47,7 +47,7 @@ def run_directory(path, *overrides):
     weights = parameters.initial(shapes, 7)
     weights += np.random.default_rng(7).normal(0, 0.05, weights.size).astype(np.float32)
     path.mkdir(parents=True, exist_ok=True)
-    model_file.write(path / "weights.h5", weights, parameters.tensors(shapes), to_toml(config), inputs.to_json())
+    model_file.write_model(path / "weights.h5", weights, parameters.tensors(shapes), to_toml(config), inputs.to_json())
     return path
 
 
@@ -276,7 +276,7 @@ def test_weights_that_are_announced_but_missing_are_refused_unread(run, capsys, 
             shape = file[name].shape
             del file[name]
             file.create_dataset(name, shape, np.float32)
-    monkeypatch.setattr(model_file, "pieces", lambda *arguments: pytest.fail("it was read"))
+    monkeypatch.setattr(model_file, "model_pieces", lambda *arguments: pytest.fail("it was read"))
     output = run_command(capsys, "predict", run, "x.png", code=2)
     assert re.search(r"weights.h5:\S+/weight: incomplete: \d+ bytes announced, 0 are in the file", output)
 

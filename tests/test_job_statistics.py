@@ -18,7 +18,7 @@ def server(rank=0, shards=1, leads=None, **tables):
 
 
 def data(phase, finished, loss=0.0, correct=0, done=False):
-    values = {"role": "data", "phase": phase, "finished": finished, "loss": loss, "correct": correct, "done": done}
+    values = {"role": "data", "phase": phase, "finished": finished, "sums": [loss, correct], "done": done}
     return values | {"skipped": 0, "not_finite": 0}
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import reference
 
+from adam_mpi.model.input_format import InputFormat
 from adam_mpi.model.kernels import activations_and_loss, conv_and_dense, pool_and_norm
 
 # channels, rows, columns, images, maps, kernel, stride, pad, output rows computed at a time
@@ -152,7 +153,7 @@ def test_activation_at_the_edges(name):
 def test_pixels_are_scaled_and_the_tail_is_zero():
     block = np.random.default_rng(0).integers(0, 256, (5, 2, 3, 4), dtype=np.uint8)
     outputs = np.full((2, 3, 4, 5), np.nan, np.float32)
-    activations_and_loss.load_pixels(block, 3, (np.arange(256) / 255).astype(np.float32), outputs)
+    activations_and_loss.load_pixels(block, 3, InputFormat().levels(), outputs)
     close(outputs[..., :3], block[:3].transpose(1, 2, 3, 0) / 255)
     assert not outputs[..., 3:].any()
 

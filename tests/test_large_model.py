@@ -46,11 +46,11 @@ def check(found):
 
 def test_a_part_of_a_file_of_weights_takes_the_memory_of_that_part(tmp_path, monkeypatch):
     monkeypatch.setattr(model_file, "PIECE", SIZE // COUNT)
-    model_file.write(tmp_path / "weights.h5", VALUES, [TENSOR], "", "{}")
+    model_file.write_model(tmp_path / "weights.h5", VALUES, [TENSOR], "", "{}")
 
     def read():
         part = Spans(SPANS)
-        for start, values in model_file.pieces(tmp_path / "weights.h5", [TENSOR], spans=SPANS):
+        for start, values in model_file.model_pieces(tmp_path / "weights.h5", [TENSOR], spans=SPANS):
             part.put(start, values.reshape(-1))
         return part
 
@@ -72,7 +72,7 @@ def store(tmp_path):
 
 
 def test_a_part_of_a_store_takes_the_memory_of_that_part(store):
-    found = few(lambda: {piece.start: piece.values["weights"] for piece in store_file.pieces(store, SPANS)})
+    found = few(lambda: {piece.start: piece.values["weights"] for piece in store_file.store_pieces(store, SPANS)})
     assert sorted(found) == [start for start, _ in SPANS]
     for start, stop in SPANS:
         np.testing.assert_array_equal(found[start], VALUES[start:stop])

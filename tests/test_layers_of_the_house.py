@@ -13,6 +13,7 @@ LAYERS = [
     {"config"},
     {"cluster"},
     {"model"},
+    {"optimizer"},
     {"sharding"},
     {"transport"},
     {"checkpoint"},

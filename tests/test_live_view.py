@@ -72,6 +72,7 @@ def test_top_without_a_terminal_shows_it_once(launch):
 
 def test_top_shows_spares(tmp_path):
     run = {"name": "epoch 1", "share": 0.5, "loss": 1.0, "accuracy": 0.5, "images_per_second": 9.0, "staleness": 0.0}
+    run["metrics"] = ["loss", "accuracy"]
     status = {"time": 0.0, "seconds": 1.0, "interval": 2.0, "run": run, "ranks": []}
     some = {"spares": {"ready": 2, "coming": 1}}
     shown = [live_view.view(tmp_path, status | more).renderables[0].plain for more in ({}, some)]

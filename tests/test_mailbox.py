@@ -147,7 +147,7 @@ def test_a_copy_reports_a_nan_or_an_infinity(size):
             values = np.ones(size, np.float32)
             values[place] = value
             body = np.zeros(size, np.uint32)
-            assert mailbox.copy(body, values.view(np.uint32)) == finite
+            assert mailbox.copy_words(body, values.view(np.uint32)) == finite
             assert np.array_equal(body, values.view(np.uint32))
 
 

@@ -102,7 +102,7 @@ def test_a_coordinator_that_was_stopped_finds_out_whether_others_have_its_place(
     if isinstance(error, LostRun):
         monitor.owner.check = fail
     else:
-        monkeypatch.setattr(fence, "check", fail)
+        monkeypatch.setattr(fence, "check_membership", fail)
     monitor.step()
     clock.seconds += 2
     with pytest.raises(type(error), match="taken"):
@@ -113,7 +113,12 @@ def test_a_disk_that_hangs_does_not_hold_up_a_coordinator_that_was_stopped(monit
     threads = []
     back = threading.Event()
     monkeypatch.setattr(supervision, "DISK_SECONDS", 0.01)
-    monkeypatch.setattr(fence, "check", lambda *arguments: threads.append(threading.current_thread()) or back.wait(20))
+
+    def hang(*arguments):
+        threads.append(threading.current_thread())
+        back.wait(20)
+
+    monkeypatch.setattr(fence, "check_membership", hang)
     clock.seconds += 2
     monitor.step()
     back.set()

@@ -11,8 +11,9 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.memory_layout import LINE, MOST_BATCHES, MOST_SLOTS, WIDTHS, plan
+from adam_mpi.sharding.memory_layout import MOST_BATCHES, MOST_SLOTS, WIDTHS, plan_layout
 from adam_mpi.sharding.message_formats import message_words
+from adam_mpi.sharding.rings import LINE
 
 
 def config(shard=1000, mailbox=256 << 20, codec="none", ema=0.0, short=False):
@@ -36,7 +37,9 @@ def layers(sizes):
 
 
 def planned(sizes, servers, pushers, made):
-    return plan(layers(sizes), {rank: "host" for rank in range(servers)}, range(servers, servers + pushers), made)
+    return plan_layout(
+        layers(sizes), {rank: "host" for rank in range(servers)}, range(servers, servers + pushers), made
+    )
 
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=6)
@@ -48,7 +51,7 @@ def test_nothing_published_overlaps(sizes, servers, pushers, ema, short):
     memory_layout = planned(sizes, servers, pushers, config(ema=ema, short=short))
     for server in memory_layout.servers:
         places = [(0, LINE)] + [(memory_layout.line_offset(ring), LINE) for ring in range(pushers)]
-        places.append((memory_layout.version_offset, 8 * len(memory_layout.held[server])))
+        places.append((memory_layout.version_offset, 8 * len(memory_layout.served[server])))
         for region in memory_layout.regions:
             offset = memory_layout.region_offset(server, region)
             assert offset % LINE == 0
@@ -67,7 +70,7 @@ def test_runs_read_the_wanted_shards_and_nothing_else(sizes, servers, short, dat
     covered = []
     for server in memory_layout.servers:
         offset, places = memory_layout.region_offset(server, region), {}
-        for shard in memory_layout.held[server]:
+        for shard in memory_layout.served[server]:
             for parameter in range(shard.start, shard.stop):
                 places[parameter] = offset
                 offset += WIDTHS[region]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from adam_mpi.cluster.control_messages import Message, decode, encode
+from adam_mpi.cluster.control_messages import Message, decode_message, encode_message
 
 EXAMPLES = {
     "bool": True,
@@ -13,6 +13,7 @@ EXAMPLES = {
     "float | None": 0.5,
     "str | None": None,
     "list[int]": [3, 1, 2],
+    "list[float]": [0.1, 1e-300],
     "list[Any] | None": [4, "train", 0.5],
     "list[dict[str, float]]": [{"seconds": 0.25}],
     "collections.abc.Mapping[str, Any]": {"images": 10},
@@ -33,7 +34,7 @@ def type_name(kind):
 
 @pytest.mark.parametrize("message", [example(kind) for kind in Message.classes.values()], ids=lambda one: one.kind)
 def test_every_message_survives_encoding_and_decoding(message):
-    assert decode(encode(message)) == message
+    assert decode_message(encode_message(message)) == message
 
 
 def test_every_message_has_a_kind_of_its_own():
@@ -46,4 +47,4 @@ def test_an_unknown_kind_is_refused_by_name(data):
     with pytest.raises(
         ValueError, match="unknown control message ('recipe'|None); all ranks must run the same version"
     ):
-        decode(data)
+        decode_message(data)

@@ -9,7 +9,7 @@ from adam_mpi.cli import main
 from adam_mpi.config import Data, models
 from adam_mpi.data.sets import open_set
 from adam_mpi.model import layers, parameters
-from adam_mpi.planning.report import plan
+from adam_mpi.planning.report import plan_text
 
 SHAPES = {"mnist": ((1, 28, 28), 10)}
 
@@ -50,7 +50,7 @@ def test_the_default_network_is_the_papers():
 
 
 def test_the_large_one_can_be_planned_without_its_images():
-    said = plan(config.load("adam-imagenet"), 64, "8x8")
+    said = plan_text(config.load("adam-imagenet"), 64, "8x8")
     assert "21841x1x1" in said and said.count("3000x1x1") >= 3
 
 

@@ -232,7 +232,7 @@ def test_working_set_is_what_a_context_takes():
 WARMED = """
 import numpy as np
 from adam_mpi.model import layers, network, parameters
-from adam_mpi.model.kernels import conv, dense, dropout, local_response_norm, loss, pointwise, pool
+from adam_mpi.model.kernels import activations_and_loss, conv_and_dense, pool_and_norm
 
 stack = layers.parse([
     {"kind": "conv", "channels": 2, "kernel": 3}, "relu", {"kind": "dropout", "rate": 0},
@@ -242,7 +242,7 @@ stack = layers.parse([
 ])
 shapes = layers.infer(stack, (2, 9, 8), 3)
 network.warm(shapes)
-modules = conv, dense, dropout, local_response_norm, loss, pointwise, pool
+modules = activations_and_loss, conv_and_dense, pool_and_norm
 kernels = [kernel for module in modules for kernel in vars(module).values() if hasattr(kernel, "signatures")]
 known = [len(kernel.signatures) for kernel in kernels]
 context, weights = network.Network(shapes, 4, 0).context(), parameters.initial(shapes, 0)

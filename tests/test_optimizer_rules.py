@@ -5,8 +5,8 @@ import pytest
 from local_server import LocalServer
 
 from adam_mpi import config
-from adam_mpi.server import apply_kernels, optimizer_rules
-from adam_mpi.server.optimizer_rules import ImageCounts
+from adam_mpi.optimizer import kernels, rules
+from adam_mpi.optimizer.settings import BatchCounts, ImageCounts, Settings
 from adam_mpi.server.replication_messages import Record, RecordMessage
 from adam_mpi.sharding import message_formats
 from adam_mpi.transport.mailbox import ReceivedMessage
@@ -29,13 +29,13 @@ def textbook(kind, weights, velocity, gradient, momentum, decay, rate):
 
 def stepped(kind, weights, velocity, total, momentum, decay, rate, begun, present):
     """Return (weights, velocity) after a step of the kernel on a sum of gradients."""
-    factors = optimizer_rules.coefficients(kind, (momentum, decay), rate, begun, present)
+    rule = rules.RULES[kind]
+    rows = rules.coefficients(rule, Settings(momentum, decay), rate, BatchCounts(0, begun, present))
     one = np.zeros(1, np.int64)
     scale = np.ones(1, np.float32)
     weights, velocity = (part.astype(np.float32) for part in (weights, velocity))
-    apply_kernels.step(
-        apply_kernels.RULES.index(kind), weights, velocity, total.astype(np.float32), one, scale, factors
-    )
+    states = velocity.reshape(1, -1)[: len(rule.states)]
+    kernels.step(rule.kernel, weights, states, total.astype(np.float32), one, scale, rows)
     return weights, velocity
 
 
@@ -112,6 +112,10 @@ RULES = [
     ["optimizer.momentum=0.9", "optimizer.decay=0.1"],
     ["optimizer.kind=nesterov", "optimizer.momentum=0.9", "optimizer.decay=0.1"],
     ["optimizer.ema=0.2", "optimizer.decay=0.3"],
+    ["optimizer.kind=rmsprop", "optimizer.decay=0.1"],
+    ["optimizer.kind=adam", "optimizer.decay=0.1"],
+    ["optimizer.kind=adamw", "optimizer.decay=0.1"],
+    ["optimizer.kind=ftrl", "optimizer.decay=0.1", "optimizer.l1=0.01"],
 ]
 
 
@@ -133,6 +137,28 @@ def test_folding_and_the_size_of_pushes_change_nothing(rule, codec):
         local.free()
     assert found[0].max() < -0.1
     assert np.allclose(found[1:], found[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["none", "bfloat16"])
+@pytest.mark.parametrize("name", ["adagrad", "rmsprop", "adam", "adamw", "ftrl"])
+def test_adaptive_rules_take_each_of_several_pushes_in_turn(name, codec):
+    """The same bits, one after the other and five at once, of one, two and a part of a batch."""
+    gradients = drawn(5)
+    found = []
+    for at_once in (1, 5):
+        local = served(f"optimizer.kind={name}", "optimizer.decay=0.1", f"push.codec={codec}")
+        for number, gradient in enumerate(gradients):
+            images = (BATCH, 2 * BATCH, BATCH // 2)[number % 3]
+            local.pushes.push(local.gradient_buffer(images * gradient, images))
+            if (number + 1) % at_once == 0:
+                local.pushes.step()
+                local.apply_pushes()
+        own = local.server.shard_copies[0]
+        assert local.server.counts["steps"] == 5 // at_once and own.batches == 6.5
+        found.append((local.weights.copy(), own.states.copy()))
+        local.free()
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+    assert np.abs(found[0][0]).max() > 0.1
 
 
 def test_the_running_average_moves_as_often_as_there_were_batches():
@@ -173,7 +199,7 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
         messages = [message(number, images, part), message(100, BATCH, 0, finite=0)]
         counts = stepper.count_images(messages)
         assert counts == (images if part == 0 else 0, images, images if part == 1 else 0)
-        stepper.step_folded(0, values, 0.1, counts)
+        stepper.step_folded(0, values, 0.1, counts, False)
         record = Record(
             shard=local.memory_layout.shards[0],
             version=number + 1,
@@ -185,7 +211,7 @@ def test_a_copy_on_another_server_takes_the_same_step_bit_by_bit(rule):
         )
         header = RecordMessage(record, np.zeros((), message_formats.HEADER), 0).write(np.zeros(0, np.uint32))
         carried = ImageCounts(*(int(header[name]) for name in ("clock", "part", "codec")))
-        copy.server.session.stepper.step_folded(0, values, float(header["seen"].view(np.float64)), carried)
+        copy.server.session.stepper.step_folded(0, values, float(header["seen"].view(np.float64)), carried, False)
     for one, other in zip(local.server.shard_copies[0].parts, copy.server.shard_copies[0].parts, strict=True):
         assert np.array_equal(one, other)
     local.free()

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from mpi4py import MPI
+from textbook import step_of
 
 from adam_mpi.checkpoint import model_file
 from adam_mpi.checkpoint.claim_file import this_process
@@ -15,6 +16,8 @@ from adam_mpi.data.epoch import Order
 from adam_mpi.data.sets import open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
+from adam_mpi.optimizer.rules import RULES
+from adam_mpi.optimizer.settings import settings_of
 from adam_mpi.runtime import agreement, begin_generation, run
 from adam_mpi.runtime.job import JobRequest
 from adam_mpi.sharding.training_state import Phase
@@ -57,12 +60,12 @@ def trained(settings, folder):
     world = World(MPI.COMM_SELF, config)
     request = JobRequest(directory=str(folder / "run"))
     claimed = agreement.claim_run(config, request, world, [this_process()])
-    job = agreement.prepare(config, claimed, request, world, FoundStores())
+    job = agreement.prepare_job(config, claimed, request, world, FoundStores())
     runtime = begin_generation.begin_generation(world, job)
     run._run_roles(world, runtime)
     runtime.free()
     job.owner.release()
-    return model_file.read(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
+    return model_file.read_model(folder / "run" / "weights.h5", parameters.tensors(job.shapes)), config, job.shapes
 
 
 def gradients(config, shapes, weights, data):
@@ -84,22 +87,26 @@ def rate(optimizer, images):
     return optimizer.learning_rate * schedules[optimizer.schedule] * min(1, rising)
 
 
+def clipped(gradient, optimizer, tensors):
+    """Return the gradient with each tensor clipped, and then all of it."""
+    gradient = gradient.copy()
+    for tensor in tensors if optimizer.clip_tensor else ():
+        part = gradient[tensor.offset : tensor.offset + tensor.size]
+        part *= min(1, optimizer.clip_tensor / np.linalg.norm(part))
+    return gradient * min(1, optimizer.clip_norm / np.linalg.norm(gradient)) if optimizer.clip_norm else gradient
+
+
 def textbook(config, shapes, data):
     """Return the weights after the same training in one loop, in float64."""
     optimizer = config.optimizer
     weights = parameters.initial(shapes, config.run.seed).astype(float)
-    state, mean = np.zeros_like(weights), weights.copy()
-    for gradient, images in gradients(config, shapes, weights, data):
-        step, decayed = rate(optimizer, images), gradient + optimizer.decay * weights
-        if optimizer.where == "worker":
-            weights -= step * gradient
-        elif optimizer.kind == "adagrad":
-            state += decayed**2
-            weights -= step * decayed / (np.sqrt(state) + 1e-8)
-        else:
-            state[:] = optimizer.momentum * state + decayed
-            ahead = decayed + optimizer.momentum * state if optimizer.kind == "nesterov" else state
-            weights -= step * ahead
+    name = "descent" if optimizer.where == "worker" else optimizer.kind
+    states = np.zeros((len(RULES[name].states), weights.size))
+    mean = weights.copy()
+    for number, (gradient, images) in enumerate(gradients(config, shapes, weights, data)):
+        gradient = clipped(gradient, optimizer, parameters.tensors(shapes))
+        step, settings = rate(optimizer, images), settings_of(optimizer)
+        weights[:], states = step_of(name, weights, states, gradient, step, number, settings)
         mean += optimizer.ema * (weights - mean)
     return mean if optimizer.ema else weights
 
@@ -113,6 +120,12 @@ def textbook(config, shapes, data):
         ["optimizer.kind=adagrad", "optimizer.learning_rate=0.02"],
         ["optimizer.momentum=0.5", "optimizer.decay=0.01"],
         ["optimizer.kind=adagrad", "optimizer.learning_rate=0.02", "optimizer.decay=0.01"],
+        ["optimizer.kind=rmsprop", "optimizer.learning_rate=0.002", "optimizer.beta2=0.99", "optimizer.epsilon=1e-4"],
+        ["optimizer.kind=adam", "optimizer.learning_rate=0.005", "optimizer.decay=0.01", "optimizer.epsilon=1e-4"],
+        ["optimizer.kind=adamw", "optimizer.learning_rate=0.005", "optimizer.decay=0.1", "optimizer.epsilon=1e-4"],
+        ["optimizer.kind=ftrl", "optimizer.schedule=constant", "optimizer.l1=0.001", "optimizer.decay=0.01"],
+        ["optimizer.clip_norm=0.2", "optimizer.momentum=0.9"],
+        ["optimizer.clip_norm=0.4", "optimizer.clip_tensor=0.3", "optimizer.decay=0.01", "server.threads=2"],
         ["optimizer.schedule=step"],
         ["optimizer.schedule=cosine", "optimizer.warmup=0.3"],
         ["optimizer.where=worker"],

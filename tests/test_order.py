@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
 from adam_mpi.data.epoch import Order
-from adam_mpi.data.epoch import owners as draw_owners
+from adam_mpi.data.epoch import draw_owners as draw_owners
 from adam_mpi.sharding.training_state import Phase
 
 

@@ -34,8 +34,8 @@ def test_a_loss_that_is_not_finite_is_counted_separately():
     order = Order(Phase(0, "train", 1), 96, 32, 1)
     tally = EpochProgress(order, range(3), lambda number: 0, 1, None)
     for number, loss in enumerate((64.0, math.nan, math.inf)):
-        tally.report(number, 32, loss, 8)
-    assert (tally.loss, tally.not_finite, tally.finished, tally.complete) == (64.0, 64, 96, True)
+        tally.report(number, 32, np.array([loss, 8.0]))
+    assert (tally.sums[0], tally.not_finite, tally.finished, tally.complete) == (64.0, 64, 96, True)
 
 
 @pytest.mark.parametrize(("accuracy", "share"), [(0.08, 0.1), (0.1, 0.1), (0.128, 0.1), (0.129, None), (0.99, None)])

@@ -274,10 +274,10 @@ def test_a_job_that_has_lost_the_run_leaves_no_failure_in_it(tmp_path, environme
     first, _ = owner.claim_run(tmp_path, [ALIVE])
     environment.setenv(failure_report.OWNER_FILE, str(first.path))
     second, _ = owner.claim_run(tmp_path, [ALIVE], by_force=True)
-    failure_report.report(tmp_path / "failure.txt", "rank 1 died")
+    failure_report.report_failure(tmp_path / "failure.txt", "rank 1 died")
     assert "rank 1 died" in capsys.readouterr().err and not (tmp_path / "failure.txt").exists()
     environment.setenv(failure_report.OWNER_FILE, str(second.path))
-    failure_report.report(tmp_path / "failure.txt", "rank 1 died")
+    failure_report.report_failure(tmp_path / "failure.txt", "rank 1 died")
     assert (tmp_path / "failure.txt").read_text() == "rank 1 died\n"
 
 

@@ -136,7 +136,7 @@ def test_a_pull_into_an_array_of_the_caller():
 def test_wrong_arguments_are_named():
     with pytest.raises(UserError, match="servers = 9"):
         ParameterServer(COMM, size=10, servers=9)
-    with pytest.raises(UserError, match="additive, adagrad, descent"):
+    with pytest.raises(UserError, match="additive, descent, momentum, nesterov, adagrad, rmsprop, adam, adamw, ftrl"):
         ParameterServer(COMM, size=10, optimizer="sgd")
 
     def work(server):

@@ -9,13 +9,13 @@ from adam_mpi import config
 from adam_mpi.base import machine
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.log import format_bytes
-from adam_mpi.planning.report import plan
+from adam_mpi.planning.report import plan_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def planned(ranks, hosts=None, *overrides):
-    return plan(config.load(None, overrides), ranks, hosts)
+    return plan_text(config.load(None, overrides), ranks, hosts)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 64, 1000])
@@ -106,6 +106,7 @@ LARGE = (
     "kernels.engine=reference",
     "server.mailbox_bytes=4000000",
     "server.copies=1",
+    "optimizer.momentum=0.9",
 )
 
 
@@ -161,6 +162,15 @@ def test_the_average_and_the_state_before_a_step_are_in_the_plan():
     assert both - averaged == pytest.approx(12 * count, rel=0.1)
 
 
+def test_each_state_vector_of_the_rule_is_in_the_plan():
+    """Also in a snapshot."""
+    count = 784 * 4096 + 4096 + 4096 * 10 + 10
+    rules = ["optimizer.momentum=0.0"], [], ["optimizer.momentum=0.0", "optimizer.kind=adam"]
+    none, one, two = (needed("layout.servers=1", *rule)[1] for rule in rules)
+    assert one - none == pytest.approx(8 * count, rel=0.1)
+    assert two - one == pytest.approx(8 * count, rel=0.1)
+
+
 def test_a_limit_that_mailboxes_alone_go_beyond_says_so():
     few = ("layout.servers=1", "consistency.staleness=0", "worker.in_flight=1")
     crowded = ("layout.partitions=4", "server.mailbox_bytes=64000000", *few)
@@ -171,7 +181,7 @@ def test_a_limit_that_mailboxes_alone_go_beyond_says_so():
 
 
 def test_the_network_of_36_billion_connections():
-    text = plan(config.load(ROOT / "docs" / "36-billion.toml"), 16, "16x1", "3x256x256:21841")
+    text = plan_text(config.load(ROOT / "docs" / "36-billion.toml"), 16, "16x1", "3x256x256:21841")
     connections = int(re.search(r"^total +[\d,]+ +([\d,]+)$", text, re.M)[1].replace(",", ""))
     assert 35.5e9 < connections < 36.5e9
     assert len(re.findall(r"^ +\d+ +\d+-\d+ +1,200,\d{3},\d{3} +13.4\d* +[\d.]+ MB +9.0\d* GB", text, re.M)) == 16
@@ -180,9 +190,9 @@ def test_the_network_of_36_billion_connections():
 @pytest.mark.parametrize("images", ["3x4", "0x8x8:2", "3x8x8", "axbxc:d"])
 def test_images_that_make_no_sense_are_named(images):
     with pytest.raises(UserError, match=f"^--images {images}: expected CHANNELSxROWSxCOLUMNS:CLASSES"):
-        plan(config.load(), 2, None, images)
+        plan_text(config.load(), 2, None, images)
 
 
 def test_spares_are_named_with_the_slots_they_need():
-    assert "spares" not in plan(config.load(None), 8, None)
-    assert "spares that stand by: 2 processes more" in plan(config.load(None, ["recover.spares=2"]), 8, None)
+    assert "spares" not in plan_text(config.load(None), 8, None)
+    assert "spares that stand by: 2 processes more" in plan_text(config.load(None, ["recover.spares=2"]), 8, None)

@@ -56,7 +56,9 @@ class Client(PushClient):
         place = SimpleNamespace(member=PUSHER)
         injector = SimpleNamespace(at=lambda point: None)
         world = SimpleNamespace(config=self.settings, rank=2, place=place, generation=generation, injector=injector)
-        plan = memory_layout.plan(TENSORS, SERVERS, [2], self.settings, holders=[(server,) for server in holders])
+        plan = memory_layout.plan_layout(
+            TENSORS, SERVERS, [2], self.settings, holders=[(server,) for server in holders]
+        )
         self.mailboxes = Memory()
         self.published = Memory()
         choices = {"dense1": Choice("dense1", 0, None, None)}
@@ -99,7 +101,7 @@ class Client(PushClient):
 def gradient(seed, scale=1.0):
     """Return a gradient buffer with random values."""
     values = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32) * np.float32(scale)
-    return GradientBuffer(0, values, [BatchResult(0, seed, 32, 0.0, 0, 1)])
+    return GradientBuffer(0, values, [BatchResult(0, seed, 32, np.array([0.0, 0]), 1)])
 
 
 def pushed(client, *buffers):
@@ -147,13 +149,13 @@ def test_a_clock_that_is_taken_back_takes_its_encoding_out_of_the_residual(codec
     carried = client.residual.values.copy()
     pushed(client, gradient(2))
     assert not np.array_equal(client.residual.values, carried)
-    assert len(client.forget(1)) == 1 and (client.sent, client.clock) == (1, 1)
+    assert len(client.take_back_from(1)) == 1 and (client.sent, client.clock) == (1, 1)
     assert np.array_equal(client.residual.values, carried)
     # A push that has reached all servers stays, although no acknowledgement has arrived.
     client.next_generation([0, 0, 1, 1])
     pushed(client, gradient(3))
     kept = client.residual.values.copy()
-    client.forget(2)
+    client.take_back_from(2)
     assert np.array_equal(client.residual.values, kept) and client.completed == 2
 
 
@@ -164,7 +166,7 @@ def test_of_a_push_that_is_given_up_the_residual_keeps_what_shards_have(codec):
     first = client.residual.values.copy()
     pushed(client, gradient(2))
     second = client.residual.values.copy()
-    client.give_up({0: 2 * MOST_PARTS, 1: 2 * MOST_PARTS, 2: MOST_PARTS})
+    client.take_back_missing({0: 2 * MOST_PARTS, 1: 2 * MOST_PARTS, 2: MOST_PARTS})
     half = SIZE // 2
     parts = client.residual.values
     assert np.array_equal(parts[:half], second[:half])
@@ -210,7 +212,7 @@ def test_large_values_do_not_overflow_in_the_mean_of_a_group():
 def test_the_parts_of_a_joint_batch_are_one_batch():
     client = Client()
     buffer = gradient(7)
-    buffer.done = [BatchResult(0, 7, 1, 0.0, 0, 1) for _ in range(MOST_BATCHES + 16)]
+    buffer.done = [BatchResult(0, 7, 1, np.array([0.0, 0]), 1) for _ in range(MOST_BATCHES + 16)]
     client.push(buffer)
     client.step()
     slot = client.mailboxes.held[0][: client.memory_layout.slot_bytes].view(np.uint32)
@@ -219,9 +221,9 @@ def test_the_parts_of_a_joint_batch_are_one_batch():
 
 def test_a_buffer_is_full_when_there_is_no_room_for_one_more_batch():
     buffer = gradient(1)
-    buffer.done = [BatchResult(0, number, 1, 0.0, 0, 1) for number in range(MOST_BATCHES - 1)]
+    buffer.done = [BatchResult(0, number, 1, np.array([0.0, 0]), 1) for number in range(MOST_BATCHES - 1)]
     assert not buffer.full(128) and buffer.full(MOST_BATCHES - 1)
-    buffer.done.append(BatchResult(0, MOST_BATCHES, 1, 0.0, 0, 1))
+    buffer.done.append(BatchResult(0, MOST_BATCHES, 1, np.array([0.0, 0]), 1))
     assert buffer.full(128)
 
 

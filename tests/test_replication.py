@@ -43,10 +43,34 @@ def push_much(server, random):
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma", "send"])
-@pytest.mark.parametrize("optimizer", ["additive", "adagrad", "descent"])
+@pytest.mark.parametrize("optimizer", ["additive", "adagrad", "descent", "adam"])
 def test_all_copies_have_the_same_bits(optimizer, transport):
     server, found = copies(push_much, optimizer=optimizer, transport=transport, learning_rate=0.1)
     check(found, server)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_push_of_some_parameters_is_the_same_step_with_copies_and_without(optimizer):
+    """All others stay as they are, although a record for copies has a value for every parameter."""
+    settings = {"momentum": 0.9} if optimizer == "momentum" else {}
+    given = {"optimizer": optimizer, "learning_rate": 0.1, "settings": settings, "shard": 128}
+    results = []
+    for count in (1, 2):
+        with ParameterServer(COMM, 300, SERVERS, copies=count, **given) as server:
+            if not server.serve() and COMM.rank == 0:
+                results.append(server.wait(server.pull(after=[pushed_some(server)])))
+    if results:
+        assert np.array_equal(*results) and np.count_nonzero(results[0]) == 300 and np.ptp(results[0]) > 0.1
+
+
+def pushed_some(server):
+    """Return the last of some pushes of all parameters, of a range, and of indices."""
+    last = []
+    for number in range(12):
+        last = [server.push(np.ones(300, np.float32), after=last)]
+        last = [server.push(np.full(9, 2, np.float32), offset=125 + number, after=last)]
+        last = [server.push(np.full(2, -3, np.float32), indices=[7, 299], after=last)]
+    return last[0]
 
 
 @pytest.mark.parametrize("transport", ["shared", "rma"])

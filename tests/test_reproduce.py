@@ -204,7 +204,7 @@ def test_both_sides_begin_with_the_same_weights(first, tmp_path):
     theirs = [values.numpy() for values in _first.module(first, 3).state_dict().values()]
     file = config.load(None, _first.settings(first, 3, config.load(), tmp_path)).model.weights
     tensors = parameters.tensors(_first.SHAPES)
-    ours = model_file.read(Path(file), tensors) if file else parameters.initial(_first.SHAPES, 3)
+    ours = model_file.read_model(Path(file), tensors) if file else parameters.initial(_first.SHAPES, 3)
     assert bool(file) == (first == "torch")
     assert np.array_equal(np.concatenate([values.ravel() for values in theirs]), ours)
 

@@ -40,7 +40,7 @@ def test_a_run_that_has_all_its_epochs_is_left_as_it_is(tmp_path, capsys):
     assert epochs_done(tmp_path / "config.toml", (), str(tmp_path / "empty")) == 0
     for other in ("train.epochs=4", "optimizer.learning_rate=0.5"):
         assert epochs_done(tmp_path / "config.toml", (other,), str(tmp_path)) == 0
-    assert run.train(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
+    assert run.train_command(None, (), str(tmp_path), resume=True, minutes=1.0) == 0
     assert "is done: 3 epochs; for more: --set train.epochs=4 or above" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE", "config.toml", "empty", "summary.json"]
 
@@ -97,10 +97,20 @@ def done(job: Job):
     return job
 
 
-@pytest.mark.parametrize("codec", ["none", pytest.param("topk", marks=pytest.mark.full)])
-def test_a_synchronous_run_cut_twice_ends_with_the_same_bits(codec, start_job, settings, tmp_path):
+ADAM = ("optimizer.kind=adam", "optimizer.momentum=0", "optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3")
+
+
+@pytest.mark.parametrize(
+    ("codec", "rule"),
+    [
+        ("none", (*ADAM, "optimizer.clip_norm=0.5")),
+        pytest.param("none", (), marks=pytest.mark.full),
+        pytest.param("topk", (), marks=pytest.mark.full),
+    ],
+)
+def test_a_synchronous_run_cut_twice_ends_with_the_same_bits(codec, rule, start_job, settings, tmp_path):
     layout = given("layout.data=2", "layout.servers=2", "consistency.staleness=0", "train.epochs=2")
-    layout += given(f"push.codec={codec}")
+    layout += given(f"push.codec={codec}", *rule)
     expected = weights(done(start_job(6, "train", *settings, *layout)).run)
 
     # Slow enough to be caught inside an epoch, with a snapshot every few clocks.
@@ -304,6 +314,14 @@ def test_another_order_of_images_inside_an_epoch_is_refused():
     assert resume_points.check_resume(at_end, config, 2, 100) == ""
 
 
+def test_another_rule_begins_without_the_state_that_is_not_there_and_says_so():
+    found = replace(resume(load(None), 2, 2), parts=("weights", "mean_gradient", "mean_square"))
+    for kind in ("adam", "adamw", "rmsprop"):
+        assert resume_points.check_resume(found, load(None, [f"optimizer.kind={kind}"]), 2, 100) == ""
+    note = resume_points.check_resume(found, load(None, ["optimizer.momentum=0.5"]), 2, 100)
+    assert note == "optimizer: momentum begins without velocity, which the snapshot does not have"
+
+
 def test_skewed_shares_need_the_replicas_they_were_drawn_for():
     config = load(None, ["data.skew=by_class"])
     assert resume_points.check_resume(resume(config, 1, 2), config, 2, 100) == ""
@@ -336,10 +354,10 @@ def test_a_second_job_is_refused_and_one_that_takes_over_ends_the_first(start_jo
 def test_a_process_of_several_that_do_not_know_each_other_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert run.train(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
+    assert run.train_command(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
     assert "4 processes were started by srun" in capsys.readouterr().err and not (tmp_path / "run").exists()
     monkeypatch.setenv("SLURM_PROCID", "2")
-    assert run.train(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
+    assert run.train_command(None, (), str(tmp_path / "run"), resume=True, minutes=1.0) == 2
     assert capsys.readouterr().err == ""
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from adam_mpi.sharding.memory_layout import Rings
+from adam_mpi.sharding.rings import Rings
 from adam_mpi.transport.ring_sender import RingSender
 
 

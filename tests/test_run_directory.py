@@ -22,8 +22,8 @@ from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.sets import describe
 from adam_mpi.model.engine import jit, tuner
 from adam_mpi.planning.plan import model
-from adam_mpi.report import report
-from adam_mpi.report.run_data import read
+from adam_mpi.report import write_report
+from adam_mpi.report.run_data import read_run
 from adam_mpi.runtime import agreement, compile
 from adam_mpi.runtime.job import ClaimedRun, JobRequest
 from adam_mpi.sweep import table
@@ -94,7 +94,7 @@ def test_the_configuration_of_a_run_is_whole_whenever_a_resumed_job_is_killed(ru
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(run), "write_text", cut)
-        agreement.prepare(config, claimed, JobRequest(resume=True, minutes=1.0), world, stores.FoundStores())
+        agreement.prepare_job(config, claimed, JobRequest(resume=True, minutes=1.0), world, stores.FoundStores())
     assert seen == ["of the job before"]
     held.release()
 
@@ -105,8 +105,8 @@ def test_torn_lines_of_metrics_are_skipped(run):
     whole = json.dumps(line)
     (run / "metrics.jsonl").write_text(f"{whole}\n{whole[:20]}{whole}\n7\n{whole}\n{whole[:-3]}")
     assert run_directory.read_metrics(run) == [line, line]
-    assert read(run, "run").metrics == [line, line]
-    assert table.read(run).curve == [(2.0, 0.5), (2.0, 0.5)]
+    assert read_run(run, "run").metrics == [line, line]
+    assert table.read_outcome(run).curve == [(2.0, 0.5), (2.0, 0.5)]
 
 
 @pytest.mark.parametrize("command", [("grow", "2"), ("inspect", "--copies")])
@@ -135,7 +135,7 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(run, tmp_path, monkeypatch):
         (folder / name).mkdir(parents=True)
     (folder / "sweep.json").write_text("{}")
     with pytest.raises(UserError, match="no run of this sweep has finished an epoch"):
-        report([folder], tmp_path / "page.html")
+        write_report([folder], tmp_path / "page.html")
     for name in ("b", "a"):
         for file in ("config.toml", "summary.json", "metrics.jsonl"):
             (folder / name / file).write_text((run / file).read_text())
@@ -145,9 +145,9 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(run, tmp_path, monkeypatch):
         if len(taken) == 3:
             raise UserError("these are all")
 
-    monkeypatch.setattr("adam_mpi.report.read", note)
+    monkeypatch.setattr("adam_mpi.report.read_run", note)
     with pytest.raises(UserError, match="these are all"):
-        report([folder, run], tmp_path / "page.html")
+        write_report([folder, run], tmp_path / "page.html")
     assert taken == [(folder / "a", "a"), (folder / "b", "b"), (run, "run")]
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from adam_mpi.checkpoint.resume import merge_positions
 from adam_mpi.config import Optimizer, load
+from adam_mpi.optimizer.schedules import SCHEDULES, learning_rate
 from adam_mpi.runtime.recovery import _position
 from adam_mpi.runtime.role_setup import initial_position
-from adam_mpi.server.optimizer_rules import SCHEDULES, images_passed, learning_rate
 from adam_mpi.server.progress import ServerProgress
 from adam_mpi.sharding.training_state import Position, batch_id
 
@@ -111,5 +111,5 @@ def test_every_image_counts_once_in_order():
     for epoch in (1, 2):
         for number in range(13):
             before = (epoch - 1) * images + number * batch
-            assert images_passed(position, batch, images) == pytest.approx(before, abs=1e-9)
+            assert position.images_passed(batch, images) == pytest.approx(before, abs=1e-9)
             position = position.after(np.array([batch_id(epoch, number)]), min(batch, images - number * batch))

@@ -33,7 +33,7 @@ class Watched:
     """A sentinel with ranks whose deaths are the ends of their connections."""
 
     def __init__(self, failure_file, ranks, **options):
-        self.path = sentinel.start(failure_file, ranks, **options)
+        self.path = sentinel.start_sentinel(failure_file, ranks, **options)
         [self.process] = [child for child in psutil.Process().children() if self.path in command_line(child)]
         # The process to be killed must not be this one.
         self.stand_in = subprocess.Popen(["sleep", "1000"])

@@ -7,6 +7,7 @@ import pytest
 
 from adam_mpi.config import load
 from adam_mpi.data.served_phase import Resumed, ServedPhase
+from adam_mpi.model.metrics import ACCURACY
 from adam_mpi.sharding.batches import BatchRemainder
 from adam_mpi.sharding.training_state import Phase, Position
 
@@ -17,7 +18,7 @@ TRAIN = Phase(3, "train", 2)
 def start(*settings, resumed=None, generation=0, data_ranks=1, rank=0, phase=TRAIN):
     """The phase on one of `data_ranks` data ranks with two replicas."""
     config = load(None, [f"train.batch={BATCH}", *settings])
-    served = SimpleNamespace(config=config, owners=None, loader=None, count=lambda part: IMAGES)
+    served = SimpleNamespace(config=config, owners=None, loader=None, metrics=ACCURACY, count=lambda part: IMAGES)
     layout = SimpleNamespace(replicas=2, data=tuple(range(data_ranks)), partitions=1)
     world = SimpleNamespace(layout=layout, rank=rank, generation=generation)
     return ServedPhase(phase, served, world, resumed)
@@ -53,9 +54,9 @@ def test_a_later_generation_counts_what_earlier_ones_did_and_waits_for_what_work
     assert queued(served) == [[3, 4, 5]]
     progress = served.epoch_progress
     # Batch 6 has the two images that are left of 50.
-    assert progress.finished == 2 * BATCH + 2 and (progress.loss, progress.correct) == (9.0, 4.5)
+    assert progress.finished == 2 * BATCH + 2 and progress.sums.tolist() == [9.0, 4.5]
     assert progress.owed.tolist() == [4 * BATCH] and not progress.done[2]
-    served.report(2, BATCH, 1.0, 1)
+    served.report(2, BATCH, np.array([1.0, 1.0]))
     assert progress.done[2] and progress.finished == 3 * BATCH + 2
 
 
@@ -86,5 +87,5 @@ def test_a_closed_phase_skips_what_is_not_handed_out():
     served.close()
     assert served.share_completed and served.is_exhausted(0) and served.remaining == 0
     assert served.epoch_progress.skipped == 4 * BATCH + 2 and not served.epoch_progress.complete
-    served.report(1, BATCH, 0.0, 0)
+    served.report(1, BATCH, np.zeros(2))
     assert served.epoch_progress.complete

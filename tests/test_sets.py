@@ -38,7 +38,7 @@ def test_glyphs():
     assert data.description == sets.Description("glyphs", (1, 28, 28), 10, 22_000, 2_000, 4_000)
     assert data.description == sets.describe(Data(set="glyphs", validation=1 / 12))
     images, labels = data.read("test", np.array([7, 3, 7]))
-    drawn = glyphs.draw(sets.SEED, "test", np.array([7, 3, 7]))
+    drawn = glyphs.draw_glyphs(glyphs.SEED, "test", np.array([7, 3, 7]))
     assert np.array_equal(images, drawn[0]) and np.array_equal(labels, drawn[1])
     assert np.bincount(everything(data, "validation")[1]).min() > 150
 
@@ -87,7 +87,7 @@ def test_images_of_unequal_or_wrong_shape(folder):
 def test_a_missing_set_names_both_folders_and_what_to_do(folder):
     (folder / sets.FILES["train"][0]).unlink()
     with pytest.raises(UserError) as caught:
-        sets.find("mnist")
+        sets.find_data_set("mnist")
     for words in (folder, sets.home() / "mnist", "python -m adam_mpi fetch mnist"):
         assert str(words) in str(caught.value)
 
@@ -95,9 +95,9 @@ def test_a_missing_set_names_both_folders_and_what_to_do(folder):
 def test_home_is_looked_at_second(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sets, "home", lambda: tmp_path)
     monkeypatch.setenv("ADAM_MPI_DATA", str(tmp_path / "empty"))
-    assert sets.find("mnist") == folder
+    assert sets.find_data_set("mnist") == folder
     monkeypatch.delenv("ADAM_MPI_DATA")
-    assert sets.find("mnist") == folder
+    assert sets.find_data_set("mnist") == folder
 
 
 def test_unknown_name():

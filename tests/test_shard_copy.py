@@ -20,7 +20,7 @@ from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.training_state import Position, RankState, batch_id
 
 SHARD = Shard(0, "dense1", 0, 4)
-HEADER = ("kind", "sequence", "shard", "words", "values", "part", "parts", "first")
+HEADER = ("kind", "sequence", "shard", "words", "values", "part", "parts", "first", "seen")
 
 
 def replicator(lacking=(), remembers=False):
@@ -35,7 +35,7 @@ def replicator(lacking=(), remembers=False):
     made.arriving = {0: []}
     made.rebuilt = 0
     made.header = np.zeros((), [(name, np.int64) for name in HEADER])
-    made.stepper = SimpleNamespace(shard_copies={0: ShardCopy.empty(SHARD, False)}, remembers=remembers)
+    made.stepper = SimpleNamespace(shard_copies={0: ShardCopy.empty(SHARD, 1, False)}, remembers=remembers)
     made.began = {0: 4}
     made._collect = lambda: False
     return made
@@ -61,7 +61,7 @@ def deliver(messages, receiver):
         receiver._values = lambda message, body=body: body[: message.words].view(np.float32)
         table = dict(sent.notes[1:].reshape(-1, 2).tolist())
         receiver._notes = lambda message, table=table: (table, np.empty(0, np.int64))
-        receiver._take(message)
+        receiver._take_replicated(message)
 
 
 def test_what_was_sent_again_is_acknowledged_when_a_second_copy_has_arrived_and_not_when_it_is_sent():

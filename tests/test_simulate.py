@@ -15,8 +15,8 @@ from adam_mpi.model import parameters  # noqa: E402
 from adam_mpi.planning.plan import model  # noqa: E402
 from adam_mpi.simulate import prediction  # noqa: E402
 from adam_mpi.simulate.hosts import EAGER, LOOKS, SLICES, Cluster, Host, Rank, Steps  # noqa: E402
-from adam_mpi.simulate.load import load  # noqa: E402
-from adam_mpi.simulate.prediction import predict  # noqa: E402
+from adam_mpi.simulate.load import replica_load  # noqa: E402
+from adam_mpi.simulate.prediction import predict_job  # noqa: E402
 from adam_mpi.simulate.roles import rank_generator  # noqa: E402
 
 NOTHING = 1e-15  # 0 would be measured
@@ -37,14 +37,14 @@ def cluster(hosts: int, ranks: int, cores: int, **costs: float) -> Cluster:
 
 def test_cores_that_only_compute_are_the_limit() -> None:
     settings = config.load(None, ["layout.data=1", "layout.servers=1", "worker.threads=1"])
-    predicted = predict(cluster(1, 5, 8, image=1e-4), settings)
+    predicted = predict_job(cluster(1, 5, 8, image=1e-4), settings)
     assert predicted.replicas == 3
     assert predicted.images_per_second == pytest.approx(3 / 1e-4, rel=0.02)
 
 
 def test_more_threads_than_cores_share_them() -> None:
     settings = config.load(None, ["layout.data=1", "layout.servers=1", "worker.threads=2"])
-    predicted = predict(cluster(1, 4, 2, image=1e-4), settings)
+    predicted = predict_job(cluster(1, 4, 2, image=1e-4), settings)
     assert predicted.images_per_second == pytest.approx(2 / 1e-4, rel=0.02)
 
 
@@ -54,7 +54,7 @@ def test_a_slow_link_is_the_limit() -> None:
     settings = config.load(None, [*layout, "push.protocol=delta", "push.images=32", "worker.threads=1"])
     machines = cluster(2, 2, 4, image=1e-6)
     machines.links.bandwidth = 1e6
-    predicted = predict(machines, settings, batches=4000)
+    predicted = predict_job(machines, settings, batches=4000)
     size = parameters.total(model(settings, describe(settings.data)))
     assert predicted.link_busy == pytest.approx(1.0, abs=0.05)
     assert predicted.images_per_second == pytest.approx(2 * 32 * 1e6 / (4 * size), rel=0.05)
@@ -83,7 +83,7 @@ def test_an_idle_link_sends_a_burst_at_once() -> None:
 def test_one_thread_of_a_rank_runs_python_at_a_time() -> None:
     """Four threads on four cores, each with as much Python as kernels; then each in a rank of its own."""
     alone, together = (
-        predict(
+        predict_job(
             cluster(1, 2 + ranks, 8, image=1e-4, task=32e-4),
             config.load(None, ["layout.data=1", "layout.servers=1", f"worker.threads={4 // ranks}", "train.batch=32"]),
         ).images_per_second
@@ -101,7 +101,7 @@ def test_a_share_is_what_a_replica_pushes_in_a_step() -> None:
     sizes = []
     for ranks in (3, 4):
         layout = arrange(["host"] * ranks, settings.layout)
-        loads = load(settings, layout, shapes, description, cluster(1, ranks, 2).costs)
+        loads = replica_load(settings, layout, shapes, description, cluster(1, ranks, 2).costs)
         sizes.append(sum(part.bytes for part in loads.push.values()))
     assert sizes[1] < 0.7 * sizes[0]
 
@@ -130,7 +130,7 @@ def test_bytes_between_hosts_are_work_for_both_sides() -> None:
     words = [*layout, "push.protocol=delta", "push.images=32", "pull.images=1000000", "worker.threads=1"]
     settings = config.load(None, words)
     machines = cluster(2, 2, 4, image=1e-6, wire=1e-8)
-    predicted = predict(machines, settings)
+    predicted = predict_job(machines, settings)
     assert predicted.link_busy * machines.links.bandwidth == pytest.approx(1 / 1e-8, rel=0.05)
     assert predicted.server_busy > 0.9
 
@@ -215,7 +215,7 @@ def test_an_acknowledgement_waits_for_the_copies() -> None:
     """Three servers with a copy of everything each: what is pushed is applied three times, by way of slow links."""
     layout = ["layout.data=1", "layout.servers=3", "push.protocol=delta", "worker.threads=1"]
     one, three = (
-        predict(cluster(1, 5, 8, image=1e-6, apply=1e-8), config.load(None, [*layout, f"server.copies={copies}"]))
+        predict_job(cluster(1, 5, 8, image=1e-6, apply=1e-8), config.load(None, [*layout, f"server.copies={copies}"]))
         for copies in (1, 3)
     )
     assert three.images_per_second == pytest.approx(one.images_per_second / 3, rel=0.2)
@@ -227,10 +227,10 @@ def test_with_clocks_a_server_handles_a_message_twice() -> None:
     description = describe(settings.data)
     shapes = model(settings, description)
     machines = cluster(1, 3, 8, message=1e-3)
-    loads = load(settings, arrange(["host"] * 3, settings.layout), shapes, description, machines.costs)
+    loads = replica_load(settings, arrange(["host"] * 3, settings.layout), shapes, description, machines.costs)
     messages = sum(part.messages for part in loads.push.values())
     wanted = settings.train.batch / ((3 * messages + 2) * 1e-3)
-    assert predict(machines, settings).images_per_second == pytest.approx(wanted, rel=0.02)
+    assert predict_job(machines, settings).images_per_second == pytest.approx(wanted, rel=0.02)
 
 
 @pytest.mark.parametrize("staleness", ["0", "2"])
@@ -239,7 +239,7 @@ def test_a_bound_is_kept_and_waited_for(staleness: str) -> None:
     machines = cluster(1, 5, 8, image=1e-4)
     machines.variation.slow = 0.34
     machines.variation.factor = 5.0
-    predicted = predict(machines, settings)
+    predicted = predict_job(machines, settings)
     assert predicted.staleness_most <= int(staleness)
     assert predicted.waiting > 0.3
 
@@ -249,16 +249,18 @@ def test_pulls_do_not_read_from_servers_that_hold_copies_only() -> None:
     settings = config.load(None, [])
     layout = arrange([f"host{number // 2}" for number in range(16)], settings.layout)
     machines = cluster(8, 2, 2, image=1e-4)
-    loads = load(settings, layout, model(settings, describe(settings.data)), describe(settings.data), machines.costs)
+    loads = replica_load(
+        settings, layout, model(settings, describe(settings.data)), describe(settings.data), machines.costs
+    )
     assert set(loads.pull) == set(loads.push) < set(layout.servers)
-    assert predict(machines, settings, batches=20).images_per_second > 0
+    assert predict_job(machines, settings, batches=20).images_per_second > 0
 
 
 def test_a_clock_with_fewer_images_than_threads_is_counted_image_by_image() -> None:
     """Three replicas of four threads share four images: two of them have one image, the third has two."""
     words = ["layout.data=1", "layout.servers=1", "consistency.staleness=0", "train.batch=4", "worker.threads=4"]
     settings = config.load(None, [*words, "push.protocol=delta"])
-    predicted = predict(cluster(1, 5, 16, image=1e-3), settings, batches=20)
+    predicted = predict_job(cluster(1, 5, 16, image=1e-3), settings, batches=20)
     assert predicted.replicas == 3
     assert predicted.images_per_second == pytest.approx(4 / 1e-3, rel=0.02)
 
@@ -274,7 +276,7 @@ def test_a_straggler_slows_no_other_replica_without_a_bound() -> None:
     machines = cluster(1, 5, 8, image=1e-4)
     machines.variation.slow = 0.34
     machines.variation.factor = 5.0
-    predicted = predict(machines, settings)
+    predicted = predict_job(machines, settings)
     assert predicted.images_per_second == pytest.approx(2.2 / 1e-4, rel=0.05)
     assert predicted.waiting == 0
 
@@ -284,7 +286,7 @@ def test_equal_seeds_give_equal_figures() -> None:
     machines = [cluster(2, 4, 2, image=1e-4, message=5e-5, batch=1e-4, poll=1e-3) for _ in range(2)]
     for made in machines:
         made.variation.spread = 0.2
-    assert predict(machines[0], settings, batches=100) == predict(machines[1], settings, batches=100)
+    assert predict_job(machines[0], settings, batches=100) == predict_job(machines[1], settings, batches=100)
 
 
 def test_the_command_prints_figures_and_on_stderr_how_far_it_is(tmp_path, capsys, monkeypatch) -> None:

@@ -93,7 +93,7 @@ class Servers:
             own = [shard for shard in shards if shard.index % 2 == to // 5]
             state = {part: np.concatenate([v[s.start : s.stop] for s in own]) for part, v in FLAT.items()}
             path = Path(message.folder) / snapshot.file_name(to)
-            snapshot.write(path, own, state, np.arange(len(own)), position.pack())
+            snapshot.write_server_part(path, own, state, np.arange(len(own)), position.pack())
             values = {"epoch": epoch, "batches": batches, "images": 32 * batches, "clock": 5}
             answer = {"error": "no room"} if fail and to == 5 else {"file": path.name, "size": path.stat().st_size}
             self.snapshots.handle(to, SnapshotWritten("server", values | answer))
@@ -124,11 +124,11 @@ def test_a_snapshot_opens_in_h5py_with_layers_by_name(taken, tmp_path):
     moved = tmp_path / "moved"
     shutil.move(taken, moved)
     with h5py.File(moved / "model.h5") as file:
-        for group, flat in (("", FLAT["weights"]), ("optimizer/", FLAT["state"])):
+        for group, flat in (("", FLAT["weights"]), ("optimizer/state/", FLAT["state"])):
             for name, view in views(flat, TENSORS).items():
                 np.testing.assert_array_equal(file[group + name], view)
         assert file.attrs["epochs"] == 2 and file.attrs["config"] == "[run]\n"
-    assert snapshot.check(moved).count == 7
+    assert snapshot.check_snapshot(moved).count == 7
 
 
 def replace_weights(folder, layout_of):
@@ -165,14 +165,14 @@ def test_a_snapshot_that_announces_more_values_than_its_files_have_is_refused(ta
     with pytest.raises(
         UserError, match=rf"model.h5: incomplete: {total} bytes announced, 0 are in the files it refers"
     ):
-        model_file.read(taken / "model.h5", TENSORS)
+        model_file.read_model(taken / "model.h5", TENSORS)
     write_one_value(taken / "one.h5")
     replace_weights(taken, of_one_value("one.h5"))
     with pytest.raises(UserError, match=rf"incomplete: {total} bytes announced, 4 are in the files it refers to"):
-        model_file.read(taken / "model.h5", TENSORS)
+        model_file.read_model(taken / "model.h5", TENSORS)
     write_one_value(taken / "one.h5", stored=False)
     with pytest.raises(UserError, match=r"one.h5:/weights: incomplete: 4000000000000 bytes announced, 0 are in the"):
-        model_file.read(taken / "model.h5", TENSORS)
+        model_file.read_model(taken / "model.h5", TENSORS)
 
 
 @pytest.mark.parametrize("name", ["../one.h5", "missing.h5"])
@@ -180,14 +180,14 @@ def test_a_snapshot_that_refers_to_other_places_is_refused(name, taken):
     write_one_value(taken.parent / "one.h5")
     replace_weights(taken, of_one_value(name))
     with pytest.raises(UserError, match=rf"refers to {name}, which is no file beside it"):
-        model_file.read(taken / "model.h5", TENSORS)
+        model_file.read_model(taken / "model.h5", TENSORS)
 
 
 def test_a_snapshot_that_lacks_a_file_has_no_weights(taken):
     """HDF5 reads zeros where the source of a virtual dataset is missing."""
     next(taken.glob("server-*.h5")).unlink()
     with pytest.raises(UserError, match="which is no file beside it; copy a snapshot as a whole"):
-        model_file.read(taken / "model.h5", TENSORS)
+        model_file.read_model(taken / "model.h5", TENSORS)
 
 
 def test_weights_outside_of_their_file_are_refused(tmp_path):
@@ -196,15 +196,15 @@ def test_weights_outside_of_their_file_are_refused(tmp_path):
     with new_file(tmp_path / "weights.h5", model_file.KIND) as file:
         file.create_dataset(tensor.name, (1000,), np.float32, external=[(str(tmp_path / "secret"), 0, 4000)])
     with pytest.raises(UserError, match="incomplete: 4000 bytes announced, 0 are in the file"):
-        model_file.read(tmp_path / "weights.h5", [tensor])
+        model_file.read_model(tmp_path / "weights.h5", [tensor])
 
 
 def test_merged_is_one_plain_file(taken, tmp_path, capsys):
     assert main(["merge", str(taken), "-o", str(tmp_path / "one.h5")]) == 0
     shutil.rmtree(taken)
-    np.testing.assert_array_equal(model_file.read(tmp_path / "one.h5", TENSORS), FLAT["weights"])
+    np.testing.assert_array_equal(model_file.read_model(tmp_path / "one.h5", TENSORS), FLAT["weights"])
     with h5py.File(tmp_path / "one.h5") as file:
-        assert not file["dense1/weight"].is_virtual and file["optimizer/dense1/weight"].shape == (7, 31)
+        assert not file["dense1/weight"].is_virtual and file["optimizer/state/dense1/weight"].shape == (7, 31)
     assert main(["inspect", str(tmp_path / "one.h5")]) == 0
     assert "dense1/weight" in capsys.readouterr().out
 
@@ -264,11 +264,11 @@ def test_a_snapshot_of_format_3_is_refused_by_name(taken, tmp_path, capsys):
 
 def test_a_file_of_weights_of_format_3_is_refused_by_name(tmp_path, capsys):
     path = tmp_path / "weights.h5"
-    model_file.write(path, FLAT["weights"], TENSORS, "", "{}")
+    model_file.write_model(path, FLAT["weights"], TENSORS, "", "{}")
     with h5py.File(path, "r+") as file:
         file.attrs["format"] = 3
     with pytest.raises(UserError, match=re.escape(f"{path}: {OLD}")):
-        model_file.read(path, TENSORS)
+        model_file.read_model(path, TENSORS)
     assert main(["inspect", str(path)]) == 2
     assert f"{path}: {OLD}\n" in capsys.readouterr().err
 
@@ -480,7 +480,9 @@ def test_residuals_are_carried_forward_with_any_number_of_pushers(tmp_path, push
     names = [snapshot.residual_name(ring) for ring in range(3)]
     shards = cut(TENSORS, 50)
     for name, row in zip(names, rows, strict=True):
-        snapshot.write(tmp_path / name, shards, {"residual": row}, np.zeros(len(shards)), Position(0).pack())
+        snapshot.write_server_part(
+            tmp_path / name, shards, {"residual": row}, np.zeros(len(shards)), Position(0).pack()
+        )
     files = tuple((name,) for name in names)
     resume = resume_points.Resume(
         kind="snapshot",

@@ -18,10 +18,16 @@ def test_spans_are_what_the_pieces_have_there(cuts, others, random):
     spans = [span for span in zip(cuts, cuts[1:], strict=False) if random.random() < 0.5]
     pieces = [(a, {"weights": flat[a:b], "state": -flat[a:b]}) for a, b in zip(others, others[1:], strict=False)]
     random.shuffle(pieces)
+    for number, (_, values) in enumerate(pieces):
+        values["batches"] = np.array(float(number))
     found = gathered(iter(pieces), spans)
     for a, b in spans:
         np.testing.assert_array_equal(found["weights"][a:b], flat[a:b])
         np.testing.assert_array_equal(found["state"][a:b], -flat[a:b])
+        met = [
+            number for number, (start, values) in enumerate(pieces) if start < b and a < start + values["state"].size
+        ]
+        assert found["batches"][a:b] == max(met)
 
 
 @given(edges, some.randoms(), some.integers(0, SIZE - 1), some.integers(1, SIZE))

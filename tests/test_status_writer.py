@@ -166,17 +166,17 @@ def test_events_that_could_not_be_written_go_into_another_file(tmp_path, monkeyp
 
     made = metrics.Events(tmp_path / "tensorboard")
     monkeypatch.setattr(metrics.Events, "PAUSE_SECONDS", 0.0)
-    made.add(LINE, 10)
-    made.write()
+    made.add_events(LINE, 10)
+    made.write_events()
 
     def fail():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(made.file, "flush", fail)
-    made.add(LINE, 20)
+    made.add_events(LINE, 20)
     with pytest.raises(OSError, match="No space"):
-        made.write()
-    made.write()
+        made.write_events()
+    made.write_events()
     assert not made.waiting
     second = next((tmp_path / "tensorboard").glob("events.*.2"))
     (tmp_path / "second").mkdir()
@@ -189,7 +189,7 @@ def test_a_log_is_there_as_soon_as_it_is_written_and_blocks_no_rank(tmp_path, mo
     monkeypatch.setattr(root, "handlers", root.handlers[:])
     monkeypatch.setattr(root, "propagate", root.propagate)
     monkeypatch.setattr(logs, "WRITE_SECONDS", 20.0)
-    path = logs.start(tmp_path, 3, "rank 3")
+    path = logs.start_rank_log(tmp_path, 3, "rank 3")
     log, [handler] = logging.getLogger("adam_mpi.test"), root.handlers
     log.warning("first")
     assert path.read_text().endswith("rank 3: WARNING first\n")
@@ -209,7 +209,7 @@ def test_a_log_on_a_full_disk_says_nothing_of_it(tmp_path, monkeypatch, capsys):
     root = logging.getLogger("adam_mpi")
     monkeypatch.setattr(root, "handlers", root.handlers[:])
     monkeypatch.setattr(root, "propagate", root.propagate)
-    logs.start(tmp_path, 3, "rank 3")
+    logs.start_rank_log(tmp_path, 3, "rank 3")
     [handler] = root.handlers
     handler.stream.close()
     handler.stream = open("/dev/full", "w")  # noqa: SIM115

@@ -22,6 +22,7 @@ from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.store_file import Record, StoreFile
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Store
+from adam_mpi.sharding.shard_copy import BATCHES
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.training_state import Position, batch_id
 
@@ -56,10 +57,10 @@ def test_a_store_opens_in_h5py_and_gives_back_what_was_written(tmp_path):
     file.write([record(3, 7)])
     file.close()
     assert (tmp_path / "s.h5").stat().st_size == size
-    stored = store_file.read(tmp_path / "s.h5")
+    stored = store_file.read_store(tmp_path / "s.h5")
     pieces, position = stored.pieces, stored.position
     assert pieces[1] is None and [piece.version for piece in pieces if piece] == [5, 5]
-    assert pieces[2].start == 128 and pieces[2].images == 50 and set(pieces[2].values) == set(PARTS)
+    assert pieces[2].start == 128 and pieces[2].images == 50 and set(pieces[2].values) == {*PARTS, BATCHES}
     assert (pieces[2].values["ema"].view(np.uint8) == 5).all() and (position == 7).all()
     with h5py.File(tmp_path / "s.h5") as plain:
         assert plain["shards"][...].tolist() == [[0, 100], [100, 28], [128, 300]]
@@ -79,7 +80,7 @@ def test_damage_is_noticed_and_the_version_before_is_taken(tmp_path, damage):
             plain["bodies"][first + 3] = 1.5
         else:
             plain["headers"][1, 1, 2] = 12345
-    assert [piece.version for piece in store_file.read(path).pieces] == [2, 1, 2]
+    assert [piece.version for piece in store_file.read_store(path).pieces] == [2, 1, 2]
 
 
 def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
@@ -95,7 +96,11 @@ def test_a_store_that_is_closed_leaves_no_thread_behind(tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "cure"),
-    [(99, "use the version that wrote it"), (3, "commit 450b6f2 is the last whose `adam_mpi merge` reads format 3")],
+    [
+        (99, "use the version that wrote it"),
+        (3, "commit 450b6f2 is the last whose `adam_mpi merge` reads format 3"),
+        (4, "commit bb9d377 is the last whose `adam_mpi merge` reads format 4"),
+    ],
 )
 def test_another_format_is_refused_by_name(tmp_path, version, cure):
     path = tmp_path / "s.h5"
@@ -103,7 +108,7 @@ def test_another_format_is_refused_by_name(tmp_path, version, cure):
     with h5py.File(path, "r+") as plain:
         plain.attrs["format"] = version
     with pytest.raises(UserError, match=f"^{path}: format {version}; this version reads format {FORMAT}; {cure}$"):
-        store_file.read(path)
+        store_file.read_store(path)
 
 
 class ServerThread:
@@ -116,7 +121,7 @@ class ServerThread:
 
     def copy(self, place, buffer):
         buffer[:] = self.update
-        return self.update, self.update
+        return self.update, self.update, self.update / 4
 
     def apply(self):
         self.update += 1
@@ -136,7 +141,7 @@ class ServerThread:
         assert not self.store.thread.is_alive(), "the writing thread did not end in 20 s"
 
     def on_disk(self, path):
-        return {piece.version for piece in store_file.read(path).pieces}
+        return {piece.version for piece in store_file.read_store(path).pieces}
 
 
 def test_many_updates_are_combined_in_one_write(tmp_path):
@@ -148,6 +153,7 @@ def test_many_updates_are_combined_in_one_write(tmp_path):
         server.store.step()
     server.until(lambda: server.store.lag == 0, "the write")
     assert server.store.written == 2 * before and server.on_disk(tmp_path / "s.h5") == {100}
+    assert {float(piece.values[BATCHES]) for piece in store_file.read(tmp_path / "s.h5").pieces} == {25.0}
     server.apply()
     server.close()
     assert server.on_disk(tmp_path / "s.h5") == {101}
@@ -201,11 +207,11 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
         go.wait()
         noted.append(figures)
 
-    monkeypatch.setattr(StoreFile, "acknowledge", slow)
+    monkeypatch.setattr(StoreFile, "note_acknowledged", slow)
     server = ServerThread(tmp_path / "s.h5")
     server.until(lambda: server.store.complete, "the first write")
     for pushes in range(1, 100):
-        server.store.acknowledge(pushes, 10 * pushes)
+        server.store.note_acknowledged(pushes, 10 * pushes)
         server.store.step()
     assert noted == []
     go.set()
@@ -216,11 +222,11 @@ def test_the_main_thread_does_not_wait_for_the_note_of_what_is_acknowledged(tmp_
 def test_what_is_acknowledged_is_noted_whatever_else_is_written(tmp_path):
     server = ServerThread(tmp_path / "s.h5")
     server.until(lambda: server.store.complete, "the first write")
-    server.store.acknowledge(7, 70)
-    server.until(lambda: store_file.read(tmp_path / "s.h5").images == 70, "the note")
-    server.store.acknowledge(8, 80)
+    server.store.note_acknowledged(7, 70)
+    server.until(lambda: store_file.read_store(tmp_path / "s.h5").images == 70, "the note")
+    server.store.note_acknowledged(8, 80)
     server.close()
-    stored = store_file.read(tmp_path / "s.h5")
+    stored = store_file.read_store(tmp_path / "s.h5")
     assert (stored.pushes, stored.images) == (8, 80)
 
 

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.parametrize("mpi", ["openmpi"], indirect=True),
 ]
 full = pytest.mark.full
+ADAM = ("optimizer.kind=adam", "optimizer.momentum=0", "optimizer.learning_rate=0.002", "optimizer.epsilon=1e-3")
 # Ranks 0 and 1 serve data, 2 to 4 parameters, 5 to 7 train; every server has a dozen shards.
 SETTINGS = given(
     "layout.servers=3",
@@ -134,9 +135,18 @@ def test_a_rank_that_is_lost_at_the_start_ends_the_job_and_is_named(launch):
     assert "rank 3, server on" in job.summary["failure"]
 
 
-def test_synchronous_training_comes_to_the_same_numbers(launch):
+@pytest.mark.parametrize(
+    ("rule", "point"),
+    [
+        ((), "applied"),
+        pytest.param(ADAM, "applied", marks=full),
+        # After the servers have sent each other norms, and before a step.
+        pytest.param((*ADAM, "optimizer.clip_norm=0.3"), "apply", marks=full),
+    ],
+)
+def test_synchronous_training_comes_to_the_same_numbers(rule, point, launch):
     clocks = given("consistency.staleness=0", "data.images=1000", "train.epochs=2", "train.target=0")
-    clocks += given(SMOOTH, "server.shard=2000")
+    clocks += given(SMOOTH, "server.shard=2000", *rule)
     faults = 'inject.faults=["kill rank=6 at=compute step=12", "kill rank=3 at=applied step=60"]'
     disturbed = launch(8, "train", *SETTINGS, *clocks, *given(faults))
     assert disturbed.returncode == 0 and len(disturbed.summary["recoveries"]) == 2, disturbed.said()
@@ -183,10 +193,11 @@ def stop_spawned(job):
     return job.summary
 
 
-def test_all_copies_are_the_same_after_a_loss(start_job):
+@pytest.mark.parametrize("rule", [("optimizer.momentum=0.5",), pytest.param(ADAM, marks=full)])
+def test_all_copies_are_the_same_after_a_loss(rule, start_job):
     """Of four servers, one that is lost leaves copies to rebuild; the rule has all that a step can count."""
     more = given("layout.servers=4", 'inject.faults=["kill rank=3 at=applied step=20"]')
-    more += given("optimizer.momentum=0.5", "optimizer.decay=0.001", "optimizer.ema=0.01")
+    more += given(*rule, "optimizer.decay=0.001", "optimizer.ema=0.01")
     job = reached(start_job(9, "train", *SETTINGS, *ENDLESS, *more), 1)
     text, same = compare_copies(job.run, 60)
     assert same and int(text.split()[0]) > 10, text

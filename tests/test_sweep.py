@@ -16,7 +16,7 @@ from launch import given
 from adam_mpi.base.errors import UserError
 from adam_mpi.cli import main
 from adam_mpi.sweep.jobs import command_lines, points
-from adam_mpi.sweep.table import Outcome, Row, advice, read, rows, usual_target
+from adam_mpi.sweep.table import Outcome, Row, advice, read_outcome, table_rows, usual_target
 
 SMALL = given('model.layers=[{kind="dense",units=10}]', "kernels.engine=reference", "data.images=320", "train.epochs=2")
 
@@ -55,11 +55,11 @@ def outcome(*curve):
 def test_time_to_target_and_advice():
     slow, quick, never = outcome((10, 0.9), (20, 0.98)), outcome((5, 0.5), (9, 0.985)), outcome((5, 0.4), (10, 0.6))
     planned = points(["a.b=1,2,3"], 1, Path("s"))
-    found = rows(planned, dict(zip(planned, (slow, quick, never), strict=True)), 0.98)
+    found = table_rows(planned, dict(zip(planned, (slow, quick, never), strict=True)), 0.98)
     assert [row.times for row in found] == [[20], [9], []]
     assert advice(found, 0.98).startswith("Take a.b=2: 9.0 s to 98.00% on average; one seed is no evidence")
     assert usual_target([slow, quick, never]) == 0.98
-    assert "No value reached 99.00%" in advice(rows(planned, {planned[0]: slow}, 0.99), 0.99)
+    assert "No value reached 99.00%" in advice(table_rows(planned, {planned[0]: slow}, 0.99), 0.99)
 
 
 def test_values_within_the_spread_of_seeds_count_as_equal():
@@ -75,7 +75,7 @@ def test_seconds_of_a_resumed_run_are_added_up(tmp_path):
     text = "".join(json.dumps({"seconds": s, "part": p, "accuracy": a, "done": True}) + "\n" for s, p, a in entries)
     (tmp_path / "metrics.jsonl").write_text(text)
     (tmp_path / "summary.json").write_text(json.dumps({"images_per_second": 5.0, "staleness": {"mean": 1.5}}))
-    assert read(tmp_path) == Outcome([(11, 0.8), (15, 0.95)], 5.0, 1.5)
+    assert read_outcome(tmp_path) == Outcome([(11, 0.8), (15, 0.95)], 5.0, 1.5)
 
 
 @pytest.mark.slow

@@ -56,7 +56,9 @@ def worker(arrived, fresh=True, training=True, settings=()):
     made.replica = replica(Thread(0), Thread(1), settings=settings)
     batches = [("slot", SimpleNamespace(epoch=1, number=number)) for number in range(arrived)]
     data = SimpleNamespace(
-        phase=SimpleNamespace(training=training), arrived=batches, take=lambda: batches.pop(0) if batches else None
+        phase=SimpleNamespace(training=training),
+        arrived=batches,
+        take_batch=lambda: batches.pop(0) if batches else None,
     )
     held = HeldBatches(None, None)
     made.current = WorkerGeneration(None, data, None, held, fresh=fresh)
@@ -119,9 +121,9 @@ def test_the_parts_of_a_joint_batch_are_summed_when_all_threads_are_done():
     made = replica(Thread(1, gradient=1.0), Thread(1, gradient=2.0))
     buffer = made.pool.take()
     made.joint = JointShare("slot", buffer)
-    made.results.put(TaskResult(1, BatchResult(0, 3, 5, 0.5, 2, 1)))
+    made.results.put(TaskResult(1, BatchResult(0, 3, 5, np.array([0.5, 2]), 1)))
     assert made.collect() and not made.finished and made.computes_share
-    made.results.put(TaskResult(0, BatchResult(0, 3, 4, 0.5, 2, 1)))
+    made.results.put(TaskResult(0, BatchResult(0, 3, 4, np.array([0.5, 2]), 1)))
     assert made.collect() and not made.computes_share and not made.working
     assert list(made.finished) == [Computed(slot="slot", gradient=buffer)]
     assert [done.images for done in buffer.done] == [4, 5]
@@ -135,7 +137,7 @@ def test_results_of_an_abandoned_generation_are_ignored_and_buffers_come_back():
     made.finished.append(Computed(gradient=made.pool.take()))
     made.abandon()
     assert made.pool.free.qsize() == free and not made.finished
-    made.results.put(TaskResult(0, BatchResult(0, 3, 4, 0.5, 2, 1)))
+    made.results.put(TaskResult(0, BatchResult(0, 3, 4, np.array([0.5, 2]), 1)))
     assert made.collect() and not made.finished and not made.working
 
 
@@ -147,10 +149,10 @@ def test_the_error_of_a_task_is_raised():
 
 
 def test_unpushed_batches_are_dropped_and_pushed_ones_stay():
-    pushed = GradientBuffer(0, np.zeros(1), [BatchResult(0, 7, 4, 0.0, 0, 1)])
+    pushed = GradientBuffer(0, np.zeros(1), [BatchResult(0, 7, 4, np.array([0.0, 0]), 1)])
     held = HeldBatches(SimpleNamespace(acknowledged=deque(), unacknowledged=deque([pushed])), None)
     for number in (7, 8):
-        held.take(SimpleNamespace(epoch=1, number=number))
+        held.note_taken(SimpleNamespace(epoch=1, number=number))
     held.drop_unpushed()
     assert held.ids == {batch_id(1, 7)}
     held.uncount()

@@ -11,7 +11,8 @@ from adam_mpi.base.counter_rng import key_of, mix, uniform
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform, load
 from adam_mpi.data import glyphs, warp
-from adam_mpi.data.transform import Transformer, output
+from adam_mpi.data.transform import Transformer, moments, output
+from adam_mpi.model.input_format import InputFormat
 
 FULL = Transform(shift=1.5, rotation=10, scale=0.12, shear=0.1, elastic=0.6, reflect=True, brightness=0.2, contrast=0.2)
 UINT8 = np.dtype(np.uint8)
@@ -19,11 +20,11 @@ UINT8 = np.dtype(np.uint8)
 
 @pytest.fixture(scope="module")
 def images():
-    return glyphs.draw(1, "train", np.arange(40))[0]
+    return glyphs.draw_glyphs(1, "train", np.arange(40))[0]
 
 
 def transformer(wanted, shape=(1, 28, 28), seed=1, sample=None, dtype=UINT8):
-    return Transformer(wanted, shape, dtype, seed, np.empty((0, *shape), np.uint8) if sample is None else sample)
+    return Transformer(wanted, shape, dtype, seed, None if sample is None else moments(sample))
 
 
 def map_of(wanted, image, seed=1, epoch=1):
@@ -152,8 +153,14 @@ def test_normalize_brings_channels_to_mean_0_and_deviation_1():
     sample = np.random.default_rng(0).integers(0, 100, (500, 3, 4, 4)).astype(np.uint8)
     sample[:, 1] //= 4
     sample[:, 2] = 9
-    made = transformer(Transform(normalize=True), (3, 4, 4), sample=sample)(sample, np.arange(500), None)
-    assert made.dtype == np.float32
+    same = transformer(Transform(normalize=True), (3, 4, 4), sample=sample)(sample, np.arange(500), None)
+    assert same is sample
+    floats = sample.astype(np.float32)
+    number = transformer(Transform(normalize=True), (3, 4, 4), sample=floats, dtype=floats.dtype)
+    made = number(floats, np.arange(500), None)
+    mean, factor = (tuple(values.ravel().tolist()) for values in moments(sample))
+    levels = InputFormat("uint8", mean, factor).levels()
+    np.testing.assert_array_equal(made, levels[np.arange(3)[:, None, None], sample])
     np.testing.assert_allclose(made.mean(axis=(0, 2, 3)), 0, atol=1e-5)
     np.testing.assert_allclose(made.std(axis=(0, 2, 3)), [1, 1, 0], atol=1e-5)
 

@@ -21,7 +21,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace the file `path` atomically by `text`, after a power loss too: `text` is on disk before the rename."""
     part = _write_part(path, text)
-    sync(part)
+    sync_to_disk(part)
     part.replace(path)
 
 
@@ -30,7 +30,7 @@ def write_status(path: Path, content: dict[str, Any]) -> None:
     _write_part(path, _json_text(content)).replace(path)
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Return when `path`, a file or the list of names in a directory, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -51,7 +51,7 @@ def _json_text(content: dict[str, Any]) -> str:
 
 
 @njit(nogil=True, cache=True)
-def _add(words, edges, sums):  # type: ignore[no-untyped-def]
+def _add_checksums(words, edges, sums):  # type: ignore[no-untyped-def]
     for k in range(sums.size):
         part = words[edges[k] : edges[k + 1]]
         total = sums[k]
@@ -63,11 +63,11 @@ def _add(words, edges, sums):  # type: ignore[no-untyped-def]
 
 def add_checksums(values: np.ndarray, edges: np.ndarray, sums: np.ndarray) -> None:
     """Add to `sums[k]` the checksum of the 32-bit words `edges[k]` to `edges[k + 1]` of `values`."""
-    _add(values.reshape(-1).view(np.uint8).view(np.uint32), edges, sums)
+    _add_checksums(values.reshape(-1).view(np.uint8).view(np.uint32), edges, sums)
 
 
-def checksum(values: np.ndarray, seed: int = 0) -> int:
-    """Return the checksum of `values`, a contiguous array of whole 32-bit words, added to `seed`."""
+def file_checksum(values: np.ndarray, seed: int = 0) -> int:
+    """Return the checksum for files of `values`, a contiguous array of whole 32-bit words, added to `seed`."""
     sums = np.array([seed], np.uint64)
     add_checksums(values, np.array([0, values.nbytes // 4]), sums)
     return int(sums[0])

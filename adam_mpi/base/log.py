@@ -94,7 +94,7 @@ class Handler(logging.FileHandler):
                     self.idle.set()
 
 
-def start(directory: Path, rank: int, name: str) -> Path:
+def start_rank_log(directory: Path, rank: int, name: str) -> Path:
     """Log this rank, as `name`, to `log/rank-N.log` of the run `directory`; return the path of the log."""
     path = directory / "log" / f"rank-{rank:05d}.log"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,11 +19,11 @@ def provenance(hosts: list[str], seed: int) -> dict[str, Any]:
 
     mpi = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\x00 ")
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return {"hosts": sorted(set(hosts)), "mpi": mpi, "command": command, "seed": seed} | machine()
+    return {"hosts": sorted(set(hosts)), "mpi": mpi, "command": command, "seed": seed} | host_provenance()
 
 
-def machine() -> dict[str, Any]:
-    """Return the part of the provenance that needs no MPI."""
+def host_provenance() -> dict[str, Any]:
+    """Return the host's part of the provenance of a result: processor, versions, and all else that needs no MPI."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -11,16 +11,16 @@ import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.files import sync
+from adam_mpi.base.files import sync_to_disk
 from adam_mpi.checkpoint.disk_task import report_progress
 
 WRITE_BYTES = 8 << 20
 """Bytes of one write; progress is reported after each."""
 BLOCK = 4096
 """Alignment, in the file and in memory, of what is written past the page cache."""
-FORMAT = 4
+FORMAT = 5
 """Version of snapshots, stores and files of weights; docs/reference/files.md describes them and lists what changed."""
-LAST_READERS = {3: "450b6f2"}
+LAST_READERS = {3: "450b6f2", 4: "bb9d377"}
 """Format -> the last commit that reads it."""
 
 
@@ -36,9 +36,9 @@ def new_file(path: Path, kind: str) -> Iterator[h5py.File]:
         file.attrs["format"] = FORMAT
         file.attrs["kind"] = kind
         yield file
-    sync(part)
+    sync_to_disk(part)
     part.replace(path)
-    sync(path.parent)
+    sync_to_disk(path.parent)
 
 
 def create_unfilled(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[int, ...]) -> None:

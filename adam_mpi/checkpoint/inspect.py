@@ -56,7 +56,7 @@ def _describe_snapshot(path: Path) -> Iterator[Finding]:
             f"clock {manifest['clock']}, {manifest['parameters']} parameters, {manifest['replicas']} replicas",
             True,
         )
-        snapshot.check(path)
+        snapshot.check_snapshot(path)
         yield from _describe_tensors(path / snapshot.MODEL)
         yield "  whole: every shard agrees with its checksum", True
     except UserError as error:
@@ -64,7 +64,7 @@ def _describe_snapshot(path: Path) -> Iterator[Finding]:
 
 
 def _describe_store(path: Path) -> Iterator[Finding]:
-    stored = store_file.read(path, values=False)
+    stored = store_file.read_store(path, values=False)
     written = stored.written
     shards = len(stored.pieces)
     yield f"store {path}: {len(written)} of {shards} shards have a whole version", len(written) == shards
@@ -72,6 +72,7 @@ def _describe_store(path: Path) -> Iterator[Finding]:
         images = [piece.images for piece in written]
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.oldest / 1e9))
         yield f"  images {min(images)} to {max(images)}, the oldest written {when}", True
+        yield f"  of each shard {', '.join(stored.parts)}", True
         yield f"  acknowledged: {stored.pushes} pushes, {stored.images} images", True
     if stored.position is not None:
         position = Position.unpack(stored.position)

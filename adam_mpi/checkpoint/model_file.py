@@ -1,7 +1,8 @@
 """Files of weights: HDF5 with one plain dataset per tensor, such as `conv1/weight`; `merge` makes one of a snapshot.
 
 In a snapshot they are virtual datasets over the servers' files; `adam_mpi merge` makes one file of them. Besides the
-weights there are `optimizer/conv1/weight`, and `ema/conv1/weight` where a running average is kept.
+weights there are `optimizer/velocity/conv1/weight`, for each state vector of the optimizer, and `ema/conv1/weight`
+where a running average is kept.
 """
 
 import math
@@ -22,7 +23,6 @@ from adam_mpi.sharding.shards import joined, meets
 KIND = "model"
 INPUTS = "inputs"
 """Name of the JSON text about the network's inputs; a dataset, as HDF5 attributes hold only a few thousand numbers."""
-GROUPS = {"weights": "", "state": "optimizer/", "ema": "ema/"}
 Slab = tuple[tuple[slice, ...], int, int]
 """A part of an array: its slices, and its first and last index in memory order."""
 
@@ -78,7 +78,12 @@ def write_virtual(
                 layout = h5py.VirtualLayout(tensor.shape, np.float32)
                 for source in sources:
                     _map(layout, tensor, part, source)
-                out.create_virtual_dataset(GROUPS[part] + tensor.name, layout)
+                out.create_virtual_dataset(_group(part) + tensor.name, layout)
+
+
+def _group(part: str) -> str:
+    """Return what the names of the tensors of `part` begin with."""
+    return {"weights": "", "ema": "ema/"}.get(part, f"optimizer/{part}/")
 
 
 def _sources(name: str, shards: np.ndarray) -> list[Source]:
@@ -108,7 +113,7 @@ def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) 
         layout[slab] = values[first + shift : last + shift]
 
 
-def write(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str, inputs: str) -> None:
+def write_model(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str, inputs: str) -> None:
     """Write the flat vector `weights` as one file, with the configuration and the description of the inputs."""
     named = views(weights, tensors)
     write_pieces(path, ((tensor.offset, named[tensor.name]) for tensor in tensors), tensors, config, inputs)
@@ -130,17 +135,17 @@ def write_pieces(
             report_progress()
 
 
-def read(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:
-    """Return the flat vector of a model file; `group`: one of GROUPS."""
+def read_model(path: Path, tensors: Sequence[Tensor], group: str = "") -> np.ndarray:
+    """Return the flat vector of a model file; `group`: what the names of its tensors begin with, such as "ema/"."""
     with open_file(path, KIND) as file:
-        _check(path, file, tensors, group)
+        _check_tensors(path, file, tensors, group)
     flat = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
-    for start, values in pieces(path, tensors, group):
+    for start, values in model_pieces(path, tensors, group):
         flat[start : start + values.size] = values.reshape(-1)
     return flat
 
 
-def pieces(
+def model_pieces(
     path: Path, tensors: Sequence[Tensor], group: str = "", spans: Iterable[tuple[int, int]] | None = None
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the parameters of a model file, a few rows of a tensor at a time, each with its start in the flat vector.
@@ -149,7 +154,7 @@ def pieces(
     """
     wanted = None if spans is None else joined(spans)
     with open_file(path, KIND) as file:
-        _check(path, file, tensors, group)
+        _check_tensors(path, file, tensors, group)
         for tensor in tensors:
             row = math.prod(tensor.shape[1:])
             step = max(1, PIECE // row)
@@ -160,7 +165,7 @@ def pieces(
                     yield start, file[group + tensor.name][first : first + step]
 
 
-def _check(path: Path, file: h5py.File, tensors: Sequence[Tensor], group: str) -> None:
+def _check_tensors(path: Path, file: h5py.File, tensors: Sequence[Tensor], group: str) -> None:
     """Raise a UserError unless `file` has all `tensors`, before memory is taken for them.
 
     A small file from anybody can announce very many values.
@@ -213,10 +218,10 @@ def _announced_bytes(dataset: h5py.Dataset) -> int:
     return math.prod(dataset.shape) * dataset.dtype.itemsize
 
 
-def merge(path: Path, output: Path) -> str:
+def merge_snapshot(path: Path, output: Path) -> str:
     """Copy every tensor of the snapshot `path`, or of the newest one of the run `path`, into `output`."""
     folder = path if (path / snapshot.MANIFEST).exists() else newest_snapshot(path)
-    snapshot.check(folder)
+    snapshot.check_snapshot(folder)
     count = 0
     with open_file(folder / snapshot.MODEL, KIND) as source, new_file(output, KIND) as file:
         for key, value in source.attrs.items():
@@ -225,14 +230,14 @@ def merge(path: Path, output: Path) -> str:
         def copy(name: str, item: object) -> None:
             nonlocal count
             if isinstance(item, h5py.Dataset):
-                _copy(item, file, name)
+                _copy_dataset(item, file, name)
                 count += item.dtype == np.float32
 
         source.visititems(copy)
     return f"{output}: {count} tensors of {folder.name}"
 
 
-def _copy(source: h5py.Dataset, file: h5py.File, name: str) -> None:
+def _copy_dataset(source: h5py.Dataset, file: h5py.File, name: str) -> None:
     """Copy a dataset a few rows at a time: a tensor may be larger than memory."""
     if not source.shape:
         file[name] = source[()]
@@ -251,7 +256,7 @@ def newest_snapshot(run: Path) -> Path:
     trouble = ""
     for folder in snapshot.list_snapshots(run / "snapshots")[::-1]:
         try:
-            snapshot.check(folder)
+            snapshot.check_snapshot(folder)
             return folder
         except UserError as error:
             trouble = trouble or f" ({error})"

@@ -21,8 +21,9 @@ from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.run_directory import Identity, read_metrics
 from adam_mpi.checkpoint.stores import Attempt, FoundStores, StoreDescription
 from adam_mpi.config import Config
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.codecs import CODECS
-from adam_mpi.sharding.shards import Piece, Spans, gathered
+from adam_mpi.sharding.shards import Gathered, Piece, Spans, gathered
 from adam_mpi.sharding.training_state import Position
 
 NO_STORES = FoundStores()
@@ -37,14 +38,16 @@ class Resume:
     path: Path
     epochs: int
     position: Position
-    best: tuple[float, int]
-    """The best validation accuracy so far, and its epoch."""
+    best: tuple[float | None, int]
+    """The best value of the monitored figure so far, and its epoch."""
     parameters: int
     replicas: int
     order: dict[str, Any]
     """The settings that the order of the images depended on."""
     note: str
     """A line about it for people."""
+    parts: tuple[str, ...] = ()
+    """The names of the vectors that it has."""
     residuals: tuple[tuple[str, ...], ...] = ()
     """Of a snapshot: replica -> the files with what its pushers' codecs had left out."""
     lost_pushes: int = 0
@@ -53,7 +56,7 @@ class Resume:
     """Of a store: images that every shard has, down to the oldest one."""
     readers: dict[str, int] | None = None
     """Of a store that not all ranks see: file -> the rank that reads it."""
-    shared: dict[str, Spans] | None = None
+    shared: Gathered | None = None
     """What the readers have broadcast, as far as this rank holds it."""
 
     @property
@@ -117,7 +120,7 @@ def _newest_whole_snapshot(run: Path) -> tuple[Resume | None, list[str]]:
 
 def _from_snapshot(path: Path) -> Resume:
     manifest = snapshot.manifest(path)
-    position = snapshot.check(path)
+    position = snapshot.check_snapshot(path)
     if manifest["batches"] == 0:
         position.epoch = manifest["epochs"]
     files = tuple(manifest["residuals"])
@@ -132,6 +135,7 @@ def _from_snapshot(path: Path) -> Resume:
         replicas=manifest["replicas"],
         order=manifest["order"],
         note=f"snapshot {path.name}, nothing lost up to it",
+        parts=snapshot.stored_parts(path, manifest["files"]),
         residuals=tuple(files[first : first + strips] for first in range(0, len(files), strips)),
     )
 
@@ -150,6 +154,7 @@ def _from_store(attempt: Attempt, run: Path, config: Config) -> Resume:
         replicas=attempt.description["replicas"],
         order=attempt.description["order"],
         note=_describe_loss(attempt, counts, config),
+        parts=next(iter(contents)).parts,
         lost_pushes=max(content.lost[0] for content in contents),
         complete_images=min([position.images, *counts]),
         readers=None if attempt.shared else attempt.readers,
@@ -183,13 +188,13 @@ def merge_positions(positions: list[Position]) -> Position:
     return result
 
 
-def _best(run: Path) -> tuple[float, int]:
-    """Return the best accuracy and its epoch from the last summary of `run`; a store does not have them."""
+def _best(run: Path) -> tuple[float | None, int]:
+    """Return the best monitored value and its epoch from the last summary of `run`; a store does not have them."""
     try:
         summary = json.loads((run / "summary.json").read_text())
-        return summary["best_accuracy"], summary["best_epoch"]
+        return summary[f"best_{summary['monitor']['name']}"], summary["best_epoch"]
     except (OSError, ValueError, KeyError):
-        return -1.0, 0
+        return None, 0
 
 
 def describe_lost_work(resume: Resume, run: Path, config: Config) -> str:
@@ -221,7 +226,7 @@ def share_store(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tup
     return replace(resume, shared=stores.read_everywhere(comm, path, resume.readers, resume.parameters, spans))
 
 
-def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
+def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Gathered:
     """Return weights, optimizer state, and the average if there is one, in `spans` of a model of `size` parameters.
 
     What was shared is not read again.
@@ -239,17 +244,18 @@ def _checked_pieces(resume: Resume, size: int, spans: Sequence[tuple[int, int]])
 def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     """Yield the shards that meet `spans`."""
     if resume.kind == "snapshot":
-        yield from snapshot.pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
+        yield from snapshot.snapshot_pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
         return
     for path in sorted(resume.path.glob("server-*.h5")):
-        yield from ((piece.start, piece.values) for piece in store_file.pieces(path, spans))
+        yield from ((piece.start, piece.values) for piece in store_file.store_pieces(path, spans))
 
 
 def read_residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
     """Return the residual of `replica` in `spans`: its own and, with fewer replicas now, some of the others'."""
     total = Spans(spans)
     for files in resume.residuals[replica::replicas]:
-        for found in gathered(snapshot.pieces(resume.path, files, spans), spans).values():
+        for found in gathered(snapshot.snapshot_pieces(resume.path, files, spans), spans).values():
+            assert isinstance(found, Spans), "a residual has vectors only"
             total.add(found)
     return total
 
@@ -265,6 +271,11 @@ def check_resume(resume: Resume, config: Config, replicas: int, parameters: int)
                 was = resume.order[key]
                 raise UserError(f"{key} = {value!r}: the run is inside an epoch begun with {was!r}; resume with that")
     notes = []
+    rule = rule_of(config.optimizer)
+    if lacking := [name for name in rule.states if name not in resume.parts]:
+        notes.append(
+            f"optimizer: {rule.name} begins without {', '.join(lacking)}, which the {resume.kind} does not have"
+        )
     if resume.residuals and not CODECS[config.push.codec].feedback:
         notes.append(f"push.codec = {config.push.codec}: what the run's codec had left out until now is lost")
     if config.data.skew == "none" or resume.replicas == replicas:

@@ -87,7 +87,7 @@ def where(config: Config, given: str | None) -> Path:
     return Path(given) if given else Path("runs") / name
 
 
-def choose(config: Config, given: str | None, resume: bool) -> Path:
+def choose_run_directory(config: Config, given: str | None, resume: bool) -> Path:
     """Return the directory of this run, and make it; raise a UserError where it holds a run and `resume` is False."""
     path = where(config, given)
     if (path / "config.toml").exists() and not resume:

@@ -1,7 +1,7 @@
 """A snapshot: a folder with a file of each server, a model file over them, and `snapshot.json`, written last.
 
     snapshots/epoch-0002-batch-000040/    two epochs, and 40 batches of the third
-        server-00001.h5                   weights, optimizer state and average of that server's shards; the position
+        server-00001.h5                   weights, state vectors and average of that server's shards; the position
         residual-00000.h5                 what a pusher's codec has left out so far, where it has error feedback
         model.h5                          the layers by name, as virtual datasets over the servers' files
         snapshot.json                     the manifest
@@ -23,8 +23,9 @@ import numpy as np
 from h5py import h5t
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.files import add_checksums, sync
+from adam_mpi.base.files import add_checksums, sync_to_disk
 from adam_mpi.checkpoint.hdf5_file import check_format, create_unfilled, new_file, open_file, write_past_cache
+from adam_mpi.sharding.shard_copy import BATCHES
 from adam_mpi.sharding.shards import Piece, Shard, joined, meets
 from adam_mpi.sharding.training_state import Position
 
@@ -57,7 +58,7 @@ class Manifest(TypedDict):
     replicas: int
     strips: int
     order: dict[str, Any]
-    best: float
+    best: float | None
     best_epoch: int
     kernels: dict[str, Any] | None
     config: str
@@ -110,7 +111,7 @@ def finish_renames(folder: Path) -> None:
         name = recorded_name(path)
         if name is not None and NAME.fullmatch(name) and not (folder / name).exists():
             path.rename(folder / name)
-            sync(folder)
+            sync_to_disk(folder)
 
 
 def file_name(server: int) -> str:
@@ -123,16 +124,28 @@ def residual_name(ring: int) -> str:
     return f"residual-{ring:05d}.h5"
 
 
-def write(
-    path: Path, shards: Sequence[Shard], state: Mapping[str, np.ndarray], versions: np.ndarray, position: np.ndarray
+def write_server_part(
+    path: Path,
+    shards: Sequence[Shard],
+    state: Mapping[str, np.ndarray],
+    versions: np.ndarray,
+    position: np.ndarray,
+    batches: np.ndarray | None = None,
 ) -> None:
-    """Write one server's file; `state`: part (weights, state, ema, residual) -> its shards one after the other."""
+    """Write the file of a server, or the residual of a pusher.
+
+    `state`: part (weights, a state vector, ema, residual) -> its shards one after the other; `batches`: how many each
+    shard has been stepped on.
+    """
     with new_file(path, KIND) as file:
         sizes = [shard.size for shard in shards]
         columns = ([shard.start for shard in shards], sizes, versions, _checksums(sizes, state.values()))
         file["shards"] = np.array(columns, np.uint64).T
         file["shards"].attrs["columns"] = ["start", "size", "version", "checksum"]
         file["position"] = position
+        file.attrs["parts"] = list(state)
+        if batches is not None:
+            file[BATCHES] = batches
         for part, values in state.items():
             create_unfilled(file, part, h5t.IEEE_F32LE, values.shape)
         file.flush()
@@ -150,7 +163,13 @@ def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
 
 def parts(file: h5py.File) -> list[str]:
     """Return the vectors that a server's file has, in the order of the checksum."""
-    return [part for part in ("weights", "state", "ema", "residual") if part in file]
+    return [part for part in file.attrs.get("parts", ()) if part in file]
+
+
+def stored_parts(path: Path, files: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the vectors that the servers' `files` of the snapshot `path` have."""
+    with open_file(path / next(iter(files)), KIND) as file:
+        return tuple(parts(file))
 
 
 def manifest(path: Path) -> Manifest:
@@ -163,7 +182,7 @@ def manifest(path: Path) -> Manifest:
     return found
 
 
-def check(path: Path) -> Position:
+def check_snapshot(path: Path) -> Position:
     """Read the snapshot `path` from end to end and return its position; raise a UserError that says what is wrong."""
     content = manifest(path)
     found = 0
@@ -195,13 +214,21 @@ def _check_shards(path: Path, file: h5py.File) -> int:
     return int(sizes.sum())
 
 
-def pieces(path: Path, files: Iterable[str], spans: Iterable[tuple[int, int]]) -> Iterator[Piece]:
+def snapshot_pieces(path: Path, files: Iterable[str], spans: Iterable[tuple[int, int]]) -> Iterator[Piece]:
     """Yield the shards that meet `spans`, from these `files` of a snapshot that has been checked; read no others."""
     wanted = joined(spans)
     for name in files:
         with open_file(path / name, KIND) as file:
             offset = 0
-            for start, size, _, _ in file["shards"][...].tolist():
+            for place, (start, size, _, _) in enumerate(file["shards"][...].tolist()):
                 if meets(wanted, start, start + size):
-                    yield start, {part: file[part][offset : offset + size] for part in parts(file)}
+                    yield start, _values(file, place, offset, size)
                 offset += size
+
+
+def _values(file: h5py.File, place: int, offset: int, size: int) -> dict[str, np.ndarray]:
+    """Return the values of the shard at `place`, by name: `size` of each part from `offset`, and its batches."""
+    values = {part: file[part][offset : offset + size] for part in parts(file)}
+    if BATCHES in file:
+        values[BATCHES] = np.array(file[BATCHES][place])
+    return values

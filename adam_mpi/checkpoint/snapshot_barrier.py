@@ -68,20 +68,32 @@ class SnapshotBarrier:
             return False
         return all(clock >= limit for clock, limit in zip(clocks, self.limits, strict=True))
 
-    def take(
+    def copy_state(
         self,
         name: str,
         shards: Sequence[Shard],
         state: Mapping[str, Mapping[int, np.ndarray]],
         versions: np.ndarray,
         position: Position,
+        batches: np.ndarray | None = None,
     ) -> None:
-        """Copy the `state` (part -> shard -> values), release the barrier, and start writing the copy as `name`."""
+        """Copy the `state` (part -> shard -> values), release the barrier, and start writing the copy as `name`.
+
+        `batches`: how many each shard has been stepped on.
+        """
         assert self.folder is not None
         path = self.folder / name
         copied = {part: _joined([arrays[shard.index] for shard in shards]) for part, arrays in state.items()}
         at = {"epoch": position.epoch, "batches": position.count, "images": position.images, "clock": position.clock}
-        write = partial(snapshot.write, path, shards, state=copied, versions=versions.copy(), position=position.pack())
+        write = partial(
+            snapshot.write_server_part,
+            path,
+            shards,
+            state=copied,
+            versions=versions.copy(),
+            batches=batches,
+            position=position.pack(),
+        )
         self.tasks.append((path, DiskTask("snapshot", partial(self._write, path, write, at), self.seconds)))
         self.release()
 

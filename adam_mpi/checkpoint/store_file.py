@@ -1,7 +1,7 @@
 """A store: a file that is readable after `kill -9` at any moment; HDF5, laid out once, two slots per record.
 
-A record is a shard (weights, optimizer state, average), or last the position. A write goes to the older slot of its
-record; when the body is on disk, the header follows: version, images applied, time, checksum of all that. A write that
+A record is a shard (weights, state vectors, average), or last the position. A write goes to the older slot of its
+record; when the body is on disk, the header follows: version, images applied, time, batches, checksum. A write that
 was cut short leaves the other slot, which is whole.
 
 The bytes are written in place by `pwrite` into HDF5's contiguous datasets: HDF5's own structure never changes, a full
@@ -21,13 +21,14 @@ import h5py
 import numpy as np
 from h5py import h5t
 
-from adam_mpi.base.files import checksum, sync
+from adam_mpi.base.files import file_checksum, sync_to_disk
 from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint.hdf5_file import create_unfilled, new_file, open_file, write_at
+from adam_mpi.sharding.shard_copy import BATCHES
 from adam_mpi.sharding.shards import Shard, joined, meets
 
 KIND = "store"
-FIELDS = ("version", "pushes", "images", "nanoseconds", "checksum")
+FIELDS = ("version", "pushes", "images", "nanoseconds", "batches", "checksum")
 HEADER = np.dtype([(name, "<u8") for name in FIELDS])
 
 # The file's size never changes, so its metadata need not be written each time.
@@ -45,6 +46,13 @@ class Record:
     body: np.ndarray
     pushes: int = 0
     """Pushes acknowledged when it was copied: they are in it."""
+    stepped: float = 0.0
+    """Batches that the shard has been stepped on."""
+
+    @property
+    def batches(self) -> int:
+        """Return the bits of `stepped`, as a header has them."""
+        return int(np.float64(self.stepped).view(np.uint64))
 
     def header(self) -> np.ndarray:
         """Return the header that makes the slot of this record valid."""
@@ -57,7 +65,7 @@ class Record:
 
 def record_checksum(header: np.ndarray, body: np.ndarray) -> int:
     """Return the checksum of `body` and the other fields of `header`: an old header with a new body is no record."""
-    return checksum(body, checksum(np.frombuffer(header.tobytes()[:-8], np.uint32)))
+    return file_checksum(body, file_checksum(np.frombuffer(header.tobytes()[:-8], np.uint32)))
 
 
 def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
@@ -76,14 +84,14 @@ def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_b
 def _reserve(path: Path) -> None:
     """Take the disk space now, where the system offers it: later writes then find room."""
     if not hasattr(os, "posix_fallocate"):
-        return sync(path)
+        return sync_to_disk(path)
     with path.open("rb+") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-    sync(path)
+    sync_to_disk(path)
 
 
 class StoreFile:
@@ -107,7 +115,7 @@ class StoreFile:
         self.threads = ThreadPool(2)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write all bodies, then, when they are on disk, all headers; each record at most once."""
+        """Write the bodies of records, then, once these are on disk, their headers; each record at most once."""
         half = -(-len(records) // 2)
         self._write_bodies(records[:half])
         if records[half:]:
@@ -131,7 +139,7 @@ class StoreFile:
             assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
             write_at(self.descriptor, record.body, start + int(self.next[record.place]) * size)
 
-    def acknowledge(self, pushes: int, images: int) -> None:
+    def note_acknowledged(self, pushes: int, images: int) -> None:
         """Note how many `pushes` and `images` are acknowledged, stored or not: the next job reports what is lost."""
         write_at(self.descriptor, np.array([pushes, images, time.time_ns()], np.uint64), self.acknowledged)
 
@@ -165,6 +173,8 @@ class StoreContent:
     images: int
     nanoseconds: int = 0
     """When the last push was acknowledged; 0 where that is not known."""
+    parts: tuple[str, ...] = ()
+    """The names of the vectors of each shard."""
 
     @property
     def written(self) -> list[StoredShard]:
@@ -189,23 +199,31 @@ class StoreContent:
         return max(0, self.pushes - pushes), max(0, self.images - images)
 
 
-def read(path: Path, values: bool = True) -> StoreContent:
+def read_store(path: Path, values: bool = True) -> StoreContent:
     """Read a store from end to end; without `values` the pieces have none."""
     with open_file(path, KIND) as file:
-        found = list(_pieces(file, values))
+        found = list(_shards_of_store(file, values))
         bodies = list(file["position"][...])
         slot = valid_slot(_headers(file)[-1], bodies)
         acknowledged = file["acknowledged"][...].tolist()
-        return StoreContent(found, None if slot is None else bodies[slot], *acknowledged)
+        position = None if slot is None else bodies[slot]
+        return StoreContent(
+            pieces=found,
+            position=position,
+            pushes=acknowledged[0],
+            images=acknowledged[1],
+            nanoseconds=acknowledged[2],
+            parts=tuple(file.attrs["parts"]),
+        )
 
 
-def pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[StoredShard]:
+def store_pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[StoredShard]:
     """Yield the shards of a store that meet `spans`, one by one: all of them may be larger than memory."""
     with open_file(path, KIND) as file:
-        yield from (piece for piece in _pieces(file, True, joined(spans)) if piece is not None)
+        yield from (piece for piece in _shards_of_store(file, True, joined(spans)) if piece is not None)
 
 
-def _pieces(
+def _shards_of_store(
     file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[StoredShard | None]:
     """Yield each shard, or those that meet `wanted`; None for one without a whole version."""
@@ -235,7 +253,9 @@ def valid_slot(headers: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
 
 def _stored_shard(start: int, size: int, header: np.ndarray, parts: Sequence[str], body: np.ndarray) -> StoredShard:
     values = {part: body[place * size : (place + 1) * size] for place, part in enumerate(parts)}
-    version, pushes, images, nanoseconds, _ = header.item()
+    version, pushes, images, nanoseconds, batches, _ = header.item()
+    if values:
+        values[BATCHES] = np.array(batches, np.uint64).view(np.float64)
     return StoredShard(
         start=start,
         size=size,

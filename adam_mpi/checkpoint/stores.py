@@ -25,7 +25,7 @@ from adam_mpi.checkpoint.owner import Owner
 from adam_mpi.checkpoint.run_directory import Identity
 from adam_mpi.checkpoint.store_file import StoreContent
 from adam_mpi.config import Config
-from adam_mpi.sharding.shards import Piece, Spans, gathered
+from adam_mpi.sharding.shards import Gathered, Piece, gathered
 
 DESCRIPTION = "store.json"
 # Clocks of nodes may differ by as much as this.
@@ -179,7 +179,7 @@ def _read_attempt(comm: MPI.Comm, path: Path, identity: Identity, visible: Seque
     mine: dict[str, StoreContent | str] = {}
     for name in (name for name, rank in readers.items() if rank == comm.rank):
         try:
-            mine[name] = store_file.read(path / name, values=False)
+            mine[name] = store_file.read_store(path / name, values=False)
         except UserError as error:
             mine[name] = str(error)
     answers = comm.allgather((_read_description(path), mine))
@@ -227,7 +227,7 @@ def check_files(
 
 def read_everywhere(
     comm: MPI.Comm, path: Path, readers: Mapping[str, int], size: int, spans: Iterable[tuple[int, int]]
-) -> dict[str, Spans]:
+) -> Gathered:
     """Return this rank's `spans` of the flat vectors of an attempt, by part; each file is read by one rank.
 
     Collective. `readers`: file -> the rank that reads it; `size`: parameters of the model.
@@ -249,6 +249,6 @@ def _broadcast_file(comm: MPI.Comm, path: Path, reader: int, size: int) -> Itera
 
 def _pieces_or_error(path: Path, size: int) -> Iterator[Piece | UserError]:
     try:
-        yield from ((piece.start, piece.values) for piece in store_file.pieces(path, [(0, size)]))
+        yield from ((piece.start, piece.values) for piece in store_file.store_pieces(path, [(0, size)]))
     except UserError as error:
         yield error

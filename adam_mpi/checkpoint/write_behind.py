@@ -32,8 +32,11 @@ CLOSE_SECONDS = 120.0
 NOTE_SECONDS = 0.002
 """Between two notes of what is acknowledged."""
 
-Copy = Callable[[int, np.ndarray], tuple[int, int]]
-"""(place, buffer) -> (version, images): copy a shard's state into the buffer, and return what is in it."""
+Copy = Callable[[int, np.ndarray], tuple[int, int, float]]
+"""(place, buffer) -> (version, images, batches that the shard has been stepped on).
+
+Copies the state of a shard into the buffer, and returns what is in it.
+"""
 Copied = tuple[Record, np.ndarray]
 """A record, and the buffer that its body is in."""
 
@@ -88,7 +91,7 @@ class WriteBehind:
         """To the writing thread; None ends it."""
         self.done: SimpleQueue[tuple[list[Copied], Exception | None]] = SimpleQueue()
         """From the writing thread."""
-        self.thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self.thread = threading.Thread(target=self._write_groups, name="store", daemon=True)
         self.notes = threading.Thread(target=self._note, name="store notes", daemon=True)
         self.notes.start()
         self.thread.start()
@@ -108,7 +111,7 @@ class WriteBehind:
         """Note that the record at `place` has changed."""
         self.dirty.setdefault(place, time.monotonic())
 
-    def acknowledge(self, pushes: int, images: int) -> None:
+    def note_acknowledged(self, pushes: int, images: int) -> None:
         """Have the file note how many `pushes` and `images` are acknowledged, as soon as the disk takes it."""
         self.acknowledged = (pushes, images)
         self.changed.set()
@@ -120,14 +123,14 @@ class WriteBehind:
             self.missing = set(range(len(self.bytes)))
             self.dirty = dict.fromkeys(self.missing, now)
         if not self.done.empty():
-            self._collect()
+            self._take_back_written()
         if self.dirty and now >= self.pause:
             self._copy_due(now, self.missing)
         self.stepped = now
         if now - self.looked > self.config.interval / 8:
             self.looked = now
             if self.lag > self.config.interval:
-                self._warn("slow disk" if self.error is None else reason(self.error))
+                self._warn_slow_disk("slow disk" if self.error is None else reason(self.error))
 
     def close(self) -> bool:
         """Write all that is dirty once more; return True when that is done, or the disk does not take it.
@@ -160,13 +163,13 @@ class WriteBehind:
             gathers = now - since < self.patience and place not in missing and self.closing is None
             if place in self.in_flight or gathers:
                 return
-            self._copy(place)
+            self._copy_record(place)
             count -= 1
 
-    def _copy(self, place: int) -> None:
+    def _copy_record(self, place: int) -> None:
         buffer = self.free.pop()
         body = buffer[: self.bytes[place]]
-        version, images = self.copy(place, body)
+        version, images, stepped = self.copy(place, body)
         record = Record(
             place=place,
             version=version,
@@ -174,11 +177,12 @@ class WriteBehind:
             nanoseconds=time.time_ns(),
             body=body,
             pushes=self.acknowledged[0],
+            stepped=stepped,
         )
         self.in_flight[place] = self.dirty.pop(place)
         self.copied.put((record, buffer))
 
-    def _collect(self) -> None:
+    def _take_back_written(self) -> None:
         """Take back the groups that have been written or have failed."""
         if self.closing is not None:
             self.closing = time.monotonic()
@@ -211,9 +215,9 @@ class WriteBehind:
             raise error
         self.error = error
         self.pause = time.monotonic() + self.config.interval / 4
-        self._warn(reason(error))
+        self._warn_slow_disk(reason(error))
 
-    def _warn(self, trouble: str) -> None:
+    def _warn_slow_disk(self, trouble: str) -> None:
         if self.config.required:
             cure = "store.required = true: make room, or give another store.dir"
             raise UserError(f"store {self.path}: {trouble}; {cure}")
@@ -221,7 +225,7 @@ class WriteBehind:
             self.warned = time.monotonic()
             print_and_log(f"warning: store {self.path}: {trouble}; {self.lag:.1f} s behind; training continues")
 
-    def _run(self) -> None:
+    def _write_groups(self) -> None:
         """Write what has been copied, a group at a time; the writing thread."""
         while group := self._next_group():
             try:
@@ -251,7 +255,7 @@ class WriteBehind:
             ended = self.ended
             if file is not None and acknowledged != noted:
                 with suppress(OSError):
-                    file.acknowledge(*acknowledged)
+                    file.note_acknowledged(*acknowledged)
                     noted = acknowledged
             if ended:
                 return

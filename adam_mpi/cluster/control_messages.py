@@ -21,12 +21,12 @@ class Message:
         Message.classes[cls.kind] = cls
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Return `message` as JSON."""
     return json.dumps({"kind": message.kind, **asdict(message)}).encode()
 
 
-def decode(data: bytes) -> Message:
+def decode_message(data: bytes) -> Message:
     """Return the message that `data` holds; raise ValueError for a kind that no rank knows."""
     fields = json.loads(data)
     kind = fields.pop("kind", None)
@@ -191,6 +191,19 @@ class JobOver(Message):
 
 
 @dataclass(frozen=True)
+class ClockNorms(Message):
+    """What one server has of the gradient of a clock of synchronous training, for the other servers."""
+
+    kind = "clock_norms"
+    server: int
+    """The sender."""
+    clock: int
+    squares: list[float]
+    """The squared norm of each tensor; empty if not everything is `finite`."""
+    finite: bool
+
+
+@dataclass(frozen=True)
 class ClientClosed(Message):
     """A client of the ParameterServer library sends no more requests."""
 
@@ -216,7 +229,7 @@ class ControlChannel:
 
     def send(self, message: Message, to: int) -> None:
         """Send `message` to rank `to`, without waiting for its arrival."""
-        body = np.frombuffer(encode(message), np.uint8)
+        body = np.frombuffer(encode_message(message), np.uint8)
         self.sending.append((self.comm.Isend(body, to), body))
 
     def receive(self) -> Iterator[tuple[int, Message]]:
@@ -230,7 +243,7 @@ class ControlChannel:
         for source, messages in self.arriving.items():
             while messages and messages[0][0].Test():
                 _, body = messages.popleft()
-                yield source, decode(body.tobytes())
+                yield source, decode_message(body.tobytes())
 
     @property
     def idle(self) -> bool:

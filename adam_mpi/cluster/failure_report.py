@@ -27,7 +27,7 @@ REPORT_SECONDS = 6.0
 """Seconds after which a run directory that does not answer is given up, and the reason is only printed."""
 
 
-def report(failure_file: Path, text: str, status: str = "failed", exit_code: int = 1) -> None:
+def report_failure(failure_file: Path, text: str, status: str = "failed", exit_code: int = 1) -> None:
     """Report `text` as the reason why the job ends, unless another process has reported already.
 
     A run directory that hangs does not prevent the report on stderr; one that another job owns by now is not touched.

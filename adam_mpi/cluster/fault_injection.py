@@ -69,12 +69,12 @@ class InjectedFault(Exception):
     """Raised by a `raise` fault."""
 
 
-def parse(lines: Sequence[str]) -> list[Fault]:
+def parse_faults(lines: Sequence[str]) -> list[Fault]:
     """Return the faults of `inject.faults`; raise UserError for a line that is none."""
     return [_parse_line(f"inject.faults[{index}]", line) for index, line in enumerate(lines)]
 
 
-def check(faults: Sequence[Fault], places: Sequence[Place]) -> None:
+def check_faults(faults: Sequence[Fault], places: Sequence[Place]) -> None:
     """Raise UserError for a fault that applies to no rank of `places`."""
     for index, fault in enumerate(faults):
         if any(fault.applies_to(place) for place in places):

@@ -32,14 +32,14 @@ def claim(folder: Path, generation: int, members: Collection[int]) -> None:
         part.unlink()
 
 
-def check(folder: Path, generation: int, member: int) -> None:
+def check_membership(folder: Path, generation: int, member: int) -> None:
     """Raise Evicted if a later generation than `generation` has begun without `member`."""
     newest = max((int(path.stem.partition("-")[2]) for path in folder.glob("generation-*.json")), default=0)
     if newest > generation and member not in json.loads(_path(folder, newest).read_text()):
         raise Evicted(f"was declared dead; generation {newest} continued without it; this rank ends")
 
 
-def clear(folder: Path) -> None:
+def clear_fences(folder: Path) -> None:
     """Remove the generations of an earlier job from `folder`."""
     for path in folder.glob("generation-*.json"):
         path.unlink(missing_ok=True)
@@ -92,6 +92,6 @@ class MembershipWatch:
         try:
             # A disk that fails proves nothing; the time limit holds all the same.
             with suppress(OSError):
-                check(self.folder, generation, member)
+                check_membership(self.folder, generation, member)
         except Evicted as error:
             self.out(error)

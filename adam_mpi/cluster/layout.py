@@ -109,7 +109,7 @@ def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:
             free = [rank for rank in free if rank not in data_ranks]
     strips = _strips(free, hosts, wanted)
     return Layout(
-        tuple(_place(rank, host, data_ranks, server_ranks, strips) for rank, host in enumerate(hosts)),
+        tuple(_place_roles(rank, host, data_ranks, server_ranks, strips) for rank, host in enumerate(hosts)),
         wanted.partitions,
     )
 
@@ -177,7 +177,9 @@ def _allowed(free: list[int], hosts: Sequence[str], role: str, wanted: config.La
     return [rank for rank in free if any(fnmatch(hosts[rank], pattern) for pattern in patterns)]
 
 
-def _place(rank: int, host: str, data: list[int], servers: list[int], strips: dict[int, tuple[int, int]]) -> Place:
+def _place_roles(
+    rank: int, host: str, data: list[int], servers: list[int], strips: dict[int, tuple[int, int]]
+) -> Place:
     roles = [role for role, ranks in (("data", data), ("worker", strips), ("server", servers)) if rank in ranks]
     return Place(rank, host, tuple(roles), *strips.get(rank, (None, None)))
 

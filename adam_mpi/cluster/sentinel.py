@@ -20,7 +20,7 @@ PROGRAM = (
 )
 
 
-def start(
+def start_sentinel(
     failure_file: Path,
     ranks: int,
     survivable: bool = False,

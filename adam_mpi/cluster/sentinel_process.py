@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from adam_mpi.cluster.failure_report import print_error, repair_summary, report
+from adam_mpi.cluster.failure_report import print_error, repair_summary, report_failure
 
 BYE = b"bye"
 RECOVERED = b"recovered\n"
@@ -147,7 +147,7 @@ class Sentinel:
         if not last and not rank.given_up:
             self._note_death(f"{rank.name} died; the job ends")
         elif last and last != BYE:
-            report(self.failure_file, last.decode(), "interrupted")
+            report_failure(self.failure_file, last.decode(), "interrupted")
         elif last and self.settings.survivable:
             # A rank that ends in order has recovered, or has reported why it has not.
             self.deaths.clear()
@@ -202,7 +202,7 @@ class Sentinel:
         """Kill the surviving ranks, which have neither recovered nor ended in time."""
         if self.settings.survivable:
             seconds = f"{self.settings.grace:g} s"
-            report(self.failure_file, f"{self.deaths[0]}: the surviving ranks did not recover within {seconds}")
+            report_failure(self.failure_file, f"{self.deaths[0]}: the surviving ranks did not recover within {seconds}")
             self._kill_all()
         self.deaths.clear()
 
@@ -214,7 +214,7 @@ class Sentinel:
     def _report_death(self) -> None:
         """Report the first death, unless there are ranks that may continue without the dead one."""
         if self.deaths and not (self.settings.survivable and (self.ranks or self.settings.elsewhere)):
-            report(self.failure_file, self.deaths[0])
+            report_failure(self.failure_file, self.deaths[0])
 
 
 def main(path: str, failure_file: str, settings: str) -> None:

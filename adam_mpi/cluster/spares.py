@@ -108,7 +108,7 @@ class Spares:
         return self.ready, len(self.held) - self.ready + self.ordered, self.refused
 
     def begin_generation(self, join_package: JoinPackage) -> None:
-        """Drop the orders of the previous generation; the new coordinator gets a first report and gives new ones."""
+        """Drop the previous coordinator's orders for spares; the new one gets a first report and gives new ones."""
         self.join_package = join_package
         self.ordered = 0
         self.refused = False
@@ -252,7 +252,7 @@ def admit(comm: MPI.Intracomm, holder: int, port: str = "") -> MPI.Intracomm:
     return return_errors(merged.Dup())
 
 
-def join(invitation: Invitation) -> MPI.Intracomm:
+def join_job(invitation: Invitation) -> MPI.Intracomm:
     """Return the communicator of the job that this spare joins (collective with `admit` of the other ranks)."""
     link = return_errors(return_errors(MPI.COMM_SELF).Connect(invitation.port))
     merged = return_errors(link.Merge(high=True))

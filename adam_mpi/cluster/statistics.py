@@ -19,11 +19,10 @@ class DataStatistics(TypedDict):
     """Number of the phase that the next counts are about; -1 between phases."""
     finished: int
     """Images whose results have come back."""
-    loss: float
-    """Sum over the finished images with a finite loss."""
+    sums: list[float]
+    """The sums of the loss and of the metrics over the finished images, where they are finite."""
     not_finite: int
     """Finished images whose loss was not finite."""
-    correct: float
     done: bool
     owed: list[int]
     """Replica -> images of its share that are not finished."""

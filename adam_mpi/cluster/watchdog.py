@@ -80,7 +80,7 @@ class Watchdog:
         self.checked = time.monotonic()
 
     def check(self, waits: Callable[[], Iterable[Wait]]) -> None:
-        """Note what `waits` returns, a few times in `watchdog.seconds`; log a long wait once.
+        """Note what this rank waits for according to `waits`, a few times in `watchdog.seconds`; log a long wait once.
 
         Raises Stall for a wait that has exceeded `cluster.seconds`.
         """

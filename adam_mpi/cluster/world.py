@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import RankFailure
 from adam_mpi.cluster import layout, spares
-from adam_mpi.cluster.fault_injection import Injector, check, parse
+from adam_mpi.cluster.fault_injection import Injector, check_faults, parse_faults
 from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.layout import reassign_roles
 from adam_mpi.cluster.spares import Invitation, Spares, return_errors
@@ -103,9 +103,9 @@ class World:
         self.place: layout.Place = self.layout.places[self.comm.rank]
         self.replica = self._replica_communicator()
         """The communicator of this worker's replica, in the order of its strips; None on other ranks."""
-        faults = parse(config.inject.faults)
+        faults = parse_faults(config.inject.faults)
         if not known:
-            check(faults, self.layout.places)
+            check_faults(faults, self.layout.places)
         self.injector: Injector = before.injector if before else Injector(faults, self.place, config.run.seed)
         self.lost: tuple[layout.Place, ...] = ()
         """Ranks lost since the last generation in which all ranks started to work."""

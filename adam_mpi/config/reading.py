@@ -40,11 +40,11 @@ def load(given: Given = None, overrides: Sequence[str] = ()) -> Config:
     """
     config = copy.deepcopy(given) if isinstance(given, Config) else Config()
     if isinstance(given, Mapping):
-        fill(config, given, "", "config")
+        fill_section(config, given, "", "config")
     elif isinstance(given, str | Path):
-        fill(config, read(models.find(given), models.names()), "", str(given))
+        fill_section(config, read_toml(models.find(given), models.names()), "", str(given))
     for override in overrides:
-        fill(config, _parse_override(override), "", "--set")
+        fill_section(config, _parse_override(override), "", "--set")
     check_together(config)
     return config
 
@@ -52,12 +52,12 @@ def load(given: Given = None, overrides: Sequence[str] = ()) -> Config:
 def from_toml(text: str, source: str) -> Config:
     """Return the configuration that `to_toml` has written as `text`; errors name `source`."""
     config = Config()
-    fill(config, tomllib.loads(text), "", source)
+    fill_section(config, tomllib.loads(text), "", source)
     check_together(config)
     return config
 
 
-def read(path: Path, known: Sequence[str] = ()) -> dict[str, Any]:
+def read_toml(path: Path, known: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of the TOML file `path`; the error for a missing file suggests the names in `known`."""
     try:
         return tomllib.loads(path.read_text())
@@ -81,7 +81,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     return parsed
 
 
-def fill(section: Any, given: Mapping[str, Any], prefix: str, source: str) -> None:
+def fill_section(section: Any, given: Mapping[str, Any], prefix: str, source: str) -> None:
     """Set the fields of `section` to the values in `given`, each checked against its field.
 
     `prefix` is the name of the section with a dot, and `source` says in errors where the values come from.
@@ -96,9 +96,26 @@ def fill(section: Any, given: Mapping[str, Any], prefix: str, source: str) -> No
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"{source}: {name} = {value!r}: a section, expected keys {name}.…")
-            fill(getattr(section, key), value, name + ".", source)
+            fill_section(getattr(section, key), value, name + ".", source)
+        elif dataclasses.is_dataclass(item := _item_type(hints[key])):
+            setattr(section, key, _filled_list(name, value, item, source))
         else:
             setattr(section, key, _checked(name, value, hints[key], fields[key].metadata, source))
+
+
+def _item_type(kind: Any) -> Any:
+    """Return the type of the items of a list type; None for other types."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is list else None
+
+
+def _filled_list(name: str, value: Any, kind: Any, source: str) -> list[Any]:
+    """Return a section of the type `kind` for each of the tables in `value`."""
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise UserError(f"{source}: {name} = {value!r}: expected a list of tables")
+    filled = [kind() for _ in value]
+    for number, (section, item) in enumerate(zip(filled, value, strict=True)):
+        fill_section(section, item, f"{name}[{number}].", source)
+    return filled
 
 
 def _renamed(name: str, value: Any) -> str:

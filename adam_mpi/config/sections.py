@@ -6,6 +6,7 @@ docs/reference/configuration.md.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from adam_mpi.base.errors import UserError
@@ -34,6 +35,7 @@ from adam_mpi.config.training_sections import (
     Push,
     Train,
 )
+from adam_mpi.config.training_sections import Group as Group
 from adam_mpi.config.training_sections import Transform as Transform
 
 
@@ -90,6 +92,7 @@ def check_together(config: Config) -> None:
         raise UserError(f"consistency.staleness = {staleness}: must be a whole number or inf")
     _check_shares(config)
     _check_rule(config.optimizer)
+    _check_clipping(config)
     _check_push_size(config)
     _check_injection(config)
     _check_places(config.layout.place)
@@ -124,15 +127,53 @@ def _check_places(place: dict[str, list[str]]) -> None:
 def _check_rule(optimizer: Optimizer) -> None:
     """Raise UserError for a rule that workers do not have, and for a decay that would flip the sign of weights."""
     defaults = Optimizer()
-    for key in ("kind", "momentum", "decay"):
+    for key in ("kind", "momentum", "decay", "l1", "groups"):
         value = getattr(optimizer, key)
         allowed = getattr(defaults, key)
         if optimizer.where == "worker" and value != allowed:
             given = f'optimizer.{key} = {value!r}: workers take plain steps; with optimizer.where = "worker" it must be'
             raise UserError(f'{given} {allowed!r}, or set optimizer.where = "server"')
-    if optimizer.kind != "adagrad" and optimizer.learning_rate * optimizer.decay >= 1:
+    _check_keys_of_rule(optimizer)
+    _check_groups(optimizer.groups)
+    if optimizer.kind in ("momentum", "nesterov", "adamw") and optimizer.learning_rate * optimizer.decay >= 1:
         given = f"optimizer.decay = {optimizer.decay:g}: with optimizer.learning_rate = {optimizer.learning_rate:g}"
         raise UserError(f"{given} a step leaves nothing of a weight; learning_rate * decay must be below 1")
+
+
+def _check_keys_of_rule(optimizer: Optimizer) -> None:
+    """Raise UserError for keys that the rule does not have, because they would be ignored."""
+    kind = optimizer.kind
+    if optimizer.momentum and kind not in ("momentum", "nesterov"):
+        given = f"optimizer.momentum = {optimizer.momentum:g}: {kind} has no momentum"
+        raise UserError(f'{given}; set it to 0, or optimizer.kind to "momentum" or "nesterov"')
+    if optimizer.l1 and kind != "ftrl":
+        raise UserError(f'optimizer.l1 = {optimizer.l1:g}: {kind} has no such penalty; set optimizer.kind = "ftrl"')
+    if kind == "ftrl" and optimizer.schedule != "constant":
+        given = f'optimizer.schedule = "{optimizer.schedule}": ftrl has a step size for each parameter'
+        raise UserError(f'{given}, which decreases by itself; set optimizer.schedule = "constant"')
+
+
+def _check_clipping(config: Config) -> None:
+    """Raise UserError for clipping where no gradient is that of a batch."""
+    for key in ("clip_norm", "clip_tensor"):
+        limit = getattr(config.optimizer, key)
+        if not 0 < limit < math.inf:
+            continue
+        if config.optimizer.where == "worker":
+            raise UserError(f'optimizer.{key} = {limit:g}: needs optimizer.where = "server"')
+        if not config.asynchronous and config.consistency.staleness > 0:
+            given = f"optimizer.{key} = {limit:g}: with consistency.staleness = {config.consistency.staleness:g}"
+            raise UserError(f"{given} no push is the gradient of a batch; set consistency.staleness = 0 or inf")
+
+
+def _check_groups(groups: Sequence[Group]) -> None:
+    """Raise UserError for a group without a pattern, and for one that changes nothing."""
+    for number, group in enumerate(groups):
+        name = f"optimizer.groups[{number}]"
+        if not group.match:
+            raise UserError(f'{name}: has no match; give a pattern of names, such as match = "*/bias"')
+        if group == Group(group.match):
+            raise UserError(f"{name}: changes nothing; set learning_rate_factor, decay_factor or frozen")
 
 
 def _check_shares(config: Config) -> None:

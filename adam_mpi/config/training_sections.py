@@ -26,19 +26,42 @@ class Transform:
     crop: int = limited(0, low=0)
     """Side in pixels of the square cropped from each image, at random in training and from the center in evaluation;
     0 uses the whole image."""
+    pad: int = limited(0, low=0)
+    """Black pixels added to every side of each training image before it is cropped at random, to its own size where
+    `crop` is 0."""
     brightness: float = limited(0.0, low=0.0, high=1.0)
     """Brighten or darken each training image by a random amount of up to this fraction of white."""
     contrast: float = limited(0.0, low=0.0, high=1.0)
     """Multiply the contrast of each training image by a random factor between 1 minus and 1 plus this fraction."""
+    saturation: float = limited(0.0, low=0.0, high=1.0)
+    """Multiply the saturation of each color training image by a random factor between 1 minus and 1 plus this
+    fraction."""
+    hue: float = limited(0.0, low=0.0, high=0.5)
+    """Turn the hue of each color training image by a random angle of up to this fraction of a full turn."""
+    cutout: int = limited(0, low=0)
+    """Side in pixels of the square that is erased around a random pixel of each training image; 0 erases nothing."""
+    mixup: float = limited(0.0, low=0.0, high=100.0)
+    """Blend each training image with a random other one; the weight is drawn from a beta distribution with this
+    parameter (0.2 is usual), and both classes count by their weight. 0 blends nothing."""
+    cutmix: float = limited(0.0, low=0.0, high=100.0)
+    """Paste a random box of another image into each training image; its share of the area is drawn from a beta
+    distribution with this parameter (1 is usual), and both classes count by their area. With `mixup` too, each image
+    gets one of the two at random. 0 pastes nothing."""
     normalize: bool = False
-    """Normalize each channel (or feature) to mean 0 and standard deviation 1 over the training part; data ranks then
-    send 4 bytes per value instead of 1."""
+    """Normalize each channel (or feature) to mean 0 and standard deviation 1 over a sample of the training part. Data
+    ranks send bytes as they are: the first layer looks up their normalized values."""
 
 
 @dataclass
 class Data:
     set: str = "glyphs"
     """Data set: glyphs (built in), mnist, fashion, noise:3x32x32:10, or the path of files (formats: data/README.md)."""
+    inputs: list[Any] = limited([])
+    """Names of the arrays of a data set of named arrays that are inputs; empty for images or features. Train and test
+    parts are found as `train_x`, `x_train` or `train/x` for the name x."""
+    targets: list[Any] = limited([])
+    """Names of the arrays that are targets, or tables as `{name = "y", kind = "vectors"}`: classes, vectors, sets (0 or
+    1 for each label) or sequences (a whole number for each position); without a kind the type of the array decides."""
     validation: float = limited(1 / 12, low=0.0, high=0.5)
     """Fraction of the training set that is held out and evaluated at the end of each epoch."""
     images: int = limited(0, low=0)
@@ -108,10 +131,18 @@ class Train:
     compute one batch per clock, each its share."""
     epochs: int = limited(4, low=0)
     """Maximum number of passes over the training part."""
+    metrics: list[str] = limited([])
+    """Metrics beside the loss: accuracy, topK (as top5), auc, mean_absolute_error, r2; empty takes those that suit the
+    targets (accuracy for classes)."""
+    monitor: str = "auto"
+    """Metric of the validation part that decides which epoch is best and when training stops early; auto takes the
+    first metric for classes, and the loss for other targets."""
+    monitor_mode: str = limited("auto", choices=("auto", "max", "min"))
+    """Whether a larger (max) or a smaller (min) value of `train.monitor` is better; auto knows it for each metric."""
     patience: int = limited(0, low=0)
-    """Stop after this many epochs without a better validation accuracy; 0 never stops early."""
-    target: float = limited(0.0, low=0.0, high=1.0)
-    """Stop when the validation accuracy reaches this fraction; 0 never stops early."""
+    """Stop after this many epochs without a better `train.monitor`; 0 never stops early."""
+    target: float = limited(0.0, low=0.0)
+    """Stop when `train.monitor` reaches this value, for example an accuracy of 0.98; 0 never stops early."""
     test: bool = True
     """Evaluate the test part once at the end; set it to false in a search for hyperparameters."""
 
@@ -127,9 +158,22 @@ class Epoch:
 
 
 @dataclass
+class Group:
+    match: str = ""
+    """Pattern of the names of its parameters, such as "*/bias" or "conv1/*"."""
+    learning_rate_factor: float = limited(1.0, low=0.0)
+    """Factor of the learning rate."""
+    decay_factor: float = limited(1.0, low=0.0)
+    """Factor of `optimizer.decay`."""
+    frozen: bool = False
+    """Whether its parameters keep their first values: they are neither pushed nor stepped."""
+
+
+@dataclass
 class Optimizer:
-    kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad"))
-    """Update rule of the servers; momentum with `optimizer.momentum = 0` is plain gradient descent."""
+    kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl"))
+    """Update rule of the servers; momentum with `optimizer.momentum = 0` is plain gradient descent. The others have a
+    step size of their own for each parameter, and want learning rates of their own: 0.001 is usual for adam."""
     where: str = limited("server", choices=("server", "worker"))
     """Where steps are computed: on the servers from pushed gradients, or by plain gradient descent on the workers,
     which then push the changes of their weights as in the paper."""
@@ -142,8 +186,26 @@ class Optimizer:
     """Fraction of the training over which the learning rate first rises linearly from zero."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
     """Fraction of the velocity that remains after each batch; with many asynchronous replicas choose a small one."""
+    clip_norm: float = limited(0.0, low=0.0, words={"auto": 0.0, "none": math.inf})
+    """Largest norm of the mean gradient of a batch over all parameters that are trained; a longer one is scaled down.
+    In synchronous training it is that of the whole step, whatever the layout; auto (0) and none are no limit there."""
+    clip_tensor: float = limited(0.0, low=0.0, words={"none": 0.0})
+    """Largest norm of the mean gradient of each tensor, such as `dense1/weight`, before `optimizer.clip_norm` applies
+    to what is left of all of them; none (0) is no limit."""
+    beta1: float = limited(0.9, low=0.0, high=0.9999)
+    """Of adam and adamw: fraction of the mean gradient that remains after each batch."""
+    beta2: float = limited(0.999, low=0.0, high=0.999999)
+    """Of rmsprop, adam and adamw: fraction of the mean squared gradient that remains after each batch."""
+    epsilon: float = limited(1e-8, low=1e-20)
+    """Of adagrad, rmsprop, adam and adamw: added to the root of squared gradients that a step is divided by."""
+    l1: float = limited(0.0, low=0.0)
+    """Of ftrl: weights are zero where the gradients do not exceed this; `decay` is its second, quadratic penalty."""
     decay: float = limited(0.0, low=0.0)
-    """Weight decay: `decay * weight` is added to the gradient of each batch."""
+    """Weight decay: `decay * weight` is added to the gradient of each batch; adamw subtracts it, times the learning
+    rate, from the weights instead."""
+    groups: list[Group] = field(default_factory=list)
+    """Groups of parameters, each a table with a pattern of names (`match = "*/bias"`) and `learning_rate_factor`,
+    `decay_factor` or `frozen = true`; a parameter belongs to the first group that it matches."""
     staleness_scale: str = limited("none", choices=("none", "inverse"))
     """Factor of a push that was computed on weights n steps old: none is 1, inverse is 1 / (1 + n)."""
     ema: float = limited(0.0, low=0.0, high=1.0)

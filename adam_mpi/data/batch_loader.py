@@ -13,8 +13,10 @@ import numpy as np
 
 from adam_mpi.base import trace
 from adam_mpi.data.epoch import Order
-from adam_mpi.data.sets import DataSet
-from adam_mpi.data.transform import SAMPLE, Transformer
+from adam_mpi.data.sets import DataSet, Samples
+from adam_mpi.data.transform import Transformer, mixes
+from adam_mpi.sharding.batches import select
+from adam_mpi.sharding.fields import OTHER, WEIGHT
 from adam_mpi.sharding.training_state import Phase
 
 GROUP = 256
@@ -28,12 +30,45 @@ class LoadedBatch:
     """Images as the network sees them; fewer than requested when some are bad and skipped."""
 
     ids: np.ndarray
-    labels: np.ndarray
-    pixels: np.ndarray
+    inputs: Mapping[str, np.ndarray]
+    """Name -> values of the images."""
+    targets: Mapping[str, np.ndarray]
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """Return the first input."""
+        return next(iter(self.inputs.values()))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the first target."""
+        return next(iter(self.targets.values()))
 
     def select(self, chosen: np.ndarray | slice) -> "LoadedBatch":
         """Return the `chosen` images as a batch of their own."""
-        return LoadedBatch(self.ids[chosen], self.labels[chosen], self.pixels[chosen])
+        return LoadedBatch(self.ids[chosen], select(self.inputs, chosen), select(self.targets, chosen))
+
+
+@dataclass(frozen=True)
+class Partners:
+    """The images that others are mixed with."""
+
+    ids: np.ndarray
+    """The partner of each image."""
+    kept: np.ndarray
+    """Positions of the images whose partner can be used."""
+    images: np.ndarray
+    """Those partners."""
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class ReadSamples:
+    """What was read for some batches."""
+
+    samples: Samples
+    partners: Partners | None = None
+    """None where images are not mixed."""
 
 
 class BatchLoader:
@@ -42,11 +77,8 @@ class BatchLoader:
     def __init__(self, data: DataSet, seed: int) -> None:
         """Sample the training part for its mean and deviation where the config asks for normalization."""
         self.data = data
-        wanted = data.data.transform
         source = data.sources["train"]
-        sample = np.arange(min(SAMPLE, data.description.train) if wanted.normalize else 0)
-        images = data.read_usable("train", sample)[1]
-        self.transformer = Transformer(wanted, source.shape, source.dtype, seed, images)
+        self.transformer = Transformer(data.data.transform, source.image_shape, source.dtype, seed, data.moments())
         self.busy = 0.0
         """Seconds in which threads transformed, summed over all threads."""
         # One thread reads, so that a slow disk delays only itself; the others transform what it has read.
@@ -55,7 +87,7 @@ class BatchLoader:
 
     def prepare(self, phase: Phase, images: np.ndarray) -> LoadedBatch:
         """Load `images` of the part of `phase` in the calling thread."""
-        return self._transform(phase, images, *self.data.read_usable(phase.part, images))[1]
+        return self._transform(phase, images, self._read(phase, images))[1]
 
     def start(self, phase: Phase, batches: list[np.ndarray]) -> Future[list[LoadedBatch]]:
         """Load `batches` (the ids of each one's images) in the threads, first come first served.
@@ -64,7 +96,7 @@ class BatchLoader:
         """
         images = np.concatenate(batches)
         edges = np.cumsum([len(batch) for batch in batches])
-        read = self.reading.submit(self.data.read_usable, phase.part, images)
+        read = self.reading.submit(self._read, phase, images)
         return self.transforming.submit(self._finish, phase, images, edges, read)
 
     def warm(self) -> None:
@@ -76,23 +108,56 @@ class BatchLoader:
         phase: Phase,
         requested: np.ndarray,
         edges: np.ndarray,
-        read: Future[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        read: Future[ReadSamples],
     ) -> list[LoadedBatch]:
         """Transform what was `read` and split it at `edges`; batches with bad images become smaller."""
-        kept, batch = self._transform(phase, requested, *read.result())
+        kept, batch = self._transform(phase, requested, read.result())
         cuts = [0, *np.searchsorted(kept, edges).tolist()]
         return [batch.select(slice(first, last)) for first, last in pairwise(cuts)]
 
-    def _transform(
-        self, phase: Phase, requested: np.ndarray, kept: np.ndarray, images: np.ndarray, labels: np.ndarray
-    ) -> tuple[np.ndarray, LoadedBatch]:
-        """Return `kept` (the positions of usable images among those requested) and their batch."""
-        ids = requested[kept]
+    def _read(self, phase: Phase, requested: np.ndarray) -> ReadSamples:
+        """Read images of the part of `phase` and, where training images are mixed, their partners."""
+        read = self.data.read_samples(phase.part, requested)
+        if not (phase.training and mixes(self.data.data.transform)):
+            return ReadSamples(read)
+        ids = requested[read.kept]
+        partners = self.transformer.partners(ids, phase.epoch, self.data.description.train)
+        kept, images, labels = self.data.read_usable(phase.part, partners)
+        return ReadSamples(read, Partners(partners, kept, images, labels))
+
+    def _transform(self, phase: Phase, requested: np.ndarray, read: ReadSamples) -> tuple[np.ndarray, LoadedBatch]:
+        """Return the positions of usable images among those requested, and their batch; the first input changes."""
+        samples = read.samples
+        ids = requested[samples.kept]
+        first = next(iter(samples.inputs))
+        targets = samples.targets
         began = time.perf_counter()
         with trace.span("prepare"):
-            pixels = self.transformer(images, ids, phase.epoch if phase.training else None)
+            pixels = self.transformer(samples.inputs[first], ids, phase.epoch if phase.training else None)
+            if mixes(self.data.data.transform):
+                pixels, soft = self._mix(pixels, ids, phase, targets, read.partners)
+                targets = targets | soft
         self.busy += time.perf_counter() - began
-        return kept, LoadedBatch(ids, labels, pixels)
+        return samples.kept, LoadedBatch(ids, {**samples.inputs, first: pixels}, targets)
+
+    def _mix(
+        self,
+        pixels: np.ndarray,
+        ids: np.ndarray,
+        phase: Phase,
+        targets: Mapping[str, np.ndarray],
+        partners: Partners | None,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return images mixed with their `partners`, and their soft targets; an image without one stays as it is."""
+        others = next(iter(targets.values())).copy()
+        weights = np.ones(len(ids), np.float32)
+        if partners is not None:
+            kept = partners.kept
+            pixels = pixels.copy()
+            changed = self.transformer(partners.images, partners.ids[kept], phase.epoch)
+            pixels[kept], weights[kept] = self.transformer.mix(pixels[kept], changed, ids[kept], phase.epoch)
+            others[kept] = partners.labels
+        return pixels, {OTHER: others, WEIGHT: weights}
 
 
 class BatchSource(Protocol):
@@ -145,16 +210,16 @@ class PrefetchQueue:
 
     @property
     def ready(self) -> int:
-        """Batches that can be taken now."""
+        """Return the number of prefetched batches that can be taken now."""
         return sum(future.done() for future, _ in self.started.values())
 
     @property
     def loading(self) -> int:
-        """Batches that are started and not ready."""
+        """Return the number of batches whose loading is under way."""
         return len(self.started) - self.ready
 
     def fill(self) -> bool:
-        """Start loading until `ahead` batches are started; return whether any was started."""
+        """Start loading batches until `ahead` are started; return whether any was."""
         worked = False
         while self.upcoming and len(self.started) < self.ahead:
             self._start()

@@ -5,7 +5,6 @@ The order depends on seed and epoch only, never on the number of ranks; only ske
 Every strip of a replica reports what it has done, so each image is counted `strips` times.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -78,7 +77,7 @@ KEY = 0x5EED
 """Makes the random numbers of shares independent of all others that are drawn with the seed."""
 
 
-def owners(skew: str, labels: np.ndarray, replicas: int, seed: int) -> np.ndarray:
+def draw_owners(skew: str, labels: np.ndarray, replicas: int, seed: int) -> np.ndarray:
     """Return each image's replica: "by_class" gives each a range of classes, "dirichlet:A" an uneven mix of all."""
     kind, _, alpha = skew.partition(":")
     random = np.random.Generator(np.random.Philox(key=[seed, KEY]))
@@ -111,8 +110,11 @@ class EpochProgress:
         done: np.ndarray | None,
         strips: int = 1,
         left: Mapping[int, int] = MappingProxyType({}),
+        sums: int = 2,
     ) -> None:
         """Start with the batches marked in `done` complete, and with `left[number]` images of others to be reported.
+
+        A report has `sums` sums.
 
         `owner` maps a batch to one of `owners` shares. A batch that is not in `left` owes all of its images.
         """
@@ -125,8 +127,8 @@ class EpochProgress:
         """The same for each share."""
         self.reported = 0
         self.skipped = 0
-        self.loss = 0.0
-        self.correct = 0.0
+        self.sums = np.zeros(sums)
+        """The sums of the loss and of metrics over the reported images, without those that are not finite."""
         self.not_finite = 0
         """Of `reported`, images whose loss is not finite; it is not in the sum."""
         for number in numbers:
@@ -136,34 +138,36 @@ class EpochProgress:
 
     @property
     def finished(self) -> int:
-        """Images that are done."""
+        """Return the number of images of the epoch that are done."""
         return self.reported // self.strips
 
     @property
     def complete(self) -> bool:
-        """Whether no image is owed any more."""
+        """Return whether every image of the epoch is done."""
         return not self.owed.any()
 
     @property
     def first_open(self) -> int:
-        """The first batch of the order that is not done; the number of batches when all are."""
+        """Return the first batch of the order that is not done; the number of batches when all are."""
         return len(self.done) if self.done.all() else int(np.argmin(self.done))
 
     def resume(self, images: int, mean: Sequence[float], skipped: int = 0) -> None:
-        """Count `images` that earlier generations did, with `mean` loss and correctness, and `skipped` others."""
+        """Count `images` that earlier generations did, with `mean` sums per image, and `skipped` others."""
         self.skipped = skipped
         self.reported = images * self.strips
-        self.loss = images * mean[0]
-        self.correct = images * mean[1]
+        if len(mean):
+            self.sums[:] = images * np.asarray(mean)
 
-    def report(self, number: int, images: int, loss: float, correct: float) -> bool:
-        """Count `images` of batch `number` that a strip has done; return True when that completes a share."""
+    def report(self, number: int, images: int, sums: np.ndarray) -> bool:
+        """Count `images` of batch `number` that a strip has done; return True when that completes a share.
+
+        `sums` are those of their loss, which comes first, and of their metrics.
+        """
         self.reported += images
-        if math.isfinite(loss):
-            self.loss += loss / self.strips
-        else:
+        finite = np.isfinite(sums)
+        self.sums[finite] += sums[finite] / self.strips
+        if not finite[0]:
             self.not_finite += images
-        self.correct += correct / self.strips
         return self._subtract(number, images)
 
     def leave_out(self, number: int, images: int) -> bool:

@@ -48,7 +48,7 @@ class _TooMuch(OSError):
     """A mirror sends more than any file of a data set has."""
 
 
-def fetch(name: str, source: str | None, target: Path) -> None:
+def fetch_data_set(name: str, source: str | None, target: Path) -> None:
     """Fetch the files of `name` into the folder `target`, from a folder or base URL `source`, or else from mirrors.
 
     Raises UserError when a file cannot be fetched or has a wrong checksum.
@@ -67,12 +67,12 @@ def fetch(name: str, source: str | None, target: Path) -> None:
             if remote:
                 _download(name, bases, md5, target / file)
             else:
-                _copy(Path(bases[0]) / file, md5, target / file)
+                _copy_file(Path(bases[0]) / file, md5, target / file)
     except OSError as error:
         raise UserError(f"fetch {name}: {target} cannot be written ({error})") from None
 
 
-def _copy(source: Path, md5: str, target: Path) -> None:
+def _copy_file(source: Path, md5: str, target: Path) -> None:
     """Copy a file whose checksum must be `md5`."""
     found = _md5(source)
     if found != md5:
@@ -124,10 +124,10 @@ def _transfer(address: str, part: Path) -> None:
     with answer:
         # A server without ranges sends the whole file again.
         have = have if answer.status == http.client.PARTIAL_CONTENT else 0
-        _receive(answer, part, have)
+        _receive_body(answer, part, have)
 
 
-def _receive(answer: http.client.HTTPResponse, part: Path, have: int) -> None:
+def _receive_body(answer: http.client.HTTPResponse, part: Path, have: int) -> None:
     """Append the body of `answer` to the `have` bytes of `part`; raise OSError when it is too long or cut short."""
     total = have + answer.length if answer.length is not None else None
     if (total or 0) > MOST_BYTES:
@@ -164,7 +164,7 @@ BLOCK_BYTES = 1 << 24
 """Bytes that are read at a time."""
 
 
-def pack(source: str, target: Path, size: int, on_bad: str) -> str:
+def pack_data_set(source: str, target: Path, size: int, on_bad: str) -> str:
     """Write the data set at `source` to `target`; return a sentence about what was written.
 
     `size` and `on_bad` are those of the config's `data`. Raises UserError when the file cannot be written.

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from adam_mpi.base.counter_rng import key_of, uniform
+from adam_mpi.data.formats.source import Source
 
 TRAIN = 24_000
 TEST = 4_000
@@ -51,7 +52,7 @@ PIECES = 4  # straight pieces per span of a curve: at this size more are not see
 PARTS = {"train": 1, "test": 2}
 
 
-def draw(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def draw_glyphs(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return images [n, 1, 28, 28] and labels [n] of `part`; each depends on (seed, part, index) only."""
     images = np.empty((len(indices), 1, SIDE, SIDE), np.uint8)
     key = np.uint64(seed % 2**56 * 256 + PARTS[part])
@@ -81,12 +82,12 @@ def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarr
     for stroke in range(SKELETON_STARTS[skeleton], SKELETON_STARTS[skeleton + 1]):
         start = STROKE_STARTS[stroke]
         count = STROKE_STARTS[stroke + 1] - start
-        _place(key, start, count, points)
+        _place_stroke(key, start, count, points)
         _draw_curve(canvas, points[:count], radius, ink)
 
 
 @numba.njit(nogil=True, cache=True)
-def _place(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
+def _place_stroke(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
     """Jitter, slant, scale, turn and move the points of a stroke from their box onto the canvas."""
     slant = uniform(key, 3, -0.25, 0.4)
     turn = uniform(key, 4, -0.25, 0.25)
@@ -175,3 +176,28 @@ def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
             number = 1000 + row * SIDE + column
             level = canvas[row, column] + uniform(key, number, -grain, grain)
             image[row, column] = np.uint8(255.0 * min(max(level, 0.0), 1.0))
+
+
+SEED = 1
+"""The seed of glyphs: like a set of files, they are the same in every run."""
+
+
+def open_parts() -> dict[str, Source]:
+    """Return the parts of the data set."""
+    return {"train": _source("train", TRAIN), "test": _source("test", TEST)}
+
+
+def _source(part: str, count: int) -> Source:
+    """Return a part of the built-in data set."""
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        return draw_glyphs(SEED, part, indices)[0]
+
+    return Source(
+        name=lambda index: f"glyph {index}",
+        shape=(1, SIDE, SIDE),
+        dtype=np.dtype(np.uint8),
+        labels=np.arange(count) % CLASSES,
+        rows=rows,
+        classes=CLASSES,
+    )

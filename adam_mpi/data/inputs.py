@@ -11,9 +11,10 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.config import Transform
 from adam_mpi.data.batch_loader import BatchLoader
 from adam_mpi.data.transform import center_crop, output
+from adam_mpi.model.input_format import InputFormat
 
 Shape = tuple[int, int, int]
-DTYPES = ("uint8", "float32")
+DTYPES = ("uint8", "float16", "float32")
 MOST = 1 << 31
 MOST_VALUES = 1 << 28
 """Values that an input may have: memory is allocated for them, and the file is not trusted."""
@@ -39,11 +40,10 @@ class Inputs:
         source = loader.data.sources["train"]
         mean: tuple[float, ...] = ()
         factor: tuple[float, ...] = ()
-        if loader.transformer.wanted.normalize:
-            mean = tuple(loader.transformer.mean.ravel().tolist())
-            factor = tuple(loader.transformer.factor.ravel().tolist())
+        if loader.transformer.moments is not None:
+            mean, factor = (tuple(values.ravel().tolist()) for values in loader.transformer.moments)
         return cls(
-            source.shape,
+            source.image_shape,
             source.dtype.name,
             classes=loader.data.classes,
             names=source.names,
@@ -92,12 +92,19 @@ class Inputs:
         """Return the shape of the first layer's input, after the transformation `wanted`."""
         return output(wanted, self.shape, np.dtype(self.dtype))[0]
 
+    @property
+    def form(self) -> InputFormat:
+        """Return the format of what `prepare` returns: floats are normalized there, bytes by the network."""
+        return InputFormat(self.dtype, self.mean, self.factor) if self.dtype == "uint8" else InputFormat(self.dtype)
+
     def prepare(self, images: np.ndarray, wanted: Transform) -> np.ndarray:
         """Return `images` as the first layer gets them; those that are cropped already are accepted too.
 
         Raises UserError for images of another type or shape.
         """
         images = _arranged(images, self.shape[0])
+        if images.dtype.kind == "f" and self.dtype.startswith("float"):
+            images = images.astype(self.dtype, copy=False)
         inner = self.network_shape(wanted)
         if images.dtype != self.dtype or images.shape[1:] not in (self.shape, inner):
             raise UserError(
@@ -106,7 +113,9 @@ class Inputs:
             )
         if images.shape[1:] != inner:
             images = center_crop(images, wanted.crop)
-        return (images - _column(self.mean)) * _column(self.factor) if self.mean else images
+        if self.form.bytes or not self.mean:
+            return images
+        return (images - _column(self.mean)) * _column(self.factor)
 
 
 def _are(values: object, *kinds: type) -> bool:

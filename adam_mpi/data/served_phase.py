@@ -6,23 +6,31 @@ from itertools import pairwise
 
 import numpy as np
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.data import epoch
 from adam_mpi.data.batch_loader import AHEAD, GROUP, BatchLoader, LoadedBatch, PhaseBatches, PrefetchQueue
 from adam_mpi.data.epoch import EpochProgress, Order
 from adam_mpi.data.sets import DataSet
+from adam_mpi.model.metrics import ACCURACY, MetricSet
+from adam_mpi.sharding import fields as described
 from adam_mpi.sharding import message_formats
-from adam_mpi.sharding.batches import BatchRemainder, Share
+from adam_mpi.sharding.batches import BatchRemainder, Share, shares
+from adam_mpi.sharding.fields import CLASSES, INPUT, Field
 from adam_mpi.sharding.training_state import Phase, Position
 
 
 class ServedData:
     """What a data rank serves throughout a job, and how much it has served."""
 
-    def __init__(self, data: DataSet, config: Config, replicas: int) -> None:
-        """Prepare to serve `data`; skewed shares are drawn for the `replicas` that the job started with."""
+    def __init__(self, data: DataSet, config: Config, replicas: int, metrics: MetricSet = ACCURACY) -> None:
+        """Prepare to serve `data`; skewed shares are drawn for the `replicas` that the job started with.
+
+        Workers report the sums of `metrics`.
+        """
         self.data = data
+        self.metrics = metrics
         self.config = config
         self.loader = BatchLoader(data, config.run.seed)
         self.loader.warm()
@@ -41,7 +49,9 @@ class ServedData:
         skew = self.config.data.skew
         if skew == "none":
             return None
-        return epoch.owners(skew, self.data.labels("train"), replicas, self.config.run.seed)
+        if self.data.target.kind != CLASSES:
+            raise UserError(f"data.skew = {skew!r}: needs targets that are classes, not {self.data.target.kind}")
+        return epoch.draw_owners(skew, self.data.labels("train"), replicas, self.config.run.seed)
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,8 @@ class Resumed:
     """Its batches are not handed out again."""
     in_flight: frozenset[int] = frozenset()
     """Batches of it that workers hold and will report."""
-    mean: tuple[float, float] = (0.0, 0.0)
-    """Loss and correctness per image so far."""
+    mean: tuple[float, ...] = ()
+    """The sums of loss and metrics per image so far; empty without images."""
     partial: Mapping[int, BatchRemainder] = field(default_factory=dict)
     """Joint batches that some replicas have pushed their shares of -> what is left to be done."""
 
@@ -69,6 +79,8 @@ class ServedPhase:
         """Queue the batches of `phase` that are neither done nor in flight according to `resumed`."""
         config = served.config
         self.phase = phase
+        self.sums = served.metrics.size(phase.training)
+        """The numbers that a batch reports."""
         self.replicas = world.layout.replicas
         self.joint = phase.training and not config.asynchronous
         """Whether all replicas compute each batch together, each its share."""
@@ -91,7 +103,7 @@ class ServedPhase:
 
     @property
     def remaining(self) -> int:
-        """Batches that are not handed out."""
+        """Return the number of batches of the phase that no worker has received."""
         return sum(len(queue) for queue in self.queues)
 
     def take_next(self, replica: int) -> tuple[int, LoadedBatch] | None:
@@ -133,9 +145,9 @@ class ServedPhase:
         """Start loading the next batches; return whether any was started."""
         return any([queue.fill() for queue in self.queues])
 
-    def report(self, number: int, images: int, loss: float, correct: float) -> None:
-        """Count `images` of batch `number` that a strip has done."""
-        self.share_completed |= self.epoch_progress.report(number, images, loss, correct)
+    def report(self, number: int, images: int, sums: np.ndarray) -> None:
+        """Count `images` of batch `number` that a strip has done, with the `sums` of their loss and metrics."""
+        self.share_completed |= self.epoch_progress.report(number, images, sums)
 
     def close(self) -> None:
         """Skip all batches that are not handed out: enough replicas have completed their shares."""
@@ -166,6 +178,7 @@ class ServedPhase:
             done=done,
             strips=world.layout.partitions,
             left=owed,
+            sums=self.sums,
         )
         if world.generation and resumed is not None and done is not None:
             self._count_earlier(progress, resumed, done, owed)
@@ -220,7 +233,7 @@ class Ask:
     source: int
     """The rank that asks."""
     kind: int
-    """NEXT_PHASE, ANY or SHARE of `batch_message`."""
+    """NEXT_PHASE, ANY or SHARE of `sharding/message_formats.py`."""
     slot: int
     """The number of the ask, which its answer carries in its tag."""
     phase: int
@@ -240,42 +253,58 @@ class Ask:
         return cls(source, kind, slot, phase, number=number, replica=replica, replicas=replicas, columns=columns)
 
 
-def stop() -> np.ndarray:
+def stop_answer() -> np.ndarray:
     """Return the answer to every ask once the job stops."""
-    return _header_only(message_formats.STOP)
+    return _header_only([message_formats.STOP])
 
 
-def exhausted(phase: int) -> np.ndarray:
+def exhausted_answer(phase: int) -> np.ndarray:
     """Return the answer that no batch of `phase` is left."""
-    return _header_only(message_formats.EXHAUSTED, phase)
+    return _header_only([message_formats.EXHAUSTED, phase])
 
 
-def phase(phase: Phase, count: int, itemsize: int, first: int) -> np.ndarray:
-    """Return the answer that names `phase`: its `count` images, the bytes of a pixel, its `first` batch not done."""
+def phase_answer(phase: Phase, count: int, first: int) -> np.ndarray:
+    """Return the answer that names `phase`: its `count` images, its `first` batch not done."""
     part = message_formats.PARTS.index(phase.part)
-    return _header_only(message_formats.PHASE, phase.number, part, phase.epoch, count, itemsize, first)
+    return _header_only([message_formats.PHASE, phase.number, part, phase.epoch, count, first])
 
 
-def batch(
-    phase: Phase, number: int, batch: LoadedBatch, columns: tuple[slice, ...], *, remaining: int, hybrid: bool
+def batch_answer(
+    phase: Phase,
+    number: int,
+    batch: LoadedBatch,
+    columns: tuple[slice, ...],
+    *,
+    fields: Sequence[Field],
+    remaining: int,
+    hybrid: bool,
 ) -> list[np.ndarray]:
-    """Return a message for each strip of a replica, with the ids and labels of batch `number` and part of its pixels.
+    """Return a message for each strip of a replica, with the targets of batch `number` and part of its inputs.
 
-    A strip gets its `columns` of all images, a rank of a hybrid replica all columns of its images.
-    `remaining` is the number of batches that are not handed out.
+    A strip gets its `columns` of all images, a rank of a hybrid replica all columns of its images. `fields` describes
+    the batch, `remaining` is the number of batches that are not handed out.
     """
     part = message_formats.PARTS.index(phase.part)
     header = [message_formats.BATCH, phase.number, part, phase.epoch, number, batch.ids.size, remaining]
     if hybrid:
-        edges = message_formats.shares(batch.ids.size, len(columns))
-        pixels = [batch.pixels[first:last] for first, last in pairwise(edges)]
+        edges = shares(batch.ids.size, len(columns))
+        pieces: list[tuple] = [(slice(first, last),) for first, last in pairwise(edges)]
     else:
-        pixels = [batch.pixels[..., own] for own in columns]
-    return [message_formats.pack_batch(header, batch.ids, batch.labels, own) for own in pixels]
+        pieces = [() if own == slice(0, None) else (..., own) for own in columns]
+    mark = described.signature(fields)
+    return [described.pack_batch(header, mark, batch.ids, _values(batch, fields, piece)) for piece in pieces]
 
 
-def _header_only(*header: int) -> np.ndarray:
+def _values(batch: LoadedBatch, fields: Sequence[Field], piece: tuple) -> list[np.ndarray]:
+    """Return the arrays of `batch` in the order of `fields`: of inputs this `piece`, targets whole."""
+    return [
+        (batch.inputs[field.name][piece] if field.role == INPUT else batch.targets[field.name]).astype(
+            field.dtype, copy=False
+        )
+        for field in fields
+    ]
+
+
+def _header_only(header: list[int]) -> np.ndarray:
     """Return a message without images."""
-    return message_formats.pack_batch(
-        list(header), ids=np.empty(0, np.int64), labels=np.empty(0, np.int64), pixels=np.empty(0, np.uint8)
-    )
+    return described.pack_batch(header, 0, np.empty(0, np.int64), ())

@@ -42,12 +42,12 @@ class DataServer:
 
     @property
     def data(self) -> DataSet:
-        """The data set that is served."""
+        """Return the data set that this data rank serves."""
         return self.served.data
 
     @property
     def loader(self) -> BatchLoader:
-        """The loader of the data set."""
+        """Return the loader of the batches that this data rank serves."""
         return self.served.loader
 
     def count(self, part: str) -> int:
@@ -59,7 +59,7 @@ class DataServer:
         return [self.sending]
 
     def handle(self, message: Message) -> None:
-        """Do what the coordinator's `message` orders."""
+        """Do what the coordinator's `message` orders of a data rank."""
         match message:
             case BeginPhase():
                 self.begin(None if message.phase is None else Phase(*message.phase))
@@ -79,7 +79,7 @@ class DataServer:
         early = self.early_reports
         self.early_reports = []
         for report in early:
-            self._count(report)
+            self._count_report(report)
 
     def close(self) -> None:
         """Hand out nothing more of the phase, because enough replicas are done; what is handed out is waited for."""
@@ -105,14 +105,14 @@ class DataServer:
         current = self.current
         if current is not None and not self.ended and current.phase.training:
             progress = current.epoch_progress
-            state.epoch_sums = current.phase.epoch, progress.finished, progress.loss, progress.correct
+            state.epoch_sums = current.phase.epoch, progress.finished, tuple(progress.sums.tolist())
 
     def awaits(self) -> tuple[()]:
         """Return nothing: a data rank waits for no particular rank."""
         return ()
 
     def stats(self) -> dict[str, Any]:
-        """Return the statistics of this role."""
+        """Return the statistics of the data role."""
         progress = self.current.epoch_progress if self.current else None
         queues = self.current.queues if self.current else []
         return {
@@ -121,9 +121,8 @@ class DataServer:
             "cpu": time.process_time(),
             "phase": self._phase_number,
             "finished": progress.finished if progress else 0,
-            "loss": progress.loss if progress else 0.0,
+            "sums": progress.sums.tolist() if progress else [],
             "not_finite": progress.not_finite // progress.strips if progress else 0,
-            "correct": progress.correct if progress else 0.0,
             "done": progress.complete if progress else True,
             "owed": progress.owed.tolist() if progress else [],
             "skipped": progress.skipped if progress else 0,
@@ -138,12 +137,12 @@ class DataServer:
 
     @property
     def _phase_number(self) -> int:
-        """The number of the current phase; -1 before the first one and after the last one."""
+        """Return the number of the current phase; -1 before the first one and after the last one."""
         return -1 if self.current is None or self.ended else self.current.phase.number
 
     def _serve(self) -> bool:
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
-        worked = self._receive()
+        worked = self._receive_asks()
         # Asks of a phase that this rank has not begun, or of batches that are loading, stay in the queue.
         # A replica is answered in the order of its asks, so that all of its strips know when no batch is left.
         waiting: set[int] = set()
@@ -161,7 +160,7 @@ class DataServer:
             self.channel.send(Statistics(self.stats()), self.world.layout.coordinator)
         return self.current.fill() or worked
 
-    def _receive(self) -> bool:
+    def _receive_asks(self) -> bool:
         """Receive all asks and reports that have arrived; return whether there were any."""
         worked = False
         status = MPI.Status()
@@ -172,15 +171,15 @@ class DataServer:
             self.asks.append(Ask.parse(status.source, words))
             worked = True
         while comm.Iprobe(tag=message_formats.REPORT, status=status):
-            report = np.empty(message_formats.REPORT_WORDS)
+            report = np.empty(status.Get_count(MPI.DOUBLE))
             comm.Recv(report, status.source, message_formats.REPORT)
-            self._count(report)
+            self._count_report(report)
             worked = True
         return worked
 
-    def _count(self, report: np.ndarray) -> None:
+    def _count_report(self, report: np.ndarray) -> None:
         """Add a report to the progress of its phase, or keep it until that phase begins."""
-        phase, images, loss, correct, number = report.tolist()
+        phase, number, images, sums = message_formats.unpack_report(report)
         # No phase waits for the report of a share without images, all of them left out: it may come after the end.
         if not images:
             return
@@ -188,13 +187,13 @@ class DataServer:
             self.early_reports.append(report)
             return
         assert self.current is not None and phase == self._phase_number, "a report of another phase"
-        self.current.report(int(number), int(images), loss, correct)
+        self.current.report(number, images, sums)
 
     def _answer(self, ask: Ask) -> bool:
         """Answer `ask` if that is possible now; return whether it was."""
         current = self.current
         if self.ended or (self.stopping and not self._finishes(ask)):
-            self._send(ask, served_phase.stop())
+            self._send_answer(ask, served_phase.stop_answer())
             return True
         if ask.kind == message_formats.NEXT_PHASE:
             return self._phase_number > ask.phase and self._send_phase(ask)
@@ -202,7 +201,7 @@ class DataServer:
             return False
         if self._phase_number > ask.phase:
             # The ask was under way for long: its phase is over, and it must not get a batch of another.
-            self._send(ask, served_phase.exhausted(ask.phase))
+            self._send_answer(ask, served_phase.exhausted_answer(ask.phase))
             return True
         if ask.kind == message_formats.SHARE:
             share = current.take_share(ask.number, ask.replica, ask.replicas)
@@ -210,7 +209,7 @@ class DataServer:
         taken = current.take_next(ask.replica)
         if taken is not None:
             return self._send_batch(ask, *taken)
-        return current.is_exhausted(ask.replica) and self._send(ask, served_phase.exhausted(ask.phase))
+        return current.is_exhausted(ask.replica) and self._send_answer(ask, served_phase.exhausted_answer(ask.phase))
 
     def _finishes(self, ask: Ask) -> bool:
         """Return whether `ask` is for a joint batch of which some replica has a share already."""
@@ -220,21 +219,26 @@ class DataServer:
         """Answer an ask for the next phase."""
         assert self.current is not None
         phase = self.current.phase
-        itemsize = np.dtype(self.served.data.description.dtype).itemsize
         first = self.current.epoch_progress.first_open
-        return self._send(ask, served_phase.phase(phase, self.served.count(phase.part), itemsize, first))
+        return self._send_answer(ask, served_phase.phase_answer(phase, self.served.count(phase.part), first))
 
     def _send_batch(self, ask: Ask, number: int, batch: LoadedBatch) -> bool:
         """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
         assert self.current is not None
         hybrid = self.world.config.layout.scheme == "hybrid"
         with trace.span("serve"):
-            messages = served_phase.batch(
-                self.current.phase, number, batch, ask.columns, remaining=self.current.remaining, hybrid=hybrid
+            messages = served_phase.batch_answer(
+                self.current.phase,
+                number,
+                batch,
+                ask.columns,
+                fields=self.served.data.description.fields,
+                remaining=self.current.remaining,
+                hybrid=hybrid,
             )
-        return self._send(ask, *messages)
+        return self._send_answer(ask, *messages)
 
-    def _send(self, ask: Ask, *messages: np.ndarray) -> bool:
+    def _send_answer(self, ask: Ask, *messages: np.ndarray) -> bool:
         """Start to send to each strip of the replica that asks its message, or a single one to all; return True."""
         self.world.injector.at("batch")
         self.served.answers += 1

@@ -134,7 +134,7 @@ def _warp_image(
         if limits.elastic > 0:
             _bend(field, across[:, r], along, row.bend)
         off = np.float32(r - (rows - 1) / 2)
-        _place((a, b * off + x), (c, d * off + y), size, row)
+        _source_pixels((a, b * off + x), (c, d * off + y), size, row)
         for channel in range(channels):
             _load(table[channel], row.source, row.quad)
             _blend(row, gain, add, output[channel, r])
@@ -155,8 +155,8 @@ def _draw_map(
     shear = uniform(key, 2, -limits.shear, limits.shear)
     mirror = -1.0 if uniform(key, 3, 0.0, 1.0) < limits.reflect / 2 else 1.0
     # A crop lies at whole pixels anywhere inside the image; a shift moves it further.
-    x = _start(key, 4, width - columns) + uniform(key, 6, -limits.shift, limits.shift)
-    y = _start(key, 5, height - rows) + uniform(key, 7, -limits.shift, limits.shift)
+    x = _draw_crop_start(key, 4, width - columns) + uniform(key, 6, -limits.shift, limits.shift)
+    y = _draw_crop_start(key, 5, height - rows) + uniform(key, 7, -limits.shift, limits.shift)
     cosine = size * math.cos(turn)
     sine = size * math.sin(turn)
     a = np.float32(mirror * cosine)
@@ -169,7 +169,7 @@ def _draw_map(
 
 
 @numba.njit(nogil=True, cache=True)
-def _start(key: np.uint64, number: int, free: int) -> float:
+def _draw_crop_start(key: np.uint64, number: int, free: int) -> float:
     """Draw the first row or column of a crop, from 0 to `free`."""
     return math.floor(uniform(key, number, 0.0, free + 1.0))
 
@@ -196,7 +196,7 @@ def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.nda
 
 
 @numba.njit(nogil=True, cache=True)
-def _place(
+def _source_pixels(
     line_x: tuple[np.float32, np.float32], line_y: tuple[np.float32, np.float32], size: tuple[int, int], row: Row
 ) -> None:
     """Compute where each pixel of a row comes from: its word in the table, and the weights of right and lower pixels.

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,26 +17,32 @@ from adam_mpi.checkpoint import model_file
 from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.config import Config
 from adam_mpi.data.batch_loader import BatchLoader, LoadedBatch
-from adam_mpi.data.sets import DataSet, open_set
+from adam_mpi.data.sets import DataSet, Description, describe_inputs, open_set
 from adam_mpi.inference.trained import weights_file
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.planning.plan import model, network
+from adam_mpi.model.metrics import MetricSet, class_rows, count_confusions
+from adam_mpi.planning.plan import metrics, model, network
 from adam_mpi.sharding.training_state import Phase
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 PARTS = ("validation", "test")
-Evaluator = Callable[[LoadedBatch], tuple[float, int]]
-"""LoadedBatch -> sum of the losses, number of correct images."""
+Evaluator = Callable[[LoadedBatch], tuple[tuple[float, int], np.ndarray]]
+"""LoadedBatch -> (sum of the losses, number of correct images), outputs of the network."""
+MOST_CLASSES = 20
+"""Classes up to which the confusion matrix is printed."""
 
 
-def evaluate(path: Path) -> int:
-    """Print a line for the validation part and for the test part of the data; return the exit code."""
+def evaluate_parts(path: Path, classes: bool = False) -> int:
+    """Print a line for the validation part and for the test part of the data; return the exit code.
+
+    `classes`: print the accuracy of each class and the confusion matrix too.
+    """
     comm = _world()
     try:
-        lines = _evaluate(comm, path)
+        lines = _evaluate(comm, path, classes)
     except UserError as error:
         # Every rank has the same error; one prints it.
         if comm is None or comm.rank == 0:
@@ -63,8 +69,8 @@ def _world() -> "MPI.Intracomm | None":
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
-def _evaluate(comm: "MPI.Intracomm | None", path: Path) -> list[str]:
-    """Return a line about each part of the data, from this process alone or together with the ranks of `comm`."""
+def _evaluate(comm: "MPI.Intracomm | None", path: Path, classes: bool) -> list[str]:
+    """Return lines about each part of the data, from this process alone or together with the ranks of `comm`."""
     file = weights_file(path)
     with open_file(file, model_file.KIND) as opened:
         if "config" not in opened.attrs:
@@ -72,20 +78,24 @@ def _evaluate(comm: "MPI.Intracomm | None", path: Path) -> list[str]:
         settings = config.from_toml(str(opened.attrs["config"]), str(file))
         group = "ema/" if "ema" in opened else ""
     data = open_set(settings.data)
-    shapes = model(settings, data.description)
+    description = describe_inputs(data)
+    shapes = model(settings, description)
+    scores = {part: Scores(part, metrics(settings, description), data, classes) for part in PARTS}
     loader = BatchLoader(data, settings.run.seed)
     if comm is None:
-        evaluator = _alone(settings, data, shapes, file, group)
-        return [_line(part, loader, evaluator, settings.train.batch) for part in PARTS]
+        evaluator = _alone(settings, description, shapes, file, group)
+        return [line for part in PARTS for line in _lines(scores[part], loader, evaluator, settings.train.batch)]
     from adam_mpi.inference.strip_evaluation import Evaluation
 
-    strips = Evaluation(comm, settings, data.description, shapes, file=file, group=group)
-    lines = [_line(part, loader, strips.evaluate, strips.images) for part in PARTS]
+    strips = Evaluation(comm, settings, description, shapes, file=file, group=group)
+    lines = [line for part in PARTS for line in _lines(scores[part], loader, strips.evaluate, strips.images)]
     strips.close()
     return lines
 
 
-def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file: Path, group: str) -> Evaluator:
+def _alone(
+    settings: Config, description: Description, shapes: tuple[LayerShape, ...], file: Path, group: str
+) -> Evaluator:
     """Return what evaluates blocks in this process; raise UserError if the weights exceed layout.memory."""
     limit = settings.layout.memory
     size = 4 * parameters.total(shapes)
@@ -95,21 +105,56 @@ def _alone(settings: Config, data: DataSet, shapes: tuple[LayerShape, ...], file
             "ranks: "
             f"mpirun -n RANKS python -m adam_mpi eval {file}"
         )
-    weights = model_file.read(file, parameters.tensors(shapes), group)
-    context = network(settings, data.description, shapes).context()
-    return lambda block: context.evaluate(weights, block.pixels, block.labels)
+    weights = model_file.read_model(file, parameters.tensors(shapes), group)
+    context = network(settings, description, shapes).context()
+
+    def evaluator(block: LoadedBatch) -> tuple[tuple[float, int], np.ndarray]:
+        result = context.evaluate(weights, block.pixels, block.labels)
+        return result, context.outputs_of(len(block.ids))
+
+    return evaluator
 
 
-def _line(part: str, loader: BatchLoader, evaluator: Evaluator, images: int) -> str:
-    """Return accuracy and loss of one part of the data as text; blocks have `images` images at most."""
-    wanted = getattr(loader.data.description, part)
-    count = 0
-    loss = 0.0
-    correct = 0
+class Scores:
+    """The sums of all metrics over one part of the data and, where they are wanted, the errors by class."""
+
+    def __init__(self, part: str, metrics: MetricSet, data: DataSet, classes: bool) -> None:
+        """Begin without images; `classes`: whether to count the errors by class."""
+        self.part = part
+        self.metrics = metrics
+        self.sums = np.zeros(metrics.size(training=False))
+        self.images = 0
+        self.names = data.sources["train"].names or tuple(map(str, range(data.classes)))
+        self.confusion = np.zeros((data.classes,) * 2, np.int64) if classes else None
+
+    def add(self, result: tuple[float, int], outputs: np.ndarray, labels: np.ndarray) -> None:
+        """Add a block of images, whose loss and number correct are `result`."""
+        self.sums += self.metrics.measure(result, lambda: outputs, labels, training=False)
+        self.images += len(labels)
+        if self.confusion is not None:
+            count_confusions(outputs, labels, self.confusion)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the metrics and the loss, then the classes, then the confusion matrix where it is small."""
+        figures = self.metrics.values(self.sums, self.images, self.images)
+        *names, loss = [*self.metrics.names[1:], self.metrics.names[0]]
+        shown = ", ".join(f"{name.replace('_', ' ')} {figures[name]:.4f}" for name in [*names, loss])
+        yield f"{self.part}: {shown}, {self.images} images"
+        if self.confusion is None:
+            return
+        for name, images, share, other in class_rows(self.confusion, self.names):
+            yield f"  {name}: {share:.4f} of {images} images" + (f", most often taken for {other}" if other else "")
+        if len(self.names) <= MOST_CLASSES:
+            width = max(5, *(len(name) + 2 for name in self.names))
+            yield "  class \\ predicted" + "".join(f"{name:>{width}}" for name in self.names)
+            for name, row in zip(self.names, self.confusion, strict=True):
+                yield f"  {name:<17}" + "".join(f"{count:>{width}}" for count in row)
+
+
+def _lines(scores: Scores, loader: BatchLoader, evaluator: Evaluator, images: int) -> list[str]:
+    """Return lines about the part of the data of `scores`; blocks have `images` images at most."""
+    wanted = getattr(loader.data.description, scores.part)
     for first in range(0, wanted, images):
-        block = loader.prepare(Phase(0, part, 0), np.arange(first, min(first + images, wanted)))
-        block_loss, block_correct = evaluator(block)
-        count += len(block.ids)
-        loss += block_loss
-        correct += block_correct
-    return f"{part}: accuracy {correct / max(count, 1):.4f}, loss {loss / max(count, 1):.4f}, {count} images"
+        block = loader.prepare(Phase(0, scores.part, 0), np.arange(first, min(first + images, wanted)))
+        scores.add(*evaluator(block), block.labels)
+    return list(scores.lines())

@@ -42,8 +42,8 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
             f"{path}: {', '.join(given)}: not our names, and none ends in weight or bias: shapes alone would decide; "
             f"rename them to {', '.join(ours)}"
         )
-    own = _layers(ours, named)
-    others = _layers(given, named)
+    own = _group_by_layer(ours, named)
+    others = _group_by_layer(given, named)
     chosen: dict[str, str] = {}
     for shapes in dict.fromkeys(map(_shapes, own.values())):
         for layer, other in _pairs(_alike(own, shapes), _alike(others, shapes), named, path):
@@ -60,10 +60,10 @@ def _check_shapes(ours: Mapping[str, Shape], given: Mapping[str, Shape], path: P
     """Raise UserError for the first tensor of `given` that has another shape than ours."""
     for name, shape in ours.items():
         if given[name] != shape:
-            raise UserError(f"{path}: {name} is {_sizes(given[name])}, but {_sizes(shape)} in model.layers")
+            raise UserError(f"{path}: {name} is {_shape_text(given[name])}, but {_shape_text(shape)} in model.layers")
 
 
-def _layers(tensors: Mapping[str, Shape], named: bool) -> dict[str, Layer]:
+def _group_by_layer(tensors: Mapping[str, Shape], named: bool) -> dict[str, Layer]:
     """Group tensors by layer; each is a layer of its own where names say nothing (not `named`)."""
     layers: dict[str, Layer] = {}
     for name, shape in tensors.items():
@@ -84,7 +84,9 @@ def _alike(layers: Mapping[str, Layer], shapes: Shapes) -> dict[str, Layer]:
 
 def _pairs(own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path) -> list[tuple[Layer, Layer]]:
     """Pair layers of equal shapes; raise where there are not as many on both sides, or their order is unknown."""
-    wanted_shapes = " and ".join(f"{kind} {_sizes(shape)}" for kind, (_, shape) in next(iter(own.values())).items())
+    wanted_shapes = " and ".join(
+        f"{kind} {_shape_text(shape)}" for kind, (_, shape) in next(iter(own.values())).items()
+    )
     if len(own) != len(others):
         held = ", ".join(others) or "nothing"
         raise UserError(f"{path}: {held} with {wanted_shapes}, but {', '.join(own)} of model.layers need it")
@@ -102,7 +104,7 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _sizes(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     """Return a shape as text, such as "4x16"."""
     return "x".join(map(str, shape)) or "one number"
 
@@ -111,17 +113,17 @@ def import_weights(path: Path, config: Config, output: Path) -> str:
     """Write a file of weights for the configured model; return the lines that say which tensor has become which."""
     inputs = Inputs.of(BatchLoader(open_set(config.data), config.run.seed))
     tensors = parameters.tensors(infer_shapes(config, inputs))
-    given = read(path)
+    given = read_tensors(path)
     chosen = match(tensors, {name: values.shape for name, values in given.items()}, path)
     flat = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
     for name, view in parameters.views(flat, tensors).items():
         view[...] = given[chosen[name]]
-    model_file.write(output, flat, tensors, to_toml(config), inputs.to_json())
+    model_file.write_model(output, flat, tensors, to_toml(config), inputs.to_json())
     rows = [f"  {name:16} <- {other}" for name, other in chosen.items()]
     return "\n".join([*rows, f"{output}: start training from it with --set model.weights={output}"])
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Return the tensors of a file, in the order of layers as far as the file has one; raise UserError if it cannot."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a .safetensors, .npz, .pt or .pth file")

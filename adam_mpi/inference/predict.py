@@ -9,7 +9,7 @@ import numpy as np
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.data.formats.arrays import Held, members
-from adam_mpi.data.formats.folder import ENDINGS, decode
+from adam_mpi.data.formats.folder import ENDINGS, decode_image
 from adam_mpi.data.formats.source import IMAGES, LABELS
 from adam_mpi.inference.trained import Trained
 
@@ -19,11 +19,11 @@ MOST_BYTES = 4 << 30
 """Size of the largest array in an npz file, which is read into memory as a whole."""
 
 
-def predict(model: Trained, paths: Sequence[Path], output: Path | None) -> Iterator[str]:
+def predict_lines(model: Trained, paths: Sequence[Path], output: Path | None) -> Iterator[str]:
     """Yield a line for each image, and the accuracy where there are labels; write all probabilities to `output`."""
     probabilities = []
     for path in paths:
-        names, images, labels = read(model, path)
+        names, images, labels = read_images(model, path)
         probabilities.append(model.predict(images))
         yield from (f"{name}: {best(model, row)}" for name, row in zip(names, probabilities[-1], strict=True))
         if labels is not None:
@@ -42,7 +42,7 @@ def best(model: Trained, probabilities: np.ndarray) -> str:
     return f"{first} ({', '.join(others)})"
 
 
-def read(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
+def read_images(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
     """Return the names, the images and, where there are any, the labels of what is at `path`."""
     if path.suffix == ".npz":
         return _read_arrays(path)
@@ -68,7 +68,7 @@ def _read_image(model: Trained, file: Path) -> np.ndarray:
     _, height, width = model.inputs.shape
     if model.inputs.dtype != "uint8":
         raise UserError(f"{file}: this model takes numbers, not images; give an npz file")
-    decoded = decode(file, model.inputs.shape, fit=height == width)
+    decoded = decode_image(file, model.inputs.shape, fit=height == width)
     if isinstance(decoded, str):
         raise UserError(f"{file}: {decoded}")
     return decoded

@@ -18,7 +18,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import Partition, partition
 from adam_mpi.planning.plan import network
 from adam_mpi.runtime import compile
-from adam_mpi.sharding.batches import Batch
+from adam_mpi.sharding.batches import image_batch
 from adam_mpi.sharding.shards import Spans
 from adam_mpi.worker import link
 from adam_mpi.worker.flow import Flow
@@ -59,21 +59,22 @@ class Evaluation:
         """Return the weights of this strip; those of other strips are not read."""
         spans = [(piece.start, piece.start + piece.size) for piece in self.strip.pieces]
         weights = Spans(spans)
-        for start, values in model_file.pieces(file, parameters.tensors(shapes), group, spans):
+        for start, values in model_file.model_pieces(file, parameters.tensors(shapes), group, spans):
             weights.put(start, values.reshape(-1))
         return weights.flat
 
-    def evaluate(self, block: LoadedBatch) -> tuple[float, int]:
-        """Return the sum of the losses of `block`, and the number of images that are classified correctly."""
+    def evaluate(self, block: LoadedBatch) -> tuple[tuple[float, int], np.ndarray]:
+        """Return (sum of the losses of `block`, number of correct images), and the outputs of the network."""
         first, last = self.strip.columns
         pixels = np.ascontiguousarray(block.pixels[..., first:last])
-        batch = Batch(0, 0, self.number, ids=block.ids, labels=block.labels, pixels=pixels)
+        batch = image_batch(self.number, block.ids, block.labels, pixels)
         self._wait(lambda: self.flow.takes(self.number))
         self.flow.begin(self.number, batch, None, self.weights, training=False)
         self._wait(self._landed)
         flight = self.flow.landed.popleft()
-        result = self.flow.contexts[flight.context].result
-        self.flow.release(flight)
+        context = self.flow.contexts[flight.context]
+        result = context.result, context.outputs_of(len(block.ids)).copy()
+        self.flow.release_flight(flight)
         self.number += 1
         return result
 
@@ -87,7 +88,7 @@ class Evaluation:
 
     def close(self) -> None:
         """Stop the threads, and free the window that strips exchange through; collective."""
-        self.flow.stop()
+        self.flow.end_threads()
         self.world.finish()
         self.link.window.free()
 

@@ -64,7 +64,7 @@ def load(path: str | Path) -> "Trained":
         inputs = _read_inputs(file, opened)
         group = "ema/" if "ema" in opened else ""
     shapes = infer_shapes(config, inputs)
-    weights = model_file.read(file, parameters.tensors(shapes), group)
+    weights = model_file.read_model(file, parameters.tensors(shapes), group)
     return Trained(file.parent, config, inputs, shapes, weights)
 
 
@@ -78,8 +78,7 @@ def _read_inputs(file: Path, opened: h5py.File) -> Inputs:
 
 def infer_shapes(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
     """Return the layers of the configured network with their shapes on `inputs`."""
-    dtype = "float32" if inputs.mean else inputs.dtype
-    return configured.infer(config.model, inputs.network_shape(config.data.transform), inputs.classes, dtype)
+    return configured.infer(config.model, inputs.network_shape(config.data.transform), inputs.classes, inputs.form)
 
 
 def weights_file(path: Path) -> Path:
@@ -132,17 +131,17 @@ class Trained:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """The weights by name (`conv1/weight`, `conv1/bias`, ...), as views of `weights`."""
+        """Return the weights by name (`conv1/weight`, `conv1/bias`, ...), as views of `weights`."""
         return parameters.views(self.weights, parameters.tensors(self.shapes))
 
     @property
     def names(self) -> list[str]:
-        """The names of the classes; their numbers where the data set has no names for them."""
+        """Return the names of the classes; their numbers where the data set has no names for them."""
         return list(self.inputs.names) or [str(number) for number in range(self.inputs.classes)]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of the run's summary.json; empty where there is none beside the weights."""
+        """Return the content of the run's summary.json; empty where there is none beside the weights."""
         file = self.directory / "summary.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
@@ -216,7 +215,7 @@ class Trained:
         wanted = list(fetch)
         if isinstance(self.shapes, GraphLayers):
             return self._run_graph(self.shapes, arrays, wanted)
-        self._check(arrays, wanted)
+        self._check_fetch(arrays, wanted)
         count = len(next(iter(arrays.values())))
         batch = self.config.train.batch
         blocks = [
@@ -235,22 +234,24 @@ class Trained:
 
     @cached_property
     def _context(self) -> Context | EngineContext | GraphContext:
-        """The context of training, whose compiled kernels are in the cache; the reference for stacks of floats."""
-        pixels = self.inputs.dtype == "uint8" and not self.inputs.mean or isinstance(self.shapes, GraphLayers)
-        engine = self.config.kernels.engine if pixels else "reference"
-        return Network(self.shapes, self.config.train.batch, self.config.run.seed, engine=engine).context()
+        """Return the context that training used, with cached kernels."""
+        config = self.config
+        return Network(
+            self.shapes, config.train.batch, config.run.seed, engine=config.kernels.engine, form=self.inputs.form
+        ).context()
 
     @cached_property
     def _stepwise(self) -> Context:
-        """The reference context, which runs layer by layer."""
-        return Context(self.shapes, self.config.train.batch, self.config.run.seed, np.float32)
+        """Return the reference context of the trained network, which runs layer by layer."""
+        config = self.config
+        return Context(self.shapes, config.train.batch, config.run.seed, np.float32, form=self.inputs.form)
 
     def _prepare(self, images: np.ndarray) -> np.ndarray:
         """Return `images` as the network takes them; raise UserError if they cannot be."""
         return self.inputs.prepare(np.asarray(images), self.config.data.transform)
 
-    def _check(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> None:
-        """Raise UserError unless everything in `fetch` can be computed from `feed`."""
+    def _check_fetch(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> None:
+        """Raise UserError unless the trained network can compute everything in `fetch` from `feed`."""
         known = [INPUT, *(shape.name for shape in self.shapes), PROBABILITIES]
         for name in [*feed, *fetch]:
             if name not in known:
@@ -280,7 +281,7 @@ class Trained:
             if shape.name in fetch:
                 # Now, because a layer that works in place overwrites the output of the layer before it.
                 found[shape.name] = _copy_images(outputs, count)
-        found[PROBABILITIES] = context.probabilities(count)
+        found[PROBABILITIES] = context.outputs_of(count)
         return [found[name] for name in fetch]
 
 

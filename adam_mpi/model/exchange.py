@@ -36,12 +36,12 @@ class Exchange:
         a, b = self.piece(source, target)
         return self.lines * images * (b - a)
 
-    def sent(self, strip: int) -> int:
+    def mean_values_sent(self, strip: int) -> int:
         """Return the values of an image that `strip` sends forward, or receives back."""
         others = [other for other in range(len(self.owned)) if other != strip]
         return self.lines * sum(b - a for a, b in (self.piece(strip, other) for other in others))
 
-    def received(self, strip: int) -> int:
+    def mean_values_received(self, strip: int) -> int:
         """Return the values of an image that `strip` receives forward, or sends back."""
         others = [other for other in range(len(self.owned)) if other != strip]
         return self.lines * sum(b - a for a, b in (self.piece(other, strip) for other in others))
@@ -56,13 +56,13 @@ class Assembly(Exchange):
         """Return the values that `source` sends for its `own` images."""
         return self.needed[source][1] * own
 
-    def sent(self, strip: int) -> int:
+    def mean_values_sent(self, strip: int) -> int:
         """Return the values that `strip` sends, averaged over the images: one in `len(owned)` is its own."""
-        return -(-super().sent(strip) // len(self.owned))
+        return -(-super().mean_values_sent(strip) // len(self.owned))
 
-    def received(self, strip: int) -> int:
+    def mean_values_received(self, strip: int) -> int:
         """Return the values that `strip` receives, averaged over the images."""
-        return -(-super().received(strip) // len(self.owned))
+        return -(-super().mean_values_received(strip) // len(self.owned))
 
 
 def ranks_of(layers: Iterable[object]) -> int:

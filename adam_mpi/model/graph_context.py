@@ -49,6 +49,10 @@ class GraphContext:
         name = self.layers.graph.outputs[0]
         return self.executor.run(weights, {self.layers.fed.name: pixels}, [name])[name]
 
+    def outputs_of(self, count: int) -> np.ndarray:
+        """Return the first output of the graph for the `count` samples of the last batch."""
+        return self.executor.outputs[0][:count].reshape(count, -1)
+
     def walk(self, weights: np.ndarray, pixels: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the outputs of the nodes that need no target, one after the other, without dropout."""
         yield from self.outputs(weights, pixels, [shape.name for shape in self.layers]).values()

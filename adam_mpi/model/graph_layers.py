@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.model.graph import Graph, Node, Parameter, Value
+from adam_mpi.model.graph import Graph, Node, Parameter, Value, shape_text
 from adam_mpi.model.layers import LayerShape, Shape
 from adam_mpi.model.ops.conv import Conv, ConvTranspose
 from adam_mpi.model.ops.dense import Dense
@@ -88,15 +88,23 @@ def _connections(node: Node, parameters: list[tuple[int, ...]]) -> int:
     return math.prod(parameters[0]) * places
 
 
-def checked_labels(layers: GraphLayers, classes: int) -> None:
-    """Raise UserError unless the graph is trained on one input and one class per sample, below `classes`."""
+def check_fed(layers: GraphLayers, given: Value, target: Value | None) -> None:
+    """Raise UserError unless the graph takes samples like `given`, and targets like `target`, where that is known."""
     graph = layers.graph
     if len(graph.inputs) > 2:
         names = ", ".join(map(str, graph.inputs))
         raise UserError(f"the model has inputs {names}; data sets feed one input and one target")
-    target = layers.target
-    if target is not None and (target.dtype != "integer" or target.shape):
-        raise UserError(f"target {target} is no class per sample, which the data set has {classes} of")
+    _check_alike(layers.fed, given, "input")
+    if layers.target is not None and target is not None:
+        _check_alike(layers.target, target, "target")
+
+
+def _check_alike(wanted: Value, given: Value, role: str) -> None:
+    if (wanted.shape, wanted.dtype) != (given.shape, given.dtype):
+        raise UserError(
+            f"the model's {role} {wanted} of type {wanted.dtype} is fed {given.dtype} of {shape_text(given.shape)} by "
+            "the data set; change the model, or the data"
+        )
 
 
 def graph_bytes(layers: GraphLayers, images: int) -> int:

@@ -108,13 +108,13 @@ class LayerShape:
 
     @property
     def margins(self) -> tuple[int, int]:
-        """Columns of padding left and right of a convolution's input."""
+        """Return the columns of padding left and right of a convolution's input."""
         pad = self.layer.pad if isinstance(self.layer, Conv) else 0
         return (self.extent.left, self.extent.right) if self.extent else (pad, pad)
 
     @property
     def within(self) -> tuple[int, int, int]:
-        """(first, width, whole) of the extent; of a whole layer all units."""
+        """Return (first, width, whole) of the extent; of a whole layer all units."""
         if self.extent:
             return self.extent.first, self.extent.width, self.extent.whole
         units = math.prod(self.output)
@@ -122,12 +122,12 @@ class LayerShape:
 
     @property
     def parameters(self) -> int:
-        """Values of weight and bias together."""
+        """Return the number of values of weight and bias together."""
         return sum(math.prod(shape) for shape in (self.weight, self.bias) if shape)
 
     @property
     def connections(self) -> int:
-        """Multiply-adds per image: every weight is used once at each output position."""
+        """Return the multiply-adds per image: every weight is used once at each output position."""
         _, rows, columns = self.output
         return math.prod(self.weight) * rows * columns if self.weight else 0
 

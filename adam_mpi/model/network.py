@@ -1,6 +1,6 @@
 """A network ready to run: its shapes, the engine that computes them, and the contexts that hold a block of images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -9,8 +9,10 @@ from adam_mpi.base import machine
 from adam_mpi.model import parameters, reference_buffers
 from adam_mpi.model.engine import jit, program
 from adam_mpi.model.engine.engine_context import EngineContext, EngineStripContext
+from adam_mpi.model.engine.program import Program
 from adam_mpi.model.graph_context import GraphContext
 from adam_mpi.model.graph_layers import GraphLayers, graph_bytes
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import (
     Activation,
     Conv,
@@ -37,6 +39,7 @@ class Network:
     activations and errors, for `factors` of a context. `choices` say how the generated engine computes each
     convolution: the result of `tune`, or the `choices` of another network; without them a cost model decides.
     `batches` is the number of batches in a round, after which large layers are updated without a gradient in memory.
+    Images arrive in `form`.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class Network:
         choices: dict | None = None,
         batches: int = 1,
         strip: Strip | None = None,
+        form: InputFormat = SCALED_BYTES,
     ) -> None:
         self.strip = strip
+        self.form = form
         self.captured = tuple(captured)
         self.shapes = shapes if isinstance(shapes, GraphLayers) else tuple(shapes)
         self.images = images
@@ -71,16 +76,17 @@ class Network:
                 choices=choices,
                 captured=captured,
                 batches=batches,
+                form=form,
             )
 
     @property
     def choices(self) -> dict:
-        """How each convolution is computed: JSON, which is kept where the same bits are wanted again."""
+        """Return how each convolution is computed, as JSON, which is kept where the same bits are wanted again."""
         return self.program.choices if self.program else {}
 
     @property
     def bytes(self) -> int:
-        """Memory of one context."""
+        """Return the bytes of memory of one context."""
         if isinstance(self.shapes, GraphLayers):
             return graph_bytes(self.shapes, self.images)
         if self.program:
@@ -89,12 +95,12 @@ class Network:
 
     @property
     def uncopied(self) -> tuple[str, ...]:
-        """Layers so large that threads read them where they share them, even when they have copies of the others."""
+        """Return the layers that all threads read in one shared place because they are too large for a copy each."""
         return self.program.uncopied if self.program else ()
 
     @property
     def fused_layers(self) -> tuple[str, ...]:
-        """Layers whose gradient is fused with the update at the end of a round and never in memory."""
+        """Return the layers whose gradient is fused with the update at the end of a round and never in memory."""
         return self.program.fused_layers if self.program else ()
 
     def spans_without(self, layers: Sequence[str]) -> list[tuple[int, int]]:
@@ -114,17 +120,34 @@ class Network:
             lanes = self.program.lanes
             apply_fused = jit.apply_fused(text, lanes) if shared is not None and self.fused_layers else None
             return EngineContext(
-                self.shapes, self.images, self.seed, self.program, jit.run(text, lanes), shared, apply_fused
+                shapes=self.shapes,
+                images=self.images,
+                seed=self.seed,
+                program=self.program,
+                run=_compiled(self.program),
+                shared=shared,
+                run_fused=apply_fused,
             )
-        return Context(self.shapes, self.images, self.seed, self.dtype, self.captured)
+        return Context(
+            self.shapes,
+            images=self.images,
+            seed=self.seed,
+            dtype=self.dtype,
+            captured=self.captured,
+            form=self.form,
+        )
 
     def strip_context(self) -> StripContext | EngineStripContext:
         """Return a new context for the network's strip."""
         assert self.strip is not None
         if self.program:
-            run = jit.run(self.program.text, self.program.lanes)
-            return EngineStripContext(self.strip, self.images, self.seed, self.program, run)
-        return StripContext(self.strip, self.images, self.seed, self.dtype)
+            return EngineStripContext(self.strip, self.images, self.seed, self.program, _compiled(self.program))
+        return StripContext(self.strip, self.images, self.seed, self.dtype, form=self.form)
+
+
+def _compiled(program: Program) -> Callable:
+    """Return the compiled function `run` of `program`."""
+    return jit.run(program.text, program.lanes, "uint8" if program.form.bytes else "float32")
 
 
 def working_set(

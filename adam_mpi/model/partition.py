@@ -1,6 +1,6 @@
 """A model partitioned into vertical strips: the layers, exchanges and parameters of each strip. Pure.
 
-`ownership` says what each strip owns of every layer, `exchange_plan` what it needs of the others.
+`model/strips.py` says what each strip owns of every layer, and what it needs of the others.
 
 In a hybrid replica ranks share images instead of columns: each has whole layers up to the first dense one, for its
 own images; before that layer all images are put together (`Assembly`), and dense layers are cut by units.
@@ -54,18 +54,18 @@ class Strip:
 
     @property
     def ranks(self) -> int:
-        """Ranks that share the images up to the first dense layer: 1 except in a hybrid replica."""
+        """Return how many ranks share the images up to the first dense layer: 1 except in a hybrid replica."""
         return ranks_of(shape.layer for shape in self.stack)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of one image in training: forward, to the weights, to all inputs but the first."""
+        """Return the operations of training on one image: forward, to the weights, to all inputs but the first."""
         connections = [shape.connections // self._sharing(shape) for shape in self.shapes if shape.weight]
         return 6 * sum(connections) - 2 * connections[0]
 
     @property
     def values(self) -> int:
-        """Inputs and outputs of all layers, of one image."""
+        """Return the number of inputs and outputs of all layers of the strip, of one image."""
         sizes = ((math.prod(shape.input) + math.prod(shape.output), self._sharing(shape)) for shape in self.shapes)
         return sum(-(-size // sharing) for size, sharing in sizes)
 
@@ -75,7 +75,7 @@ class Strip:
 
     @property
     def parameters(self) -> int:
-        """Parameters of this strip."""
+        """Return the number of parameters of this strip."""
         return sum(piece.size for piece in self.pieces)
 
     def bytes(self, images: int) -> int:
@@ -109,25 +109,27 @@ class Partition:
 
     @property
     def hybrid(self) -> bool:
-        """Whether ranks share images instead of columns."""
+        """Return whether ranks share images instead of columns."""
         return ranks_of(self.exchanges.values()) > 1
 
     @cached_property
     def strips(self) -> tuple[Strip, ...]:
-        """All strips, by number."""
+        """Return all strips of the partition, by number."""
         return tuple(self._strip(number) for number in range(len(self)))
 
     def traffic(self, strip: int) -> tuple[int, int]:
         """Return the values of an image that `strip` sends and receives, forward and backward."""
         forward = self.exchanges.values()
         backward = [exchange for exchange in forward if exchange.summed]
-        sent = sum(e.sent(strip) for e in forward) + sum(e.received(strip) for e in backward)
-        received = sum(e.received(strip) for e in forward) + sum(e.sent(strip) for e in backward)
+        sent = sum(e.mean_values_sent(strip) for e in forward) + sum(e.mean_values_received(strip) for e in backward)
+        received = sum(e.mean_values_received(strip) for e in forward) + sum(
+            e.mean_values_sent(strip) for e in backward
+        )
         return sent, received
 
     @cached_property
     def common(self) -> tuple[tuple[Span, ...], ...]:
-        """Spans of the flat vector that every strip holds, each cut evenly: strip r sums and pushes the r-th part."""
+        """Return the spans that every strip holds, each cut evenly: strip r sums and pushes the r-th part."""
         found = []
         for shape in self.shapes:
             if isinstance(shape.layer, Conv):
@@ -137,7 +139,7 @@ class Partition:
 
     @cached_property
     def edges(self) -> tuple[int, ...]:
-        """Indices of the flat vector at which what one strip pushes ends."""
+        """Return the indices of the flat vector at which the part that one strip pushes ends."""
         if len(self) == 1:
             return ()
         found = {edge for spans in self.common for span in spans for edge in span}
@@ -248,8 +250,8 @@ def _whole(layers: GraphLayers, strips: int) -> Partition:
     return Partition(layers, tuple(((0, shape.output[2]),) for shape in layers), {})
 
 
-def most(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
-    """Return the largest number of strips that the layers allow."""
+def largest_strip_count(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
+    """Return the largest number of strips that a model can be cut into."""
     if isinstance(shapes, GraphLayers):
         return 1
     shapes = tuple(shapes)

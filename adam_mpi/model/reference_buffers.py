@@ -33,7 +33,7 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """Its size, rounded up so that buffers laid one after the other stay aligned."""
+        """Return the size of a buffer, rounded up so that buffers laid one after the other stay aligned."""
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         return -(-size // ALIGNMENT) * ALIGNMENT
 

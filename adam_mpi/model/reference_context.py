@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from adam_mpi.model import parameters, reference_buffers
 from adam_mpi.model.exchange import Exchange, assembled_at
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.kernels import activations_and_loss
 from adam_mpi.model.layers import Conv, LayerShape
 from adam_mpi.model.reference_steps import Backward, Place, Steps, Views, bind
@@ -22,13 +23,19 @@ class Context:
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()
+        self,
+        shapes: Sequence[LayerShape],
+        images: int,
+        seed: int,
+        dtype: DTypeLike,
+        captured: Sequence[str] = (),
+        form: InputFormat = SCALED_BYTES,
     ) -> None:
         self.seed = seed
         self.count = 0
         self.tensors = parameters.tensors(shapes)
         self.arrays = reference_buffers.allocate(reference_buffers.plan(shapes, images, dtype))
-        self.levels = (np.arange(256) / 255).astype(dtype)
+        self.levels = form.levels(dtype)
         self.places = _places(shapes, self.arrays)
         self.logits = self.places[-1].outputs.reshape(-1, images)
         self.errors = self.places[-1].errors.reshape(-1, images)
@@ -73,9 +80,9 @@ class Context:
 
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
         """Return the probabilities (images, classes)."""
-        return self.probabilities(self._infer(weights, pixels))
+        return self.outputs_of(self._infer(weights, pixels))
 
-    def probabilities(self, count: int) -> np.ndarray:
+    def outputs_of(self, count: int) -> np.ndarray:
         """Return the probabilities of the first `count` images of the block, whose logits are computed."""
         activations_and_loss.softmax(self.logits, self.errors, self.arrays["normalizers"])
         return self.errors[:, :count].T.copy()
@@ -124,8 +131,8 @@ class Context:
         return replace(step, backward_weights=backward_weights)
 
     def load(self, block: np.ndarray) -> int:
-        """Load images (uint8 becomes levels from 0 to 1, float32 stays) into the input; return how many."""
-        if block.dtype == np.float32:
+        """Load images into the input, bytes by their levels and floats as they are; return how many."""
+        if block.dtype != np.uint8:
             inputs = self.arrays["input"]
             inputs[..., : len(block)] = np.moveaxis(block, 0, -1)
             inputs[..., len(block) :] = 0

@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 
 from adam_mpi.model import parameters
 from adam_mpi.model.exchange import BACK, FORWARD, Assembly, AssemblyBuffers, Exchange, ExchangeBuffers, Port
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.partition import Strip
 from adam_mpi.model.reference_context import Context
 from adam_mpi.model.reference_steps import Place
@@ -31,8 +32,10 @@ class StripContext(Context):
     Before a segment runs, what the exchange before it brings must be unpacked: see `ExchangeBuffers.unpack`.
     """
 
-    def __init__(self, strip: Strip, images: int, seed: int, dtype: DTypeLike, captured: Sequence[str] = ()) -> None:
-        super().__init__(strip.stack, images, seed, dtype, captured)
+    def __init__(
+        self, strip: Strip, images: int, seed: int, dtype: DTypeLike, form: InputFormat = SCALED_BYTES
+    ) -> None:
+        super().__init__(strip.stack, images, seed, dtype, form=form)
         self.stack = strip.stack
         self.number = strip.number
         self.room = images

@@ -1,11 +1,12 @@
 """The last report of every rank, and the statistics of the whole job that follow from them."""
 
-import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, overload
+
+import numpy as np
 
 from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.cluster.layout import Layout
@@ -18,6 +19,7 @@ from adam_mpi.cluster.statistics import (
     ServerStatistics,
     WorkerStatistics,
 )
+from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.monitor import status
 from adam_mpi.monitor.aggregate_statistics import (
     Distribution,
@@ -47,7 +49,9 @@ class Report:
 class JobStatistics:
     """Collects the reports of all ranks and sums them up."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: MetricSet = ACCURACY) -> None:
+        """Compute figures by `metrics`."""
+        self.metrics = metrics
         self.reports: dict[Reporter, Report] = {}
         self.timed: dict[Reporter, tuple[float, RoleStatistics]] = {}
         """Reporter -> the sender's time and the values of its last report at an interval."""
@@ -114,17 +118,21 @@ class JobStatistics:
         shares = self.shares(phase)
         images = sum(share["finished"] for share in shares)
         not_finite = sum(share["not_finite"] for share in shares)
-        loss = sum(share["loss"] for share in shares) / max(images - not_finite, 1)
         return {
             "images": int(images),
             "images_not_finite": int(not_finite),
             "images_skipped": sum(share["skipped"] for share in shares),
             "images_per_second": images / max(seconds, 1e-9),
-            "loss": math.nan if 0 < images == not_finite else loss,
-            "accuracy": sum(share["correct"] for share in shares) / max(images, 1),
+            **self.metrics.values(self._sums(shares, phase), images, images - not_finite),
             "staleness": mean(self.histogram("leads")),
             "clock_wait": self.clock_wait(),
         }
+
+    def _sums(self, shares: Sequence[DataStatistics], phase: Phase) -> np.ndarray:
+        sums = np.zeros(self.metrics.size(phase.training))
+        for share in shares:
+            sums += share["sums"]
+        return sums
 
     def gauges(self) -> Gauges:
         """Return what `metrics.jsonl` says besides the figures of a phase."""

@@ -22,19 +22,17 @@ REFRESH_SECONDS = 0.5
 
 
 def run_line(run: dict[str, Any]) -> Text:
-    """Return the line about the `run` part of a status: epoch, progress, loss, accuracy, speed, remaining time."""
+    """Return the line about the `run` part of a status: epoch, progress, loss, metrics, speed, remaining time."""
     text = Text(f"{run['name']}  {run['share']:4.0%}", style="bold", no_wrap=True, overflow="ellipsis")
-    for name, value in figures(run).items():
+    for name, value in run_figures(run).items():
         text.append(f"  {name} ", style="dim")
         text.append(value, style="not dim")
     return text
 
 
-def figures(run: dict[str, Any]) -> dict[str, str]:
+def run_figures(run: dict[str, Any]) -> dict[str, str]:
     """Return the figures of the `run` part of a status as text, by name."""
-    found = {
-        "loss": f"{run['loss']:.4f}",
-        "accuracy": f"{run['accuracy']:.4f}",
+    found = {name.replace("_", " "): f"{run[name]:.4f}" for name in run["metrics"] if name in run} | {
         "images/s": f"{run['images_per_second']:.0f}",
         "staleness": f"{run['staleness']:.2f}",
     }
@@ -90,15 +88,15 @@ def top(run: Path, once: bool) -> None:
     """Show the job in the directory `run` until it has ended; with `once`, or without a terminal, only once."""
     console = Console()
     if once or not console.is_terminal:
-        console.print(view(run, read(run)))
+        console.print(view(run, read_status(run)))
         return
-    with Live(view(run, read(run)), console=console, auto_refresh=False) as live:
+    with Live(view(run, read_status(run)), console=console, auto_refresh=False) as live:
         while not ended(run):
             time.sleep(REFRESH_SECONDS)
-            live.update(view(run, read(run)), refresh=True)
+            live.update(view(run, read_status(run)), refresh=True)
 
 
-def read(run: Path) -> dict[str, Any]:
+def read_status(run: Path) -> dict[str, Any]:
     """Return the status that the coordinator wrote last; empty before the first one."""
     path = run / "status.json"
     if not (run / "config.toml").exists():
@@ -184,7 +182,7 @@ def plain(run: dict[str, Any]) -> str:
     """Return the line about the `run` part of a status, without control codes."""
     pass
 
-    text = "  ".join(f"{name} {value}" for name, value in figures(run).items())
+    text = "  ".join(f"{name} {value}" for name, value in run_figures(run).items())
     return f"{run['name']}  {run['share']:4.0%}  {text}"
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from typing import Any, cast
 from adam_mpi.base.errors import UserError
 
 
-def check() -> None:
+def check_tensorboard() -> None:
     """Raise a UserError where tensorboardX is missing, before a job starts that writes event files."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise UserError("observe.tensorboard = true: tensorboardX is missing; pip install 'adam-mpi[tensorboard]'")
@@ -25,17 +25,20 @@ class Metrics:
 
     MOST_WAITING = 10_000
 
-    def __init__(self, directory: Path, tensorboard: bool) -> None:
-        """Write into the run's `directory`; with `tensorboard` event files too."""
+    def __init__(self, directory: Path, tensorboard: bool, names: Sequence[str] = ("loss", "accuracy")) -> None:
+        """Write into the run's `directory`; with `tensorboard` event files too.
+
+        `names` are the figures that mean something else in each part of the data.
+        """
         self.path = directory / "metrics.jsonl"
         self.lines: deque[str] = deque(maxlen=self.MOST_WAITING)
-        self.events = Events(directory / "tensorboard") if tensorboard else None
+        self.events = Events(directory / "tensorboard", names) if tensorboard else None
 
     def add(self, line: Mapping[str, object], step: int) -> None:
         """Keep `line`; `step`: images trained on so far, the axis of TensorBoard's plots."""
         self.lines.append(json.dumps(line) + "\n")
         if self.events is not None:
-            self.events.add(line, step)
+            self.events.add_events(line, step)
 
     def write(self) -> None:
         """Append all lines that wait; raise OSError, and remove what was written of a line, where one does not fit."""
@@ -46,7 +49,7 @@ class Metrics:
             if self.lines and self.lines[0] is line:
                 self.lines.popleft()
         if self.events is not None:
-            self.events.write()
+            self.events.write_events()
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -66,16 +69,17 @@ class Events:
 
     PAUSE_SECONDS = 30.0
 
-    def __init__(self, folder: Path) -> None:
-        """Write into `folder`."""
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        """Write into `folder`; `names` are the figures that mean something else in each part of the data."""
         self.folder = folder
+        self.names = names
         self.files = 0
         self.pause = 0.0
         """Until when nothing is written, after an error."""
         self.file: Any = None
         self.waiting: deque[Any] = deque(maxlen=100 * Metrics.MOST_WAITING)
 
-    def add(self, line: Mapping[str, object], step: int) -> None:
+    def add_events(self, line: Mapping[str, object], step: int) -> None:
         """Keep the events of a `line` of metrics; `step`: images trained on so far."""
         from tensorboardX import summary
         from tensorboardX.proto.event_pb2 import Event
@@ -86,16 +90,16 @@ class Events:
         part = line["part"]
         done = line["done"]
         for name, value in scalars(line):
-            # Loss and accuracy mean something else in each part of the data; of held-out ones only whole passes do.
-            if name in ("loss", "accuracy") and (part == "train" or done):
+            # Of held-out parts only whole passes mean anything.
+            if name in self.names and (part == "train" or done):
                 put(summary.scalar(f"{name}/{part}", value))
-            elif name not in ("loss", "accuracy") and part == "train":
+            elif name not in self.names and part == "train":
                 put(summary.scalar(name, value))
         histogram = cast("Mapping[str, int]", line["staleness_histogram"])
         if histogram:
             put(summary.histogram_raw("staleness_histogram", **_raw(histogram)))
 
-    def write(self) -> None:
+    def write_events(self) -> None:
         """Write all events that wait; after an OSError all of them go into a new file, PAUSE_SECONDS later."""
         if time.monotonic() < self.pause:
             return

@@ -46,7 +46,7 @@ class Timeline:
         return self.folder / f"trace-{self.number:05d}.jsonl"
 
     def write(self, world: World) -> None:
-        """Write the part of this rank at the end of the job, corrected for the drift of its clock. Collective."""
+        """Write this rank's part of the timeline at the end of the job, corrected for clock drift. Collective."""
         trace.stop()
         # Another rank may be rank 0 now: then only what was measured at the start is known.
         last = offset(world)[0] if world.generation == self.generation else self.offset

@@ -1,13 +1,14 @@
 """Check the arguments of pushes and pulls before anything is changed or sent. Pure."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.config import Config, Optimizer
+from adam_mpi.config import Config, Optimizer, load
+from adam_mpi.optimizer.rules import RULES, rule_of
+from adam_mpi.optimizer.settings import Settings
 
 GAP = 4096
 """Parameters between two wanted ones that a read takes along rather than being split."""
@@ -83,17 +84,17 @@ def check_counts(size: int, servers: int, ranks: int, shard: int, copies: int, t
 
 
 def to_config(
-    optimizer: str, learning_rate: float, shard: int, transport: str, copies: int, threads: int, seconds: float
+    optimizer: str,
+    learning_rate: float,
+    settings: Mapping[str, float],
+    shard: int,
+    transport: str,
+    copies: int,
+    threads: int,
+    seconds: float,
 ) -> Config:
     """Return the configuration of a job that does nothing but serve; raise UserError for an unknown `optimizer`."""
-    kinds: dict[str, dict[str, Any]] = {
-        "additive": {"where": "worker"},
-        "adagrad": {"kind": "adagrad"},
-        "descent": {"kind": "momentum"},
-    }
-    if optimizer not in kinds:
-        raise UserError(f"optimizer = {optimizer!r}: must be one of {', '.join(kinds)}")
-    config = Config(optimizer=Optimizer(learning_rate=learning_rate, schedule="constant", **kinds[optimizer]))
+    config = Config(optimizer=_to_optimizer(optimizer, learning_rate, settings))
     config.train.batch = 1
     config.server.shard = shard
     config.server.copies = copies
@@ -101,3 +102,19 @@ def to_config(
     config.cluster.transport = transport
     config.cluster.seconds = seconds
     return config
+
+
+def _to_optimizer(kind: str, learning_rate: float, settings: Mapping[str, float]) -> Optimizer:
+    """Return the section of the rule `kind` with its `settings`; raise UserError for what it does not have."""
+    if kind not in RULES:
+        raise UserError(f"optimizer = {kind!r}: must be one of {', '.join(RULES)}")
+    if wrong := settings.keys() - set(Settings._fields):
+        names = ", ".join(Settings._fields)
+        raise UserError(f"settings: {', '.join(sorted(wrong))}: unknown; allowed: {names}")
+    where = "worker" if kind == "additive" else "server"
+    rule = "momentum" if kind in ("additive", "descent") else kind
+    given = {"kind": rule, "where": where, "learning_rate": float(learning_rate), "schedule": "constant"}
+    optimizer = load({"optimizer": {**given, **settings}}).optimizer
+    if rule_of(optimizer).name != kind:
+        raise UserError(f'optimizer = "{kind}": needs settings={{"momentum": ...}} above 0, or is "descent"')
+    return optimizer

@@ -45,12 +45,12 @@ class Transfers:
 
     @property
     def idle(self) -> bool:
-        """Whether no message waits for a slot or for its acknowledgement."""
+        """Return whether no message of the library waits for a slot or for its acknowledgement."""
         return not any(sender.waiting or sender.sent for sender in self.ring_senders.values())
 
     @property
     def pairs_per_message(self) -> int:
-        """The number of (index, value) pairs that fit into one slot of a ring."""
+        """Return the number of (index, value) pairs that fit into one slot of a ring."""
         return (self.generation.memory_layout.slot_bytes // 4 - message_formats.HEADER_WORDS) // 2
 
     def shards_of(self, first: int, last: int) -> Sequence[Shard]:
@@ -150,7 +150,7 @@ class Client:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Return whether this client of the library has no push and no pull under way."""
         return self.transfers.idle and not self.waiting and not self.reading
 
     def start_ready(self, handle: Handle[Any]) -> bool:

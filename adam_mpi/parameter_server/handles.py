@@ -72,12 +72,12 @@ class Handle(Generic[V]):
 
     @property
     def done(self) -> bool:
-        """Whether all of it is complete: a push is applied on all copies, a pull has its values."""
+        """Return whether the push is applied on all copies, or the pull has all its values."""
         return self.pending == 0
 
     @property
     def ready(self) -> bool:
-        """Whether it may start: all handles in `after` are done."""
+        """Return whether the push or pull may start: all handles in `after` are done."""
         return all(handle.done for handle in self.after)
 
 
@@ -94,7 +94,7 @@ class RangeMessage:
     indices: np.ndarray | None = None
 
     def write(self, body: np.ndarray) -> np.ndarray:
-        """Write the values into `body`; return the header of the message."""
+        """Write the values of a push of the parameter server library into `body`; return the header of its message."""
         sender = self.client.transfers.ring_sender(self.shard)
         world = self.client.transfers.generation.world
         size = self.values.size
@@ -134,5 +134,5 @@ class RangeMessage:
         return np.empty(0, np.int64)
 
     def acknowledge(self) -> None:
-        """Count the message as acknowledged by its server."""
+        """Count a message of the parameter server library as acknowledged."""
         self.handle.pending -= 1

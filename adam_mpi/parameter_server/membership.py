@@ -52,7 +52,7 @@ class Membership:
 
     @property
     def client(self) -> bool:
-        """Whether this rank may push and pull."""
+        """Return whether this rank may push and pull."""
         return "worker" in self.world.place.roles
 
     def _open(self, world: World, settled: RecoveryPlan | None = None) -> None:
@@ -63,7 +63,7 @@ class Membership:
         hosts = {rank: layout.places[rank].host for rank in layout.servers}
         shards = () if settled is None else self.memory_layout.shards
         holders = () if settled is None else settled.holders
-        self.memory_layout = memory.plan([tensor], hosts, layout.workers, config, shards=shards, holders=holders)
+        self.memory_layout = memory.plan_layout([tensor], hosts, layout.workers, config, shards=shards, holders=holders)
         self.world = world
         self.generation = Generation.open(world, self.memory_layout, {})
         self.channel = self.generation.channel

@@ -1,9 +1,9 @@
 """`ParameterServer`, the public class of the library: push and pull parts of a float32 vector that servers hold."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, cast
 
 import numpy as np
@@ -37,10 +37,13 @@ class ParameterServer(Membership):
         Number of parameters.
     servers : int, default 1
         Number of ranks, the last ones of `comm`, that serve. At least one rank remains a client.
-    optimizer : {"additive", "adagrad", "descent"}, default "additive"
-        What a server does with a push: add it, or take it for a gradient and step.
+    optimizer : str, default "additive"
+        What a server does with a push: add it ("additive"), or take it for a gradient and step by "descent",
+        "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw" or "ftrl".
     learning_rate : float, default 1.0
-        Step size of "adagrad" and "descent".
+        Step size of all rules but "additive".
+    settings : mapping of str to float, optional
+        Other numbers of the rule by their names in `[optimizer]`: momentum, decay, beta1, beta2, epsilon, l1.
     initial : array_like of float32, optional
         First values of the parameters, the same on all ranks; zeros by default.
     filter : callable, optional
@@ -65,6 +68,9 @@ class ParameterServer(Membership):
 
     Notes
     -----
+    Each push is one step of the parameters that it names, with their state; all others stay as they are. Bias
+    corrections of "adam" and "adamw" count the pushes of a shard.
+
     All methods belong to the main thread. An exception that nobody catches while a server is open ends the job on all
     ranks, and so does an exit without `close`: the other ranks would wait for ever.
 
@@ -95,6 +101,7 @@ class ParameterServer(Membership):
         servers: int = 1,
         optimizer: str = "additive",
         learning_rate: float = 1.0,
+        settings: Mapping[str, float] = MappingProxyType({}),
         initial: ArrayLike | None = None,
         filter: Filter | None = None,
         shard: int = 262_144,
@@ -116,6 +123,7 @@ class ParameterServer(Membership):
         config = arguments.to_config(
             optimizer=optimizer,
             learning_rate=learning_rate,
+            settings=settings,
             shard=shard,
             transport=transport,
             copies=copies,
@@ -143,7 +151,7 @@ class ParameterServer(Membership):
         if error is None:
             self.close()
         elif self.world.comm.size > 1:
-            shutdown.end(self.world, error)
+            shutdown.end_job(self.world, error)
         else:
             self._free()
 
@@ -320,7 +328,7 @@ class ParameterServer(Membership):
         return cast(V, handle.values)
 
     def step(self) -> bool:
-        """Make progress with what is under way, without waiting.
+        """Make progress with the pushes and pulls of the library, without waiting.
 
         Returns
         -------
@@ -364,7 +372,7 @@ class ParameterServer(Membership):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way: every push and pull of this rank is done."""
+        """Return whether every push and pull of this rank is done."""
         return self._client.idle
 
     def _begin(self, handle: Handle[V]) -> Handle[V]:

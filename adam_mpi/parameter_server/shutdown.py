@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from adam_mpi.base.errors import JobEnded, LostState, RankFailure
-from adam_mpi.cluster.control_messages import RankRaised, encode
+from adam_mpi.cluster.control_messages import RankRaised, encode_message
 from adam_mpi.cluster.world import World
 
 SEND_SECONDS = 5.0
@@ -71,7 +71,7 @@ def _uncaught(before: Hook, kind: type[BaseException], error: BaseException, tra
     """End the job if a server is open; else call `before`, the hook that this one replaces."""
     _watch.code = 1
     if _watch.open:
-        end(_watch.open[-1].world, error.with_traceback(trace))
+        end_job(_watch.open[-1].world, error.with_traceback(trace))
     else:
         before(kind, error, trace)
 
@@ -80,25 +80,25 @@ def _at_exit() -> None:
     """End the job if a server is open; skip MPI_Finalize where it would wait for dead or missing ranks."""
     if _watch.open:
         world = _watch.open[-1].world
-        _end(world, f"{world.place} left without close(); the job ends", notify=True)
+        _end_process(world, f"{world.place} left without close(); the job ends", notify=True)
     if _watch.broken:
         _exit_now(_watch.code)
 
 
-def end(world: World, error: BaseException) -> None:
+def end_job(world: World, error: BaseException) -> None:
     """Print what ends the job, and end it on all ranks; a rank that is alone only prints."""
     if isinstance(error, JobEnded):
         # The rank that raised has printed it.
-        _end(world, "", notify=False)
+        _end_process(world, "", notify=False)
     elif isinstance(error, LostState | RankFailure | MPI.Exception):
         # The others know.
-        _end(world, f"{world.place}: {error}", notify=False)
+        _end_process(world, f"{world.place}: {error}", notify=False)
     else:
         trace = "".join(traceback.format_exception(error)).rstrip()
-        _end(world, f"{world.place} raised; the job ends\n{trace}", notify=True)
+        _end_process(world, f"{world.place} raised; the job ends\n{trace}", notify=True)
 
 
-def _end(world: World, text: str, notify: bool) -> None:
+def _end_process(world: World, text: str, notify: bool) -> None:
     """Print `text` and end this process, and with it the job; `notify` the other ranks of the reason first."""
     if text:
         print(f"adam_mpi: {text}", file=sys.stderr, flush=True)
@@ -117,7 +117,7 @@ def _end(world: World, text: str, notify: bool) -> None:
 
 def _send_to_all(world: World, text: str) -> None:
     """Send `text` to all other ranks, and wait up to SEND_SECONDS until they have received it."""
-    body = np.frombuffer(encode(RankRaised(text)), np.uint8)
+    body = np.frombuffer(encode_message(RankRaised(text)), np.uint8)
     under_way = [world.control.Issend(body, rank) for rank in range(world.comm.size) if rank != world.rank]
     limit = time.monotonic() + SEND_SECONDS
     while under_way and time.monotonic() < limit:

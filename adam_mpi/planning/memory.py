@@ -1,9 +1,6 @@
 """Bytes of memory that a rank needs in each of its roles. Pure."""
 
-import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.config import Config
@@ -11,9 +8,10 @@ from adam_mpi.data.batch_loader import AHEAD, GROUP
 from adam_mpi.data.sets import Description
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
+from adam_mpi.optimizer.clipping import clips_steps
 from adam_mpi.sharding.codecs import CODECS
+from adam_mpi.sharding.fields import INPUT, message_bytes
 from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
-from adam_mpi.sharding.message_formats import batch_message_bytes
 from adam_mpi.sharding.push_protocol import largest_push, matrices
 from adam_mpi.worker.gradient_buffer import gradient_buffers, takes_back
 
@@ -21,7 +19,7 @@ from adam_mpi.worker.gradient_buffer import gradient_buffers, takes_back
 def data(config: Config, layout: Layout, description: Description) -> int:
     """Return the bytes of a data rank: the cache, a label and an index per image, and the batches ahead."""
     images = description.train + description.validation + description.test
-    pixels = np.dtype(description.dtype).itemsize * math.prod(description.shape)
+    pixels = sum(field.size for field in description.fields if field.role == INPUT)
     ahead = max(AHEAD * len(layout.workers) * config.train.batch, 2 * GROUP) * pixels
     return min(config.data.cache, images * pixels) + 16 * images + ahead
 
@@ -46,19 +44,20 @@ def worker(
     if CODECS[config.push.codec].feedback:
         total += size * (1 + count * takes_back(config, memory_layout.strips))
     total += contexts * net.bytes + len(memory_layout.servers) * memory_layout.ring_bytes
-    item = np.dtype(description.dtype).itemsize
-    return total + config.data.prefetch * batch_message_bytes(config.train.batch, description.shape, item)
+    return total + config.data.prefetch * message_bytes(config.train.batch, description.fields)
 
 
 def served(config: Config, memory_layout: MemoryLayout, server: int, survivable: bool = True) -> int:
     """Return the bytes of weights, optimizer state and average that the rank `server` serves or has copies of.
 
     In synchronous training there are two of each if the loss of a rank is `survivable`: the last step may be undone.
+    Where steps are clipped, there is a gradient of what it serves.
     """
     copied = sum(shard.size for shard in memory_layout.copied[server])
     remembered = 2 if config.consistency.staleness == 0 and survivable else 1
+    held = WIDTHS["weights"] * memory_layout.size(server) if clips_steps(config) else 0
     short = WIDTHS["short"] * ("short" in memory_layout.regions) * memory_layout.size(server)
-    return remembered * _bytes_per_parameter(memory_layout) * (memory_layout.size(server) + copied) + short
+    return remembered * _bytes_per_parameter(memory_layout) * (memory_layout.size(server) + copied) + short + held
 
 
 def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True) -> int:
@@ -72,5 +71,5 @@ def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True)
 
 
 def _bytes_per_parameter(memory_layout: MemoryLayout) -> int:
-    """Return the bytes of a parameter in a copy: weight and state, and the average where one is kept."""
-    return 2 * WIDTHS["weights"] + WIDTHS["ema"] * ("ema" in memory_layout.regions)
+    """Return the bytes of a parameter in a copy: weight, optimizer state, and the average where one is kept."""
+    return (1 + len(memory_layout.states)) * WIDTHS["weights"] + WIDTHS["ema"] * ("ema" in memory_layout.regions)

@@ -14,15 +14,18 @@ from adam_mpi.config import Config
 from adam_mpi.data.sets import Description, describe
 from adam_mpi.model import parameters
 from adam_mpi.model.frontends import configured
-from adam_mpi.model.graph_layers import GraphLayers
+from adam_mpi.model.graph import Value
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.metrics import MetricSet
+from adam_mpi.model.metrics import choose as choose_metrics
 from adam_mpi.model.network import Network
-from adam_mpi.model.partition import Partition, Strip, fitting, most, partition
+from adam_mpi.model.partition import Partition, Strip, fitting, largest_strip_count, partition
 from adam_mpi.planning import memory
 from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding import memory_layout as memory_layouts
+from adam_mpi.sharding.fields import CLASSES, INPUT, WEIGHT
 from adam_mpi.sharding.memory_layout import MemoryLayout
-from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose, largest_push
+from adam_mpi.sharding.push_protocol import Choice, captured_layers, choose_protocols, largest_push
 from adam_mpi.worker import thread_weights
 
 
@@ -38,7 +41,43 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
     """Return the layers of the configured network on the data set of `description`."""
-    return configured.infer(config.model, description.shape, description.classes, description.dtype)
+    graph = not configured.is_stack(config.model)
+    _check_fields(description, graph)
+    return configured.infer(
+        config.model, description.shape, description.classes, description.form, target=_target(description)
+    )
+
+
+def _target(description: Description) -> Value:
+    """Return what a graph is fed as the first target of a data set."""
+    field = description.target
+    return Value(field.name, field.shape, "integer" if field.dtype.startswith("int") else "float")
+
+
+def _check_fields(description: Description, graph: bool) -> None:
+    """Raise UserError for fields that a `graph`, or a list of layers with a softmax, cannot take."""
+    inputs = [field for field in description.fields if field.role == INPUT]
+    if len(inputs) > 1 or (inputs[0].dtype.startswith("int") and not graph):
+        shown = ", ".join(f"{field.name} ({field.dtype})" for field in inputs)
+        raise UserError(f"data.inputs: model.layers takes one input of bytes or floats, not {shown}")
+    if WEIGHT in [field.name for field in description.fields]:
+        raise UserError(
+            "data.transform: mixup and cutmix give each image two classes, the softmax after model.layers takes one; "
+            "set both to 0"
+        )
+    if graph:
+        return
+    if description.target.kind != CLASSES or len(description.fields) > 2:
+        shown = ", ".join(f"{field.name} ({field.kind})" for field in description.fields if field.role != INPUT)
+        raise UserError(f"data.targets: the softmax after model.layers takes one target of classes, not {shown}")
+
+
+def metrics(config: Config, description: Description) -> MetricSet:
+    """Return the metrics of the job; raise UserError for those that its targets do not have."""
+    train = config.train
+    return choose_metrics(
+        train.metrics, train.monitor, train.monitor_mode, kind=description.target.kind, outputs=description.classes
+    )
 
 
 def network(
@@ -49,9 +88,7 @@ def network(
     choices: dict | None = None,
     strip: Strip | None = None,
 ) -> Network:
-    """Return the network as configured; the reference engine computes on inputs that are not pixels."""
-    fast = description.dtype == "uint8" or isinstance(shapes, GraphLayers)
-    engine = config.kernels.engine if fast else "reference"
+    """Return the network as configured, for the inputs of `description`."""
     images = config.train.batch
     if strip is not None:
         images = parts.largest_part(images, *parts.most_parts(config.worker.in_flight, strip.ranks))
@@ -59,11 +96,12 @@ def network(
         shapes,
         images,
         config.run.seed,
-        engine=engine,
+        engine=config.kernels.engine,
         captured=captured,
         choices=choices,
         batches=thread_weights.batches(config),
         strip=strip,
+        form=description.form,
     )
 
 
@@ -86,7 +124,7 @@ def check_memory(
     scheme = config.layout.scheme
     memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, scheme), layout)
     captured = captured_layers(
-        choose(memory_layout, config, largest_push(config), len({p.host for p in layout.places}))
+        choose_protocols(memory_layout, config, largest_push(config), len({p.host for p in layout.places}))
     )
 
     def worker_bytes(strips: int) -> int:
@@ -105,7 +143,7 @@ def _too_few_strips(
     limit: int, worker_bytes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
 ) -> str:
     """Return the error of a worker that needs more than `limit` with this number of `strips`."""
-    candidates = range(strips, most(shapes, scheme) + 1)
+    candidates = range(strips, largest_strip_count(shapes, scheme) + 1)
     least = bisect_left(candidates, True, key=lambda strips: worker_bytes(strips) <= limit)
     advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"
     if least < len(candidates):
@@ -143,7 +181,9 @@ def plan_memory_layout(
     servers = {rank: layout.places[rank].host for rank in layout.servers}
     tensors = parameters.tensors(cut.shapes)
     shards = memory_layouts.cut_for(tensors, (replicas or layout.replicas) * layout.partitions, config, cut)
-    return memory_layouts.plan(tensors, servers, layout.pushers, config, partition=cut, shards=shards, holders=holders)
+    return memory_layouts.plan_layout(
+        tensors, servers, layout.pushers, config, partition=cut, shards=shards, holders=holders
+    )
 
 
 @dataclass(frozen=True)
@@ -179,7 +219,9 @@ def plan_job(config: Config, ranks: int, hosts: str | None, images: str | None =
     check_memory(config, description, shapes, layout)
     cut = partition(shapes, layout.partitions, config.layout.scheme)
     memory_layout = plan_memory_layout(config, cut, layout)
-    choices = choose(memory_layout, config, largest_push(config), len({place.host for place in layout.places}))
+    choices = choose_protocols(
+        memory_layout, config, largest_push(config), len({place.host for place in layout.places})
+    )
     captured = captured_layers(choices)
     return JobPlan(
         config=config,

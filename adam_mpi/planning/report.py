@@ -20,17 +20,17 @@ from adam_mpi.sharding.push_protocol import largest_push
 MOST_ROWS = 40
 
 
-def plan(config: Config, ranks: int, hosts: str | None, images: str | None = None) -> str:
+def plan_text(config: Config, ranks: int, hosts: str | None, images: str | None = None) -> str:
     """Return the plan of a job as text; see `plan_job` for the arguments."""
     return format_plan(plan_job(config, ranks, hosts, images))
 
 
 def format_plan(plan: JobPlan) -> str:
     """Return `plan` as text, one paragraph per subject."""
-    sections = [_roles(plan), _layers(plan.shapes)]
+    sections = [_roles(plan), _layer_lines(plan.shapes)]
     if len(plan.partition) > 1:
-        sections.append(_strips(plan))
-    sections += [_parameters(plan), _memory(plan), _working_set(plan.network)]
+        sections.append(_strip_lines(plan))
+    sections += [_parameters(plan), _memory_lines(plan), _working_set(plan.network)]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
@@ -50,7 +50,7 @@ def _roles(plan: JobPlan) -> Iterator[str]:
         yield f"  ... and {len(layout.places) - MOST_ROWS} more"
 
 
-def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
+def _layer_lines(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'layer':10} {'output':>14} {'parameters':>12} {'connections':>13}"
     for shape in shapes:
         output = "x".join(map(str, shape.output))
@@ -63,7 +63,7 @@ def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
 def _parameters(plan: JobPlan) -> Iterator[str]:
     memory_layout = plan.memory_layout
     yield f"{len(memory_layout.shards)} shards on {len(memory_layout.servers)} servers"
-    for server, held in [pair for pair in memory_layout.held.items() if pair[1]][:MOST_ROWS]:
+    for server, held in [pair for pair in memory_layout.served.items() if pair[1]][:MOST_ROWS]:
         size = memory_layout.size(server)
         yield f"  server rank {server}: {len(held)} shards, {size:,} parameters, {format_bytes(4 * size)} of weights"
     yield f"{'layer':10} {'delta push':>12} {'factor push':>12}   (of {largest_push(plan.config)} images)"
@@ -75,7 +75,7 @@ def _parameters(plan: JobPlan) -> Iterator[str]:
     yield f"a push: {format_bytes(pushed)};  a pull: {format_bytes(width * memory_layout.parameters)}"
 
 
-def _strips(plan: JobPlan) -> Iterator[str]:
+def _strip_lines(plan: JobPlan) -> Iterator[str]:
     """Yield what each strip of a replica owns, computes, and sends to the others."""
     cut = plan.partition
     if cut.hybrid:
@@ -140,7 +140,7 @@ def _halo(exchange: Exchange | None, strip: int) -> str:
     return f" ({max(0, a - first)}+{max(0, last - b)})"
 
 
-def _memory(plan: JobPlan) -> Iterator[str]:
+def _memory_lines(plan: JobPlan) -> Iterator[str]:
     config = plan.config
     memory_layout = plan.memory_layout
     largest = max(memory_layout.servers, key=memory_layout.size)

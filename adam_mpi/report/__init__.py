@@ -5,16 +5,16 @@ from pathlib import Path
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.report import sections
-from adam_mpi.report.run_data import Run, read
+from adam_mpi.report.run_data import Run, read_run
 from adam_mpi.sweep.jobs import ABOUT
 
 
-def report(paths: Sequence[Path], output: Path) -> str:
+def write_report(paths: Sequence[Path], output: Path) -> str:
     """Write the page about the runs at `paths` to `output`; return a line about it."""
     if not output.parent.is_dir():
         raise UserError(f"report -o {output}: there is no folder {output.parent}; make it, or give another file")
     paths = [run for path in paths for run in _runs(path)]
-    runs = [read(path, name) for path, name in zip(paths, names(paths), strict=True)]
+    runs = [read_run(path, name) for path, name in zip(paths, names(paths), strict=True)]
     parts = [
         ("Runs", sections.figures(runs) + sections.differences(runs)),
         ("Curves", sections.curves(runs)),

@@ -33,7 +33,7 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name -> (x, y)."""
 
 
-def draw(alt: str, size: tuple[float, float], paint: Callable[[Figure], None], kind: str = "svg") -> str:
+def draw_chart(alt: str, size: tuple[float, float], paint: Callable[[Figure], None], kind: str = "svg") -> str:
     """Return an `<img>` of `size` inches that `paint` draws."""
     mime = "image/svg+xml" if kind == "svg" else "image/png"
     data = base64.b64encode(render(size, paint, kind)).decode()
@@ -65,7 +65,7 @@ def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: S
             axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
         axes.legend()
 
-    return draw(title, (5.2, 3.2), paint)
+    return draw_chart(title, (5.2, 3.2), paint)
 
 
 def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked: bool = False) -> str:
@@ -86,7 +86,7 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked:
         axes.margins(y=0.3)  # room for the legend
         axes.legend(loc="upper left", ncols=2, fontsize=8)
 
-    return draw(title, (5.2, 3.2), paint)
+    return draw_chart(title, (5.2, 3.2), paint)
 
 
 def _label(axes: Axes, names: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ def matrix(title: str, counts: np.ndarray, names: Sequence[str]) -> str:
                 color="white" if dark else "black",
             )
 
-    return draw(title, (side, side), paint)
+    return draw_chart(title, (side, side), paint)
 
 
 def gallery(title: str, images: np.ndarray, captions: Sequence[str], columns: int = 10) -> str:
@@ -139,7 +139,7 @@ def gallery(title: str, images: np.ndarray, captions: Sequence[str], columns: in
                 axes.imshow(picture(images[index]), cmap="gray", interpolation="nearest")
                 axes.set_title(captions[index] if captions else "", fontsize=7)
 
-    return draw(title, (0.95 * columns, (1.15 if captions else 0.95) * rows + 0.4), paint, kind="png")
+    return draw_chart(title, (0.95 * columns, (1.15 if captions else 0.95) * rows + 0.4), paint, kind="png")
 
 
 def activations(layers: Mapping[str, np.ndarray]) -> bytes:

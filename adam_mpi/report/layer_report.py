@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_mpi.inference.predict import best, read
+from adam_mpi.inference.predict import best, read_images
 from adam_mpi.inference.trained import Trained
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -14,18 +14,18 @@ BINS = 24
 """Bars of a histogram."""
 
 
-def table(model: Trained) -> Iterator[str]:
+def layer_table(model: Trained) -> Iterator[str]:
     """Yield the shapes of each layer, and statistics and a histogram of each of its tensors."""
     yield f"{'layer':12}{'input':>14}{'output':>14}{'parameters':>12}"
     for shape in model.shapes:
-        sizes = f"{_sizes(shape.input):>14}{_sizes(shape.output):>14}"
+        sizes = f"{_shape_text(shape.input):>14}{_shape_text(shape.output):>14}"
         yield f"{shape.name:12}{sizes}{shape.parameters:12,}"
         for part in ("weight", "bias"):
             if f"{shape.name}/{part}" in model.tensors:
                 yield f"  {part:8}{statistics(model.tensors[f'{shape.name}/{part}'])}"
 
 
-def _sizes(sizes: tuple[int, ...]) -> str:
+def _shape_text(sizes: tuple[int, ...]) -> str:
     """Return a shape as text, such as "4x24x24"."""
     return "x".join(map(str, sizes))
 
@@ -48,10 +48,10 @@ def image(model: Trained, file: Path, output: Path) -> str:
     """Draw the outputs of each layer for the image in `file` to `output`; return the predicted classes as text."""
     from adam_mpi.report.charts import activations
 
-    names, images, _ = read(model, file)
+    names, images, _ = read_images(model, file)
     layers = [shape.name for shape in model.shapes]
     *outputs, probabilities = model.run({"input": images[:1]}, [*layers, "probabilities"])
     rows = {"input": images[0]} | {name: one[0] for name, one in zip(layers, outputs, strict=True)}
     sizes = {"input": model.inputs.shape} | {shape.name: shape.output for shape in model.shapes}
-    output.write_bytes(activations({f"{name}\n{_sizes(sizes[name])}": row for name, row in rows.items()}))
+    output.write_bytes(activations({f"{name}\n{_shape_text(sizes[name])}": row for name, row in rows.items()}))
     return f"{names[0]}: {best(model, probabilities.reshape(len(images[:1]), -1)[0])}\nactivations: {output}"

@@ -12,6 +12,7 @@ from adam_mpi.checkpoint.run_directory import read_metrics
 from adam_mpi.config import Config, load
 from adam_mpi.data.sets import open_set
 from adam_mpi.inference.trained import Trained
+from adam_mpi.model.metrics import CLASSES, Monitor, count_confusions, read_monitor
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,19 @@ class Run:
         return [line for line in self.metrics if line["part"] == part and (line["done"] or not done)]
 
     @property
+    def monitor(self) -> Monitor:
+        """Return the monitored figure."""
+        return read_monitor(self.summary)
+
+    @property
     def strips(self) -> dict[str, str]:
-        """Rank of each worker -> "replica.strip"; empty where the job has left no status."""
+        """Return rank of each worker -> "replica.strip"; empty where the job has left no status."""
         file = self.path / "status.json"
         rows = json.loads(file.read_text())["ranks"] if file.exists() else []
         return {str(row["rank"]): f"{row['replica']}.{row['strip']}" for row in rows if row["role"] == "worker"}
 
 
-def read(path: Path, name: str) -> Run:
+def read_run(path: Path, name: str) -> Run:
     """Return the run in a directory, under `name`; raise UserError if it has not finished an epoch."""
     summary = path / "summary.json"
     for file in (path / "config.toml", summary, path / "metrics.jsonl"):
@@ -65,9 +71,11 @@ class Evaluated:
     """The probability that the network gives to the class of each of them."""
 
 
-def evaluate(model: Trained, worst: int) -> Evaluated:
+def evaluate_run(model: Trained, worst: int) -> Evaluated:
     """Evaluate `model` on its test images, and keep the `worst` of them; raise UserError without a data set."""
     data = open_set(model.config.data)
+    if data.target.kind != CLASSES:
+        raise UserError(f"targets are {data.target.kind}, not classes")
     confusion = np.zeros((model.inputs.classes,) * 2, np.int64)
     kept: list[tuple[float, int, int, np.ndarray]] = []
     for first in range(0, data.description.test, BLOCK):
@@ -75,7 +83,7 @@ def evaluate(model: Trained, worst: int) -> Evaluated:
         probabilities = model.predict(images)
         predicted = probabilities.argmax(axis=1)
         own = probabilities[np.arange(len(labels)), labels]
-        np.add.at(confusion, (labels, predicted), 1)
+        count_confusions(probabilities, labels, confusion)
         found = [(float(own[i]), int(labels[i]), int(predicted[i]), images[i]) for i in np.argsort(own)[:worst]]
         kept = sorted([*kept, *found], key=lambda one: one[0])[:worst]
     return Evaluated(

@@ -12,9 +12,10 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.base.log import format_bytes
 from adam_mpi.config import Config
 from adam_mpi.inference.trained import Trained, load
+from adam_mpi.model.metrics import class_rows
 from adam_mpi.monitor.aggregate_statistics import coarse
 from adam_mpi.report import charts
-from adam_mpi.report.run_data import Run, evaluate
+from adam_mpi.report.run_data import Run, evaluate_run
 
 WORST = 30
 """Images with the least probability of their class that are shown."""
@@ -22,8 +23,6 @@ MOST_FILTERS = 60
 """Filters of the first layer that are shown."""
 FIGURES = {
     "status": ("status", ""),
-    "test_accuracy": ("test accuracy", ".2%"),
-    "best_accuracy": ("best accuracy of validation", ".2%"),
     "train_loss": ("train loss", ".4f"),
     "epochs": ("epochs", ""),
     "images": ("images", ","),
@@ -53,6 +52,7 @@ def figures(runs: Sequence[Run]) -> str:
         return "" if value is None else format(value, FIGURES[key][1])
 
     rows: list[list[object]] = [[FIGURES[key][0], *(shown(run, key) for run in runs)] for key in FIGURES]
+    rows[1:1] = _monitored(runs)
     rows.append(["ranks", *(_ranks(run.summary["ranks"]) for run in runs)])
     rows.append(["staleness, mean", *(run.summary["staleness"]["mean"] for run in runs)])
     for name in ("pushes", "pulls"):
@@ -60,6 +60,21 @@ def figures(runs: Sequence[Run]) -> str:
     rows.append(["hosts", *(", ".join(run.summary["provenance"]["hosts"]) for run in runs)])
     rows.append(["commit", *(run.summary["provenance"]["commit"] for run in runs)])
     return table(["", *(run.name for run in runs)], rows)
+
+
+def _monitored(runs: Sequence[Run]) -> list[list[object]]:
+    """Return the rows of the monitored figures: of the test part, and the best of the validation part."""
+
+    def shown(run: Run, name: str, key: str) -> str:
+        value = run.summary.get(key)
+        return "" if value is None or run.monitor.name != name else run.monitor.text(value)
+
+    rows: list[list[object]] = []
+    for name in dict.fromkeys(run.monitor.name for run in runs):
+        words = name.replace("_", " ")
+        rows.append([f"test {words}", *(shown(run, name, f"test_{name}") for run in runs)])
+        rows.append([f"best {words} of validation", *(shown(run, name, f"best_{name}") for run in runs)])
+    return rows
 
 
 def _ranks(ranks: Mapping[str, int]) -> str:
@@ -89,10 +104,10 @@ def _keys(section: Config | Any, prefix: str = "") -> Iterator[tuple[str, object
 
 
 def curves(runs: Sequence[Run]) -> str:
-    """Return charts of loss and accuracy over images and over time; dots are passes over the validation part."""
+    """Return charts of loss and monitored figures over images and over time; dots are of the validation part."""
     shown = []
     for axis, unit in (("images_trained", "images trained on"), ("seconds", "seconds")):
-        for figure in ("loss", "accuracy"):
+        for figure in dict.fromkeys(["loss", *(run.monitor.name for run in runs)]):
             series = {
                 f"{run.name} {part}": _series(run.lines(part, done=part != "train"), axis, figure)
                 for run in runs
@@ -106,7 +121,8 @@ def curves(runs: Sequence[Run]) -> str:
 
 def _series(lines: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
     """Return the values of `x` and of `y` in all lines."""
-    return [line[x] for line in lines], [line[y] for line in lines]
+    shown = [line for line in lines if y in line]
+    return [line[x] for line in shown], [line[y] for line in shown]
 
 
 def throughput(runs: Sequence[Run]) -> str:
@@ -199,7 +215,7 @@ def learned(run: Run) -> str:
     """Return the filters of the first layer, the confusion matrix and the worst images of a run."""
     try:
         model = load(run.path)
-        found = evaluate(model, WORST)
+        found = evaluate_run(model, WORST)
     except UserError as error:
         return note(f"Not shown: {error}")
     names = model.names
@@ -210,8 +226,17 @@ def learned(run: Run) -> str:
         for label, predicted, probability in zip(found.labels, found.predicted, found.probabilities, strict=True)
     ]
     worst = "the worst images: class → predicted class, and the probability of the class"
-    matrix = charts.matrix(title, found.confusion, names)
+    matrix = charts.matrix(title, found.confusion, names) + _classes(found.confusion, names)
     return _filters(model) + matrix + charts.gallery(worst, found.images, captions)
+
+
+def _classes(confusion: np.ndarray, names: Sequence[str]) -> str:
+    """Return the table of each class: its images, how many of them are right, and what others are taken for."""
+    rows = [
+        [name, images, "" if np.isnan(share) else f"{share:.2%}", other]
+        for name, images, share, other in class_rows(confusion, names)
+    ]
+    return table(["class", "images", "right", "most often taken for"], rows)
 
 
 def _filters(model: Trained) -> str:

@@ -24,11 +24,12 @@ from adam_mpi.checkpoint.stores import FoundStores
 from adam_mpi.cluster import fence, sentinel
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
-from adam_mpi.data.sets import describe, open_set
+from adam_mpi.data.sets import describe, describe_inputs, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.partition import partition
 from adam_mpi.monitor import metrics
 from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
+from adam_mpi.planning.plan import metrics as metrics_of
 from adam_mpi.runtime import compile
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, ClaimedRun, Job, JobRequest
 from adam_mpi.runtime.role_setup import initial_weights
@@ -48,7 +49,7 @@ def agree_on_job(comm: MPI.Comm, request: JobRequest) -> tuple[World, Job]:
             claimed.owner.heartbeat()
         place = stores.folder(config, claimed.directory, claimed.identity)
         seen = stores.find_stores(world.comm, place, claimed.identity, request.resume and config.asynchronous)
-        job = from_first_rank(comm, lambda: prepare(config, claimed, request, world, seen))
+        job = from_first_rank(comm, lambda: prepare_job(config, claimed, request, world, seen))
         return world, adapt_to_node(world, job)
     except UserError:
         if comm.rank == 0:
@@ -85,16 +86,17 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
     `processes` are those of all ranks. Raise UserError for a wrong configuration, a directory that cannot be written or
     one that another job has.
     """
-    description = describe(config.data)
+    description = describe_inputs(open_set(config.data))
     shapes = model(config, description)
+    metrics_of(config, description)
     partition(shapes, config.layout.partitions, config.layout.scheme)
     check_memory(_with_useful_copies(config, world), description, shapes, world.layout, world.survivable)
     if config.model.weights:
         initial_weights(config, shapes, ())
     if config.observe.tensorboard:
-        metrics.check()
+        metrics.check_tensorboard()
     _check_evaluated_data(config)
-    path = run_directory.choose(config, request.directory, request.resume)
+    path = run_directory.choose_run_directory(config, request.directory, request.resume)
     owner, note = ownership.claim_run(path, processes, request.take_over)
     try:
         if note:
@@ -121,7 +123,7 @@ def _with_useful_copies(config: Config, world: World) -> Config:
     return config if world.survivable else replace(config, server=replace(config.server, copies=1))
 
 
-def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: FoundStores) -> Job:
+def prepare_job(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: FoundStores) -> Job:
     """Return the job, on rank 0; find what it resumes from, and remove what marks the end of an earlier job.
 
     `seen` has the stores of the run that the ranks have found.
@@ -155,7 +157,7 @@ def prepare(config: Config, claimed: ClaimedRun, request: JobRequest, world: Wor
 
 def _remove_marks(directory: Path) -> None:
     """Remove the files by which an earlier job in `directory` said how it ended or was asked to end."""
-    fence.clear(directory / "log")
+    fence.clear_fences(directory / "log")
     marks = [directory / name for name in (FAILURE, DONE, STOPPED, "STOP")]
     orders = [directory / "log" / sentinel.ORDERS, *directory.glob("log/watched-*.txt")]
     for path in (*marks, *orders):
@@ -181,7 +183,7 @@ def _held_spans(world: World, job: Job) -> list[tuple[int, int]]:
     """Return the spans of the flat vector that this rank holds as a server."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     layout = plan_memory_layout(job.config, cut, world.layout, job.replicas)
-    shards = (*layout.held.get(world.rank, ()), *layout.copied.get(world.rank, ()))
+    shards = (*layout.served.get(world.rank, ()), *layout.copied.get(world.rank, ()))
     return [(shard.start, shard.stop) for shard in shards]
 
 

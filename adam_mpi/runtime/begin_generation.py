@@ -183,11 +183,15 @@ def _retire(world: World, kept: RankRuntime, recovery: RecoveryPlan) -> tuple[in
 def _data(setup: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
     """Return a data server for this generation; what `kept` serves throughout the job is taken over."""
     job, recovery = setup.job, setup.recovery
-    served = kept.served if kept else ServedData(opened or open_set(job.config.data), job.config, job.replicas)
+    served = kept.served if kept else _served(job, opened)
     resumed = Resumed(setup.position)
     if recovery is not None:
         resumed = Resumed(setup.position, frozenset(recovery.out), recovery.mean, recovery.left)
     return DataServer(setup.world, setup.generation.channel, served, resumed)
+
+
+def _served(job: Job, opened: DataSet | None) -> ServedData:
+    return ServedData(opened or open_set(job.config.data), job.config, job.replicas, job.metrics)
 
 
 def _server(setup: Setup, kept: Server | None) -> Server:
@@ -206,7 +210,7 @@ def _server(setup: Setup, kept: Server | None) -> Server:
         # A snapshot takes in all that is sent again: shards may have it already.
         session = kept.session
         session.barrier.begun = [recovery.begun[member] for member in session.push_queue.members]
-    if keeps_store(job.config) and plan.held[world.rank]:
+    if keeps_store(job.config) and plan.served[world.rank]:
         folder = attempt_folder(job, world.generation)
         forget = partial(stores.remove_earlier_attempts, folder, job.identity, job.owner)
         kept.open_store(folder / snapshot.file_name(world.place.member), forget)
@@ -245,8 +249,24 @@ def _new_worker(setup: Setup, net: Network) -> Worker:
     pool = worker_pool(config, worker_shards, setup.threads, net.captured)
     replica: Replica
     if cut is not None:
-        replica = PartitionedReplica(world, net, setup.threads, pool=pool, partition=cut)
+        replica = PartitionedReplica(
+            world,
+            net,
+            setup.threads,
+            pool=pool,
+            partition=cut,
+            metrics=setup.job.metrics,
+            fields=setup.job.description.fields,
+        )
     else:
-        replica = ThreadReplica(config, net, setup.threads, pool=pool, injector=world.injector)
+        replica = ThreadReplica(
+            config,
+            net,
+            setup.threads,
+            pool=pool,
+            injector=world.injector,
+            metrics=setup.job.metrics,
+            fields=setup.job.description.fields,
+        )
     carried = initial_residual(world, setup.job, worker_shards) if setup.recovery is None else None
     return Worker(setup.generation, replica, pool, worker_shards, carried)

@@ -23,7 +23,7 @@ class CheckpointManager:
     """Orders the snapshots of one generation."""
 
     def __init__(self, generation: Generation, job: Job, describe: Callable[[], dict[str, Any]]) -> None:
-        """`describe` returns what snapshots say about the progress of the job."""
+        """Make a manager; `describe` returns what snapshots say about the progress of the job."""
         self.world = generation.world
         self.config = generation.world.config
         self.directory = job.directory
@@ -90,7 +90,7 @@ class CheckpointManager:
         newest = self.directory / "snapshots" / taken[-1] if taken or self.resume is None else self.resume.path
         group = "ema/" if self.config.optimizer.ema else ""
         tensors = self.memory_layout.tensors
-        pieces = model_file.pieces(newest / snapshot.MODEL, tensors, group)
+        pieces = model_file.model_pieces(newest / snapshot.MODEL, tensors, group)
         description = self._describe()
         path = self.directory / "weights.h5"
         model_file.write_pieces(path, pieces, tensors, description["config"], description["inputs"])
@@ -124,7 +124,7 @@ def _settings(generation: Generation, job: Job) -> SnapshotSettings:
     layout = generation.memory_layout
     return SnapshotSettings(
         folder=job.directory / "snapshots",
-        servers=[server for server in layout.servers if layout.held[server]],
+        servers=[server for server in layout.servers if layout.served[server]],
         tensors=layout.tensors,
         keep=config.snapshot.keep,
         joint=not config.asynchronous,

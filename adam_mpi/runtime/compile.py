@@ -9,16 +9,16 @@ import numpy as np
 
 from adam_mpi.base import files
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.files import checksum
+from adam_mpi.base.files import file_checksum
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.engine import tuner
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network, warm
 from adam_mpi.model.partition import Strip
+from adam_mpi.optimizer import kernels, rules
 from adam_mpi.planning.plan import network
 from adam_mpi.runtime.job import Job
-from adam_mpi.server import apply_kernels
 from adam_mpi.sharding import message_formats
 from adam_mpi.transport import mailbox, shared_memcpy
 from adam_mpi.worker import gradient_buffer, thread_weights
@@ -113,16 +113,15 @@ def _warm(role: str, net: Network | None) -> None:
 
 def _warm_server(message: np.ndarray) -> None:
     values = np.zeros(2, np.float32)
-    numbers = np.zeros((1, 6), np.float32)
     lines = np.zeros((2, 2), np.int64)
-    no_steps = np.zeros((0, 3), np.int64)
+    no_steps = np.zeros((0, 4), np.int64)
     starts = np.zeros(1, np.int64)
     mailbox.finite(message)
     mailbox.arrived(message, 1, message.size, np.zeros(1, np.int64), lines[:, 0], np.zeros(1, bool))
-    checksum(values)
-    apply_kernels.fold(values, values, np.zeros(1, np.int64), values[:1])
-    apply_kernels.step(apply_kernels.ADDITIVE, values, values, values, starts, values[:1], numbers[0])
-    apply_kernels.steps(apply_kernels.ADDITIVE, no_steps, values, starts[:0], starts, values[:1], numbers)
+    file_checksum(values)
+    kernels.fold(values, values, starts, values[:1])
+    no_rows = np.zeros((0, rules.WIDTH), np.float32)
+    kernels.steps(0, no_steps, values, starts[:0], starts[:0], values[:0], starts[:0], no_rows)
 
 
 def _warm_worker(message: np.ndarray, net: Network) -> None:

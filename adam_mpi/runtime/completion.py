@@ -31,7 +31,7 @@ class Completion:
         self.finished = False
 
     def step(self) -> bool:
-        """Do the next step that is possible; return whether one was.
+        """Do the next step of ending the job if it is possible; return whether one was done.
 
         Raise LostState if the weights lack acknowledged pushes, UserError if the results could not be written.
         """

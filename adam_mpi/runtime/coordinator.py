@@ -1,6 +1,7 @@
 """The coordinator: the first data rank moves the job from phase to phase and handles what all ranks report."""
 
 import logging
+import math
 import time
 from functools import partial
 from typing import Any
@@ -100,6 +101,10 @@ class Coordinator:
             self._continue(recovery)
         elif self.job.resume is not None:
             self.progress.say(f"resuming from {self.job.resume.note}")
+        if recovery is None and self.config.kernels.engine == "reference":
+            self.progress.say(
+                'kernels: reference (kernels.engine = "reference"), many times slower than generated ones'
+            )
         log.info("%s", survivable_losses(self.world, len(recovery.lacking) if recovery else 0))
         self._begin_phase(self.schedule.phase)
         if self.record.stopped_by:
@@ -250,11 +255,11 @@ class Coordinator:
         """Report the figures of `phase` and begin the next one."""
         seconds = self.record.phase_seconds
         figures = self.report.phase_ended(phase, seconds)
-        self.record.end_phase(phase, figures, seconds)
+        self.record.end_phase(phase, figures, seconds, self.job.metrics)
         if phase.training:
             self.checkpoints.epoch_ended()
         self.report.want_summary()
-        self._begin_phase(self.schedule.advance(figures["accuracy"]))
+        self._begin_phase(self.schedule.advance(figures.get(self.schedule.monitor.name, math.nan)))
 
     def _stop(self, reason: str) -> None:
         """End the job in order, within an epoch if need be; `--resume` continues from there."""
@@ -291,6 +296,14 @@ def _schedule(job: Job, data: DataServer) -> PhaseSchedule:
     """Return the phases of the job, from where it resumes."""
     validates = data.count("validation") > 0
     resume = job.resume
+    monitor = job.metrics.monitor
     if resume is None:
-        return PhaseSchedule(job.config.train, validates)
-    return PhaseSchedule(job.config.train, validates, resume.epochs, resume.best, resume.midway)
+        return PhaseSchedule(job.config.train, validates, monitor=monitor)
+    return PhaseSchedule(
+        job.config.train,
+        validates,
+        epochs_done=resume.epochs,
+        best=resume.best,
+        midway=resume.midway,
+        monitor=monitor,
+    )

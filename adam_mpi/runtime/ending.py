@@ -46,7 +46,7 @@ def is_over(directory: Path) -> bool:
     return any(exists(directory / marker) for marker in (DONE, STOPPED, FAILURE))
 
 
-def finish(world: World, runtime: RankRuntime, job: Job) -> None:
+def finish_job(world: World, runtime: RankRuntime, job: Job) -> None:
     """Wait for all ranks and free the windows; collective. A rank that is lost after the results is not missed."""
     if world.broken and is_complete(job):
         return
@@ -118,7 +118,9 @@ def _report(world: World, connection: SentinelConnection, failure_file: Path, er
     if isinstance(error, Interrupted | RankFailure | MPI.Exception):
         # Another rank may have died first: its sentinel knows more about that than a signal or MPI.
         failure_report.wait_for_report(failure_file, failure_report.PRINT_SECONDS)
-    failure_report.report(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
+    failure_report.report_failure(
+        failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1
+    )
 
 
 def end_after_failure(world: World, failure_file: Path, error: BaseException) -> NoReturn:

@@ -14,9 +14,11 @@ from adam_mpi.checkpoint.run_directory import Identity, RequestWatcher
 from adam_mpi.config import Config, Given
 from adam_mpi.data.sets import Description
 from adam_mpi.model.layers import LayerShape
+from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.monitor.metrics import Metrics
 from adam_mpi.monitor.status_writer import StatusWriter
+from adam_mpi.planning import plan
 from adam_mpi.sharding.training_state import Phase
 
 DONE = "DONE"
@@ -72,6 +74,11 @@ class Job:
     """The claim under which the job may write into the run directory."""
 
     @property
+    def metrics(self) -> MetricSet:
+        """Return the metrics that workers compute."""
+        return plan.metrics(self.config, self.description)
+
+    @property
     def failure_file(self) -> Path:
         """Return the file that says why the job failed."""
         return self.directory / FAILURE
@@ -86,7 +93,7 @@ class CoordinatorState:
     phase: Phase | None
     phase_started_at: float
     """When the phase began, in seconds since 1970; a training phase may have begun in an earlier generation."""
-    best: float
+    best: float | None
     best_epoch: int
     reason: str
     """Why the job ends when its phases are over."""
@@ -157,12 +164,11 @@ class JobRecord:
         if state.phase is not None and state.phase.training:
             self.phase_began = time.monotonic() - (time.time() - state.phase_started_at)
 
-    def end_phase(self, phase: Phase, figures: dict[str, Any], seconds: float) -> None:
-        """Add the `figures` of a phase that has taken `seconds`; the next one begins."""
+    def end_phase(self, phase: Phase, figures: dict[str, Any], seconds: float, metrics: MetricSet = ACCURACY) -> None:
+        """Add the `figures` of a phase that has taken `seconds`, `metrics` among them; the next one begins."""
         self.phase_began = time.monotonic()
         if not phase.training:
-            self.results[f"{phase.part}_accuracy"] = figures["accuracy"]
-            self.results[f"{phase.part}_loss"] = figures["loss"]
+            self.results |= {f"{phase.part}_{name}": figures[name] for name in metrics.names if name in figures}
             return
         self.train_seconds += seconds
         self.results |= {"epochs": phase.epoch, "train_loss": figures["loss"]}
@@ -205,8 +211,8 @@ class CoordinatorResources:
     def open(cls, job: Job) -> "CoordinatorResources":
         """Return the resources of a process that becomes coordinator."""
         return cls(
-            statistics=JobStatistics(),
+            statistics=JobStatistics(job.metrics),
             status_writer=StatusWriter(job.directory, job.owner.check),
             requests=RequestWatcher(job.directory, job.owner.heartbeat()),
-            metrics=Metrics(job.directory, job.config.observe.tensorboard),
+            metrics=Metrics(job.directory, job.config.observe.tensorboard, job.metrics.names),
         )

@@ -20,6 +20,7 @@ from adam_mpi.runtime.job import Job, JobRecord
 from adam_mpi.runtime.recovery_log import RecoveryLog
 from adam_mpi.runtime.snapshot_coordinator import SnapshotCoordinator
 from adam_mpi.runtime.supervision import DISK_SECONDS, SpareKeeper
+from adam_mpi.sharding.fields import CLASSES
 from adam_mpi.sharding.training_state import Phase, PhaseSchedule
 from adam_mpi.worker.diagnostics import describe
 
@@ -92,11 +93,16 @@ class JobReport:
             "time": time.time(),
             "seconds": round(self.record.seconds, 3),
             "interval": self.world.config.observe.interval,
-            "run": figures | {"name": self.progress.name(phase), "share": share, "eta": seconds_left},
+            "run": figures
+            | {"name": self.progress.name(phase), "share": share, "eta": seconds_left, "metrics": self._shown()},
             "groups": status.groups(rows),
             "ranks": rows,
             "spares": {"ready": spares.ready, "coming": spares.coming},
         }
+
+    def _shown(self) -> list[str]:
+        """Return the names of the figures that the progress line has."""
+        return list(self.job.metrics.names)
 
     def _seconds_left(self, phase: Phase, figures: Figures) -> float | None:
         """Return the seconds of training that are left at the rate of this phase; None where it is not known."""
@@ -140,6 +146,7 @@ class JobReport:
     def summary(self, state: str) -> dict[str, Any]:
         """Return the summary of the job, which is in `state`: running, stopped or done."""
         statistics = self.statistics
+        monitor = self.schedule.monitor
         resume = self.job.resume
         stores = {str(report["rank"]): report["store"] for report in statistics.of_role("server") if report["store"]}
         return {
@@ -147,7 +154,8 @@ class JobReport:
             "stopped_by": self.schedule.reason,
             "resumed": resume.note if resume else "",
             **self.record.results,
-            "best_accuracy": self.schedule.best,
+            "monitor": {"name": monitor.name, "mode": monitor.mode},
+            f"best_{monitor.name}": self.schedule.best,
             "best_epoch": self.schedule.best_epoch,
             "images_bad": statistics.count_bad_images(),
             "seconds": round(self.record.seconds, 3),
@@ -204,15 +212,20 @@ class JobReport:
         if self.world.config.inject.conserve:
             return []
         results = self.record.results
-        parts = [part for part in ("test", "validation") if f"{part}_accuracy" in results]
+        classes = self.data.data.target.kind == CLASSES
+        parts = [part for part in ("test", "validation") if classes and f"{part}_accuracy" in results]
         labels = {part: self.data.data.labels(part) for part in parts}
         return outcome.warnings(results, labels, self.statistics.gauges()["layers"])
 
     def say_result(self) -> None:
         """Show the accuracy of the trained network, what it has taken, and the warnings."""
         results = self.record.results
-        keys = [key for key in ("test_accuracy", "validation_accuracy") if key in results]
-        reached = f"{keys[0].replace('_', ' ')} {results[keys[0]]:.2%}" if keys else "trained"
+        monitor = self.schedule.monitor
+        parts = [part for part in ("test", "validation") if f"{part}_{monitor.name}" in results]
+        reached = "trained"
+        if parts:
+            value = results[f"{parts[0]}_{monitor.name}"]
+            reached = f"{parts[0]} {monitor.name.replace('_', ' ')} {monitor.text(value)}"
         rate = self.record.images_per_second
         self.progress.say(f"{reached} after {self.record.seconds:.1f} s, {rate:.0f} images/s in training")
         self.progress.say(f"summary: {self.job.directory / 'summary.json'}")

@@ -9,6 +9,7 @@ from adam_mpi.base.errors import Regroup
 from adam_mpi.cluster import watchdog
 from adam_mpi.cluster.control_messages import (
     BeginPhase,
+    ClockNorms,
     ClosePhase,
     CompareCopies,
     ControlChannel,
@@ -68,7 +69,7 @@ class WorkerRole(Role, Protocol):
         """Wait for a trainer thread for at most `seconds`; return False, at once, if none is busy."""
 
     def compute_on(self) -> None:
-        """Leave the trainer threads work while this rank agrees with the others on a membership."""
+        """Let the trainer threads work while this rank agrees with the others on a membership."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class RankRuntime:
             time.sleep(seconds)
 
     def compute_on(self) -> None:
-        """Leave trainer threads work while this rank agrees with the others on a membership."""
+        """Let trainer threads work while this rank agrees with the others on a membership."""
         worker = self.worker
         if worker is not None:
             worker.compute_on()
@@ -154,7 +155,7 @@ class RankRuntime:
             self.channel.send(self.spares.report(), coordinator)
 
     def awaits(self) -> list[Wait]:
-        """Return what this rank waits for now."""
+        """Return what all roles of this rank wait for now."""
         for_snapshot = self.coordinator.awaits() if self.coordinator is not None else []
         return [*for_snapshot, *(wait for role in self.roles.values() for wait in role.awaits())]
 
@@ -176,7 +177,7 @@ class RankRuntime:
                     self.roles["data"].handle(message)
             case HoldSnapshot() | TakeSnapshot():
                 self.roles[message.role].handle(message)
-            case CompareCopies() | RemoveOldStores() | FinishServer():
+            case CompareCopies() | RemoveOldStores() | FinishServer() | ClockNorms():
                 self.roles["server"].handle(message)
             case Grow():
                 raise Regroup(message.full)

@@ -51,8 +51,8 @@ class RecoveryPlan:
     """Pusher -> shard -> the highest number of its messages that the shard has, where servers have reported it."""
     out: frozenset[int]
     """Numbers of the batches of this epoch that workers are computing."""
-    mean: tuple[float, float]
-    """Loss and correct answers per image so far in this epoch."""
+    mean: tuple[float, ...]
+    """The sums of loss and metrics per image so far in this epoch; empty without images."""
     detected: float
     """When the first rank noticed the loss, in seconds since 1970."""
     resumed_at: tuple[float | None, float | None]
@@ -234,9 +234,7 @@ def _newest_coordinator(states: Sequence[dict[str, Any] | None]) -> dict[str, An
     return max((state for state in states if state), key=lambda state: state["number"], default=None)
 
 
-def _mean(tallies: Sequence[tuple[int, float, float, float]]) -> tuple[float, float]:
-    """Return loss and correct answers per image, from `tallies` of (epoch, images, loss, correct answers)."""
+def _mean(tallies: Sequence[tuple[int, float, tuple[float, ...]]]) -> tuple[float, ...]:
+    """Return the sums of loss and metrics per image, from `tallies` of (epoch, images, sums)."""
     images = max(1.0, sum(tally[1] for tally in tallies))
-    loss = sum(tally[2] for tally in tallies)
-    correct = sum(tally[3] for tally in tallies)
-    return loss / images, correct / images
+    return tuple(sum(values) / images for values in zip(*(tally[2] for tally in tallies), strict=True))

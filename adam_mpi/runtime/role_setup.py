@@ -21,8 +21,8 @@ from adam_mpi.runtime.job import Job
 from adam_mpi.runtime.recovery import RecoveryPlan
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.memory_layout import WorkerShards
-from adam_mpi.sharding.push_protocol import captured_layers, choose, largest_push
-from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.push_protocol import captured_layers, choose_protocols, largest_push
+from adam_mpi.sharding.shards import Gathered, Spans
 from adam_mpi.sharding.training_state import Position
 from adam_mpi.transport.generation import Generation
 
@@ -67,7 +67,7 @@ def set_up(world: World, job: Job, plan: RecoveryPlan | None, kept: Collection[s
     cut = partition(job.shapes, config.layout.partitions, config.layout.scheme)
     memory_layout = plan_memory_layout(config, cut, world.layout, job.replicas, plan.holders if plan else ())
     captured = plan.captured if plan else None
-    choices = choose(memory_layout, config, largest_push(config), len(set(world.hosts)), captured)
+    choices = choose_protocols(memory_layout, config, largest_push(config), len(set(world.hosts)), captured)
     threads = trainer_threads(world)
     new = [role for role in world.place.roles if role not in kept]
     network = None
@@ -110,7 +110,7 @@ def trainer_threads(world: World) -> int:
     return threads
 
 
-def initial_state(job: Job, spans: Sequence[tuple[int, int]]) -> dict[str, Spans]:
+def initial_state(job: Job, spans: Sequence[tuple[int, int]]) -> Gathered:
     """Return the state of a server that has `spans` of the flat vector: what the job resumes from, or new weights."""
     if job.resume is not None:
         return resume_points.read_state(job.resume, parameters.total(job.shapes), spans)
@@ -123,7 +123,7 @@ def initial_weights(config: Config, shapes: tuple[LayerShape, ...], spans: Seque
     """Return the `spans` of the weights of `model.weights`, or of weights drawn with the seed of the run."""
     weights = Spans(spans)
     if config.model.weights:
-        pieces = model_file.pieces(Path(config.model.weights), parameters.tensors(shapes), spans=spans)
+        pieces = model_file.model_pieces(Path(config.model.weights), parameters.tensors(shapes), spans=spans)
     else:
         pieces = parameters.drawn(shapes, config.run.seed)
     for start, values in pieces:

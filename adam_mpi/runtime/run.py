@@ -32,7 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def train(
+def train_command(
     path: str | None,
     overrides: Sequence[str],
     directory: str | None,
@@ -46,7 +46,7 @@ def train(
     try:
         if resume and _is_done(comm, given, overrides, directory):
             return 0
-        run(comm, given, overrides, directory, resume, minutes=minutes, take_over=take_over)
+        run_job(comm, given, overrides, directory, resume, minutes=minutes, take_over=take_over)
     except UserError as error:
         # Every rank has the same error: one reports it. Of processes that do not know of each other, the first does.
         if comm.rank == 0 and (comm.size > 1 or not failure_report.launched_rank()):
@@ -70,7 +70,7 @@ def _is_done(comm: MPI.Comm, given: Given, overrides: Sequence[str], directory: 
     return epochs > 0
 
 
-def run(
+def run_job(
     comm: MPI.Comm,
     given: Given,
     overrides: Sequence[str] = (),
@@ -90,14 +90,14 @@ def run(
     request = JobRequest(given, overrides, directory, resume, minutes=minutes, take_over=take_over)
     world, job = _collective(comm, lambda: agree_on_job(comm, request))
     os.environ[failure_report.OWNER_FILE] = str(job.owner.path)
-    logs.start(job.directory, world.rank, str(world.place))
+    logs.start_rank_log(job.directory, world.rank, str(world.place))
     dump_stack_on_signal()
     connection = connect_sentinel(world, job.failure_file)
     world.catch_signals()
     try:
         timeline = Timeline(world, job.directory) if job.config.observe.trace else None
         world, runtime = _run_generations(world, job, connection)
-        _finish(world, runtime, job, timeline)
+        _write_timeline(world, runtime, job, timeline)
     except BaseException as error:
         ending.report_failure(world, connection, job.failure_file, error)
         if inside and comm.size == 1:
@@ -129,21 +129,21 @@ def _collective(comm: MPI.Comm, work: Callable[[], T]) -> T:
         ending.end_at_start(comm, error)
 
 
-def _finish(world: World, runtime: RankRuntime, job: Job, timeline: Timeline | None) -> None:
+def _write_timeline(world: World, runtime: RankRuntime, job: Job, timeline: Timeline | None) -> None:
     """Write the timeline if there is one, and wait for all ranks; collective."""
     if timeline is not None:
         timeline.write(world)
-    ending.finish(world, runtime, job)
+    ending.finish_job(world, runtime, job)
     if timeline is not None and world.rank == 0:
         timeline.merge()
 
 
-def join(directory: Path) -> int:
+def join_command(directory: Path) -> int:
     """Run the command `join` in a process that a running job has started as a spare."""
     joined = wait_to_join(directory)
     world = joined.world
     job = joined.job
-    logs.start(job.directory, world.place.member, str(world.place))
+    logs.start_rank_log(job.directory, world.place.member, str(world.place))
     os.environ[failure_report.OWNER_FILE] = str(job.owner.path)
     # Ranks on this host ask by a signal where this one is: unhandled it would end the process.
     dump_stack_on_signal()
@@ -152,7 +152,7 @@ def join(directory: Path) -> int:
     try:
         runtime = RankRuntime.without_roles(world, joined.data)
         world, runtime = _run_generations(world, job, connection, runtime)
-        ending.finish(world, runtime, job)
+        ending.finish_job(world, runtime, job)
     except BaseException as error:
         ending.report_failure(world, connection, job.failure_file, error)
         ending.end_after_failure(world, job.failure_file, error)

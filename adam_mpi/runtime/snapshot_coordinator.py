@@ -31,7 +31,7 @@ class SnapshotCoordinator:
     def __init__(
         self, channel: ControlChannel, settings: SnapshotSettings, describe: Callable[[], dict[str, Any]]
     ) -> None:
-        """`describe` returns what the manifest says besides the position; it is called when a snapshot is ordered."""
+        """Make a coordinator; `describe` returns what the manifest of a new snapshot says besides the position."""
         self.channel = channel
         self.settings = settings
         self.members = settings.members

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adam_mpi.base.errors import LostRun
-from adam_mpi.base.files import sync, write_json
+from adam_mpi.base.files import sync_to_disk, write_json
 from adam_mpi.checkpoint import model_file, snapshot
 from adam_mpi.checkpoint.disk_task import abandoned
 from adam_mpi.checkpoint.hdf5_file import FORMAT
@@ -149,7 +149,7 @@ class SnapshotSeal:
             path.rename(settings.folder / f"{snapshot.OLD}{self.number}")
         settings.before_rename()
         self.part.rename(path)
-        sync(settings.folder)
+        sync_to_disk(settings.folder)
         settings.clear(snapshot.OLD)
 
     def _remove_old(self, taken: Sequence[str]) -> None:

@@ -58,7 +58,7 @@ def _stand_by(parent: MPI.Intercomm, directory: Path) -> Joined:
     if invitation is None:
         parent.send(None, 0)
         _leave(parent)
-    comm = spares.join(invitation)
+    comm = spares.join_job(invitation)
     world = World(comm, package.job.config, joining=layout.Place(NEW, "", (), member_id=invitation.member))
     world.agree()
     world.full = invitation.full

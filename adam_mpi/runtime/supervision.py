@@ -91,7 +91,7 @@ class LivenessMonitor:
         def check() -> None:
             try:
                 with suppress(OSError):
-                    fence.check(self.directory / "log", self.world.generation, self.world.place.member)
+                    fence.check_membership(self.directory / "log", self.world.generation, self.world.place.member)
                 self.owner.check()
             except (fence.Evicted, LostRun) as error:
                 found.append(error)
@@ -140,7 +140,7 @@ class SpareKeeper:
     def __init__(
         self, world: World, channel: ControlChannel, recoveries: RecoveryLog, say: Callable[[str], None]
     ) -> None:
-        """`say` shows a line to the user."""
+        """Make a keeper of spares; `say` shows a line to the user."""
         self.world = world
         self.channel = channel
         self.recoveries = recoveries
@@ -223,7 +223,7 @@ def _start_sentinel(world: World, failure_file: Path, ranks: int) -> str:
     # The ranks themselves give up after `recover.seconds`, if they can.
     limits = (world.config.cluster.stopped, world.config.recover.seconds + GRACE_SECONDS)
     elsewhere = world.comm.size > ranks
-    return sentinel.start(failure_file, ranks, world.survivable, *limits, elsewhere, world.place.host)
+    return sentinel.start_sentinel(failure_file, ranks, world.survivable, *limits, elsewhere, world.place.host)
 
 
 def watch_recoveries(world: World, job: Job, connection: SentinelConnection) -> fence.MembershipWatch:
@@ -232,7 +232,9 @@ def watch_recoveries(world: World, job: Job, connection: SentinelConnection) -> 
 
     def end_late() -> None:
         text = f"surviving ranks did not agree on a new membership within {seconds:g} s"
-        failure_report.report(job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume")
+        failure_report.report_failure(
+            job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume"
+        )
         connection.close()
         os._exit(1)
 

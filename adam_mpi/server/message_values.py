@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from adam_mpi.base.pools import EMPTY, BufferPool
-from adam_mpi.server import apply_kernels
+from adam_mpi.optimizer import kernels
 from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import BY_NUMBER, NUMBERS
 from adam_mpi.sharding.push_protocol import FactorPlan
@@ -21,7 +21,7 @@ class MessageValues:
     """Reads messages of one mailbox; a band is neighboring shards that are stepped together."""
 
     def __init__(self, memory: np.ndarray, factors: Mapping[str, FactorPlan], arena: np.ndarray = EMPTY) -> None:
-        """`memory` is the mailbox; sums that `fold` makes lie in `arena`, where other servers can read them."""
+        """Read messages of the mailbox `memory`; `fold` puts sums into `arena`, where other servers can read them."""
         self.words = memory.view(np.uint32)
         self.floats = memory.view(np.float32)
         self.factors = factors
@@ -67,11 +67,14 @@ class MessageValues:
             whole = message.kind == message_formats.FACTOR
             part = total if whole else total[message.first - first :][: message.values]
             self.decode(band, message, values[: part.size])
-            apply_kernels.add(part, values[: part.size], np.float32(scale))
+            kernels.add(part, values[: part.size], np.float32(scale))
         self.pool.give(values)
 
-    def fold(self, band: Sequence[Shard], scaled: Sequence[ScaledMessage]) -> np.ndarray | None:
-        """Return a buffer of `folds` with the sum of the finite messages for `band`; None if there is none."""
+    def fold(self, band: Sequence[Shard], scaled: Sequence[ScaledMessage], partial: bool) -> np.ndarray | None:
+        """Return a buffer of `folds` with the sum of the finite messages for `band`; None if there is none.
+
+        `partial`: it is one message for some of the parameters, and NaN for the others.
+        """
         finite = [(message, scale) for message, scale in scaled if message.finite]
         if not finite:
             return None
@@ -80,10 +83,19 @@ class MessageValues:
         messages = [message for message, _ in finite]
         if are_plain(messages, size):
             starts = [message.start for message in messages]
-            apply_kernels.fold(buffer[:size], self.floats, *kernel_messages(starts, [scale for _, scale in finite]))
+            kernels.fold(buffer[:size], self.floats, *kernel_messages(starts, [scale for _, scale in finite]))
         else:
             self.sum_into(band, finite, buffer[:size])
+        if partial:
+            self._mark_others(finite[0][0], buffer[:size])
         return buffer
+
+    def _mark_others(self, message: ReceivedMessage, total: np.ndarray) -> None:
+        """Make `total` NaN for the parameters that `message` has no values for."""
+        others = np.ones(total.size, bool)
+        named = slice(message.first, message.first + message.values)
+        others[self.pairs(message)[0] if message.kind == message_formats.SPARSE else named] = False
+        total[others] = np.nan
 
     def plan(self, band: Sequence[Shard]) -> FactorPlan:
         """Return how factors of the layer of `band` are multiplied."""
@@ -103,6 +115,11 @@ def unpacked(message: ReceivedMessage) -> np.ndarray:
 def is_plain(message: ReceivedMessage) -> bool:
     """Return whether the values of `message` lie in the mailbox as float32, one after the other."""
     return message.kind == message_formats.DELTA and message.codec == UNCODED
+
+
+def is_partial(message: ReceivedMessage, size: int) -> bool:
+    """Return whether `message` has values for some of the `size` parameters of its shard only."""
+    return message.kind == message_formats.SPARSE or (message.kind == message_formats.DELTA and message.values < size)
 
 
 def are_plain(messages: Sequence[ReceivedMessage], size: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.config import Config
-from adam_mpi.server import optimizer_rules
+from adam_mpi.optimizer import schedules
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_formats import MOST_PARTS
 from adam_mpi.sharding.shard_copy import ShardCopy
@@ -29,7 +29,7 @@ class PusherClocks:
     """The clock of each pusher, as one server sees it, during one generation."""
 
     def __init__(self, memory_layout: MemoryLayout, server: int, clocks: Sequence[int], names: Sequence[str]) -> None:
-        """`clocks`: clock of the next push in each ring; `names`: name of the pusher of each ring, for messages."""
+        """Begin with `clocks`, the clock of the next push in each ring; `names` has the pushers, for messages."""
         self.names = names
         self.strips = memory_layout.strips
         self.feeding = memory_layout.feeding(server)
@@ -72,7 +72,7 @@ class ServerProgress:
     """The position of training on one server, and its counts, across generations."""
 
     def __init__(self, config: Config, position: Position, epoch_images: int) -> None:
-        """`epoch_images`: images of an epoch; the share of all epochs that has passed sets the learning rate."""
+        """Begin at `position`; the share of all epochs of `epoch_images` that is done sets the learning rate."""
         self.config = config
         self.position = position
         self.epoch_images = epoch_images
@@ -106,8 +106,8 @@ class ServerProgress:
         return self._rate_at(self.position)
 
     def _rate_at(self, position: Position) -> float:
-        images = optimizer_rules.images_passed(position, self.config.train.batch, self.epoch_images)
-        return optimizer_rules.learning_rate(self.config.optimizer, images, self.total_images)
+        images = position.images_passed(self.config.train.batch, self.epoch_images)
+        return schedules.learning_rate(self.config.optimizer, images, self.total_images)
 
     def rate_of(self, version: int, batches: np.ndarray, images: int) -> float:
         """Return the rate of the step to `version`: the current one; in synchronous training that of its clock."""
@@ -170,12 +170,12 @@ class ServerProgress:
 COUNTS = ("applied", "duplicates", "refused", "torn", "too_stale", "steps", "folded")
 
 
-def collect(session: "ServerSession", busy: float) -> dict[str, Any]:
+def server_statistics(session: "ServerSession", busy: float) -> dict[str, Any]:
     """Return the statistics of a server in `session`; `busy`: seconds in which it applied pushes."""
     progress = session.progress
     queue = session.push_queue
     counts = progress.counts + queue.counts
-    owners = session.memory_layout.owners
+    owners = session.memory_layout.strip_of_shard
     return {
         "role": "server",
         "generation": session.world.generation,
@@ -212,7 +212,7 @@ def last_pushes(
     """
     tables: dict[int, list[dict[int, int]]] = {}
     for shard in shards:
-        tables.setdefault(memory_layout.owners[shard.index], []).append(shard_copies[shard.index].table)
+        tables.setdefault(memory_layout.strip_of_shard[shard.index], []).append(shard_copies[shard.index].table)
     return [
         (str(pusher), strip, min(table.get(pusher, 0) for table in held) // MOST_PARTS)
         for strip, held in tables.items()

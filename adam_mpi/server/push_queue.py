@@ -27,7 +27,7 @@ class PushQueue:
     def __init__(
         self, world: World, memory_layout: MemoryLayout, memory: np.ndarray, published: PublishedWeights
     ) -> None:
-        """`memory` is the mailbox; acknowledgements go into `published`."""
+        """Queue the messages of the mailbox `memory`; acknowledgements go into `published`."""
         self.world = world
         self.memory_layout = memory_layout
         self.published = published
@@ -35,20 +35,20 @@ class PushQueue:
         self.receiver = RingReceiver(world, memory_layout.rings, memory_layout.pushers, memory, published)
         half = world.config.push.factor_codec == "float16"
         dense = matrices(memory_layout.tensors)
-        planned = {layer: plans(matrix, layer, memory_layout.held, half) for layer, matrix in dense.items()}
+        planned = {layer: plans(matrix, layer, memory_layout.served, half) for layer, matrix in dense.items()}
         self.factors = {layer: plan[world.rank] for layer, plan in planned.items() if plan and world.rank in plan}
         """How factors of a layer are multiplied into the shards held here."""
-        self.held = {shard.index: shard for shard in memory_layout.held[world.rank]}
+        self.held = {shard.index: shard for shard in memory_layout.served[world.rank]}
         self.members = [world.layout.places[rank].member for rank in memory_layout.pushers]
-        self.sequences: dict[tuple[int, int], int] = {}
+        self.highest_numbers: dict[tuple[int, int], int] = {}
         """(shard, ring) -> the highest number of a message that was accepted."""
         self.freed: dict[int, set[int]] = defaultdict(set)
         """Ring -> positions whose slots are free and not yet acknowledged."""
         self.counts: Counter[str] = Counter()
 
-    def collect(self) -> list[ReceivedMessage]:
+    def collect_accepted(self) -> list[ReceivedMessage]:
         """Return the messages that have arrived whole and are to be applied, ring by ring, in order."""
-        arrived = [message for message in self.receiver.collect() if self._accepts(message)]
+        arrived = [message for message in self.receiver.collect_messages() if self._accepts(message)]
         for ring, position in self.receiver.ask_again():
             self.counts["torn"] += 1
             log.error("message %d of %s stays torn; it is asked for again", position, self.pusher(ring))
@@ -58,7 +58,7 @@ class PushQueue:
         """Free the slot of a message that is applied or refused."""
         self.freed[message.ring].add(message.position)
 
-    def acknowledge(self) -> None:
+    def acknowledge_freed(self) -> None:
         """Publish the freed slots as acknowledgements, ring by ring and without gaps."""
         for ring, freed in list(self.freed.items()):
             position = int(self.published.applied[ring])
@@ -90,10 +90,12 @@ class PushQueue:
         if message.kind == message_formats.FACTOR:
             shards = [shard.index for shard in self.factors[self.held[message.shard].layer].shards]
         # A push that is sent again, in another generation, may be split differently: some of its shards may have it.
-        message.targets = [shard for shard in shards if message.number > self.sequences.get((shard, message.ring), 0)]
+        message.targets = [
+            shard for shard in shards if message.number > self.highest_numbers.get((shard, message.ring), 0)
+        ]
         message.known = [shard for shard in shards if shard not in message.targets]
         for shard in message.targets:
-            self.sequences[shard, message.ring] = message.number
+            self.highest_numbers[shard, message.ring] = message.number
         if not message.targets:
             self._refuse(message, SENT_AGAIN)
         elif not message.finite:
@@ -109,8 +111,9 @@ class PushQueue:
         size = self.held[message.shard].size
         if message.kind not in message_formats.KINDS or not 0 <= message.codec < len(BY_NUMBER):
             return f"kind {message.kind}, codec {message.codec} are unknown"
+        least = 0 if message.shard in self.memory_layout.frozen else 1
         inside = message.kind == message_formats.FACTOR or (
-            message.values >= 1 and 0 <= message.first <= size - message.values
+            message.values >= least and 0 <= message.first <= size - message.values
         )
         if not inside or message.words != self._words(message):
             values = f"{message.values} values from {message.first} of shard {message.shard} with {size}"
@@ -122,7 +125,9 @@ class PushQueue:
         return ""
 
     def batches(self, message: ReceivedMessage) -> np.ndarray:
-        """Return the ids of the batches whose gradients are in `message`, which is not acknowledged yet."""
+        """Return the ids of the batches whose gradients are in `message`, whose slot is not free yet."""
+        if message.ids is not None:
+            return message.ids
         if not message.batches:
             return NO_BATCHES
         start = message.start + message.words + message.words % 2
@@ -171,7 +176,7 @@ class StagedMessages:
         stepper: Stepper,
         most_folded: int | None,
     ) -> None:
-        """`barrier` says which messages a snapshot must not contain.
+        """Stage messages for steps; `barrier` says which ones a snapshot must not contain.
 
         `most_folded`: messages that one step may have at most where it is sent to other copies; None: it is not sent.
         """
@@ -186,16 +191,16 @@ class StagedMessages:
         """Return how many messages are staged, each counted for every shard that it is for."""
         return sum(map(len, self.by_shard.values()))
 
-    def add(self, message: ReceivedMessage) -> None:
+    def stage(self, message: ReceivedMessage) -> None:
         """Stage `message` for each of its shards that does not have it."""
         for shard in message.targets:
             self.by_shard[shard].append(message)
 
     def take_ready(self) -> dict[int, list[ReceivedMessage]]:
         """Unstage and return the messages that can be applied now, by shard: those of one step of each shard."""
-        return {shard: messages for shard in list(self.by_shard) if (messages := self._take(shard))}
+        return {shard: messages for shard in list(self.by_shard) if (messages := self._unstage(shard))}
 
-    def _take(self, shard: int) -> list[ReceivedMessage]:
+    def _unstage(self, shard: int) -> list[ReceivedMessage]:
         """Unstage and return the messages of the next step of `shard`; those that a snapshot must not contain stay."""
         staged = self.by_shard.pop(shard)
         held: list[ReceivedMessage] = []

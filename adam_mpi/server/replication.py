@@ -12,13 +12,12 @@ generation ends.
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 
 from adam_mpi.base.pools import EMPTY, ThreadPool
 from adam_mpi.cluster.windows import Window
-from adam_mpi.server.optimizer_rules import ImageCounts
+from adam_mpi.optimizer.settings import ImageCounts
 from adam_mpi.server.replication_messages import (
     CHECK,
     PART,
@@ -31,45 +30,13 @@ from adam_mpi.server.replication_messages import (
     notes,
     read_notes,
 )
-from adam_mpi.server.stepper import Stepper, Work
+from adam_mpi.server.stepper import Stepper
 from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.transport.generation import Generation
 from adam_mpi.transport.mailbox import ReceivedMessage, RingReceiver
 from adam_mpi.transport.published_weights import PublishedWeights
 from adam_mpi.transport.ring_sender import RingSender
-
-
-class FoldedGradient:
-    """The sum of the messages of a step, in memory that stays until every copy of its shards has taken the step."""
-
-    def __init__(self, work: Work, rate: float) -> None:
-        self.band, self.messages, self.delays = work
-        self.rate = rate
-        stops = accumulate(shard.size for shard in self.band)
-        self.parts = {shard.index: slice(stop - shard.size, stop) for shard, stop in zip(self.band, stops, strict=True)}
-        self.pending = len(self.band)
-        """Shards whose copies have not all taken the step."""
-        self.buffer: np.ndarray | None = None
-        self.image_counts = ImageCounts(0, 0, 0)
-
-    def step(self, stepper: Stepper) -> None:
-        """Sum the messages, and step the shards here; the thread that owns these shards calls this."""
-        scaled = list(zip(self.messages, stepper.scales(self.delays), strict=True))
-        self.buffer = stepper.values.fold(self.band, scaled)
-        self.image_counts = stepper.count_images(self.messages)
-        for shard in self.band:
-            stepper.step_folded(shard.index, self.values(shard.index), self.rate, self.image_counts)
-
-    def values(self, index: int) -> np.ndarray:
-        """Return the sum for shard `index`; it is empty if no message had values to add."""
-        return EMPTY if self.buffer is None else self.buffer[self.parts[index]]
-
-    def release(self, stepper: Stepper) -> None:
-        """Count a shard whose copies have all taken the step; with the last one the memory is returned."""
-        self.pending -= 1
-        if not self.pending and self.buffer is not None:
-            stepper.values.folds.give(self.buffer)
 
 
 class Replicator:
@@ -86,7 +53,7 @@ class Replicator:
         lacking: Sequence[tuple[int, int]],
         on_step: Callable[[ReceivedMessage, np.ndarray], None],
     ) -> None:
-        """`lacking`: (server, shard) of servers that need a whole copy of a shard that is served here.
+        """Replicate the shards served here; `lacking` has (server, shard) of servers that need a whole copy.
 
         `on_step` is called with every record whose step a copy here has taken, and with its batches.
         """
@@ -199,6 +166,7 @@ class Replicator:
                 part=part,
                 parts=len(copied),
                 version=own.version,
+                stepped=own.batches,
                 follows=follows,
                 notes=notes(own.table if part == len(copied) - 1 else {}),
                 header=self.header,
@@ -238,14 +206,14 @@ class Replicator:
     def _collect(self) -> bool:
         """Take what has arrived, each shard's messages in order and by one thread; then publish that it is taken."""
         self.replication_window.sync()
-        arrived = self.receiver.collect()
+        arrived = self.receiver.collect_messages()
         self.receiver.ask_again()
         if not arrived:
             return False
         # Between seeing that they are there and reading them.
         self.replication_window.sync()
         current = [message for message in arrived if message.generation == self.world.generation]
-        self.thread_pool.run((message.shard, partial(self._take, message)) for message in current)
+        self.thread_pool.run((message.shard, partial(self._take_replicated, message)) for message in current)
         for message in current:
             if message.kind == RECORD:
                 self.on_step(message, self._notes(message)[1])
@@ -253,7 +221,7 @@ class Replicator:
         self.receiver.applied[:] = self.receiver.collected
         return True
 
-    def _take(self, message: ReceivedMessage) -> None:
+    def _take_replicated(self, message: ReceivedMessage) -> None:
         """Handle `message`: store an array of a copy, compare a checksum, or take a step."""
         own = self.stepper.shard_copies[message.shard]
         if message.kind == PART:
@@ -271,7 +239,13 @@ class Replicator:
             # Until now the old copy, if there was one, could still be used.
             if self.stepper.remembers and own.whole and own.version == message.sequence - 1:
                 own.remember()
-            own.become(self.arriving[shard], message.sequence, self._notes(message)[0], behind=bool(message.first))
+            own.become(
+                self.arriving[shard],
+                version=message.sequence,
+                batches=float(np.int64(message.seen).view(np.float64)),
+                table=self._notes(message)[0],
+                behind=bool(message.first),
+            )
             self.arriving[shard] = []
 
     def _take_step(self, own: ShardCopy, message: ReceivedMessage) -> None:
@@ -280,7 +254,7 @@ class Replicator:
         assert version == own.version + 1, f"shard {message.shard}: {version} after {own.version}"
         rate = float(np.int64(message.seen).view(np.float64))
         images = ImageCounts(message.clock, message.part, message.codec)
-        self.stepper.step_folded(message.shard, self._values(message), rate, images)
+        self.stepper.step_folded(message.shard, self._values(message), rate, images, bool(message.last))
         own.version = version
         # Not before the step: the copy that it may be taken back to must not have these numbers.
         for pusher, number in self._notes(message)[0].items():

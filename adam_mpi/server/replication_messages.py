@@ -1,17 +1,19 @@
 """The messages between servers that hold copies of the same shard: steps, whole copies, and checksums.
 
-They lie in rings as pushes do, and use the fields of the header of a push (`message_format.HEADER`) in their own way:
+They lie in rings as pushes do, and use the fields of `HEADER` of `sharding/message_formats.py` in their own way:
 
     field     RECORD: a step                   PART: an array of a copy         CHECK: a checksum
     shard     the shard                        the shard                        the shard
     sequence  version after the step           version of the copy
-    seen      learning rate (bits of float64)                                   checksum
+    seen      learning rate (bits of float64)  batches (bits of float64)        checksum
     values    size of the folded gradient      size of the array
     first     its offset in the arena          whether a newer copy follows
     clock     images of pushes that begin
     part      images of pushes with a part     number of the array
     codec     images of pushes that end
     images    images of the step
+    last      whether it is for some of the
+              parameters, NaN for the others
 
 In the place of batch numbers they carry notes: see `notes`.
 """
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adam_mpi.server.optimizer_rules import ImageCounts
+from adam_mpi.optimizer.settings import ImageCounts
 from adam_mpi.sharding.shards import Shard
 
 # Kinds of bodies, beside those of pushes.
@@ -42,6 +44,8 @@ class Record:
     """Called when all copies have taken the step."""
     images: int = 0
     image_counts: ImageCounts = ImageCounts(0, 0, 0)
+    partial: bool = False
+    """Whether the gradient is for some of the parameters, and NaN for the others."""
     pending: int = 0
     """Servers that have not taken it yet."""
 
@@ -65,6 +69,7 @@ class RecordMessage:
         header["seen"] = np.float64(record.rate).view(np.int64)
         header["values"] = record.values.size
         header["images"] = record.images
+        header["last"] = record.partial
         header["clock"], header["part"], header["codec"] = record.image_counts
         if self.place is None:
             header["words"] = record.values.size
@@ -97,6 +102,8 @@ class PartMessage:
     part: int
     parts: int
     version: int
+    stepped: float
+    """Batches that the copy has been stepped on."""
     follows: bool
     notes: np.ndarray
     header: np.ndarray
@@ -111,6 +118,7 @@ class PartMessage:
         header["shard"] = self.shard
         header["words"] = self.values.size
         header["values"] = self.values.size
+        header["seen"] = np.float64(self.stepped).view(np.int64)
         header["part"] = self.part
         header["parts"] = self.parts
         header["first"] = self.follows

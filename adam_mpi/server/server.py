@@ -3,17 +3,20 @@
 A push passes these functions, from its ring in the mailbox to its acknowledgement:
 
     Server.step
-      ServerSession.collect          session.py
-        PushQueue.collect            push_queue.py     bad messages are refused, those sent again are recognized
-          RingReceiver.collect       mailbox.py        (transport) messages that have arrived whole
-      ServerSession.stage            session.py        StagedMessages.add (push_queue.py) for each of its shards
-      ServerSession.apply_staged     session.py        StagedMessages.take_ready: messages that can be applied now
-        Stepper.step                 stepper.py        on the apply threads; FoldedGradient.step with replication
-          apply_kernels.steps        apply_kernels.py
-        ServerSession._record_step   session.py        version and table of the shard
-        ServerSession._replicate     session.py        Replicator.send (replication.py): the other copies step too
-      ServerSession._complete        session.py        all copies have it: PushQueue.free_slot, ServerProgress.advance
-      ServerSession.publish          session.py        PushQueue.acknowledge; the pusher reads it in RingSender.step
+      ServerSession.collect_pushes       session.py
+        PushQueue.collect_accepted       push_queue.py     bad messages are refused, those sent again are recognized
+          RingReceiver.collect_messages  mailbox.py        (transport) messages that have arrived whole
+      ServerSession.stage                session.py        StagedMessages.stage (push_queue.py) for each of its shards
+      ServerSession.apply_staged         session.py        StagedMessages.take_ready: messages that can be applied now
+        Stepper.step                     stepper.py        on the apply threads; with replication FoldedGradient.step
+          kernels.steps                  kernels.py        (optimizer) sums of gradients, and steps
+        ClippedClocks.hold               clipped_clocks.py where steps are clipped: sums wait for norms of all servers
+        ServerSession._record_step       session.py        version and table of the shard
+        ServerSession._replicate         session.py        Replicator.send (replication.py): the other copies step too
+      ServerSession._complete            session.py        all copies have it: PushQueue.free_slot,
+                                                           ServerProgress.advance
+      ServerSession.publish              session.py        PushQueue.acknowledge_freed; the pusher reads it in
+                                                           RingSender.step
 """
 
 import threading
@@ -32,8 +35,8 @@ from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint import snapshot
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.cluster.control_messages import (
+    ClockNorms,
     CompareCopies,
-    CopiesCompared,
     FinishServer,
     HoldSnapshot,
     Message,
@@ -45,11 +48,12 @@ from adam_mpi.cluster.control_messages import (
 )
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.server import progress
+from adam_mpi.server.comparison import Comparison
 from adam_mpi.server.progress import ServerProgress
 from adam_mpi.server.session import ServerSession
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.shard_copy import ShardCopy
-from adam_mpi.sharding.shards import Spans
+from adam_mpi.sharding.shards import Gathered
 from adam_mpi.sharding.training_state import Position, RankState
 from adam_mpi.transport.conservation import write_copies
 from adam_mpi.transport.generation import Generation
@@ -119,7 +123,7 @@ class Server:
         self.shard_copies = session.shard_copies
         return session
 
-    def start(self, state: Mapping[str, np.ndarray | Spans]) -> None:
+    def start(self, state: Mapping[str, np.ndarray] | Gathered) -> None:
         """Take over the state of our shards from flat vectors by name; memory is near the thread that fills it."""
         stepper = self.session.stepper
         shards = [own.shard for own in self.shard_copies.values()]
@@ -154,26 +158,27 @@ class Server:
             before_write=partial(self.session.world.injector.at, "write"),
         )
 
-    def _copy_record(self, place: int, buffer: np.ndarray) -> tuple[int, int]:
+    def _copy_record(self, place: int, buffer: np.ndarray) -> tuple[int, int, float]:
         """Copy record `place` of the store into `buffer`: a shard, or after the last one the position.
 
-        Return its version and the images of the position.
+        Return its version, the images of the position, and the batches that the shard has been stepped on.
         """
         session = self.session
         position = self.progress.position
         if place == len(session.shards):
             buffer[:] = position.pack()
-            return position.images, position.images
+            return position.images, position.images, 0.0
         shard = session.shards[place]
         kept = session.stepper.state().values()
         for values, part in zip(kept, np.split(buffer, len(kept)), strict=True):
             part[:] = values[shard.index].view(np.uint8)
-        return int(session.published.versions[place]), position.images
+        version = int(session.published.versions[place])
+        return version, position.images, self.shard_copies[shard.index].batches
 
     def step(self) -> bool:
-        """Do what can be done now, without waiting; return whether anything was done."""
+        """Do what a server can do now, without waiting; return whether anything was done."""
         session = self.session
-        arrived = session.collect()
+        arrived = session.collect_pushes()
         began = time.perf_counter()
         for message in arrived:
             session.stage(message)
@@ -184,10 +189,10 @@ class Server:
             self._report_comparison(self.comparison)
         if arrived:
             self.busy += time.perf_counter() - began
-        self._write()
+        self._write_store()
         return replicated or applied or bool(arrived)
 
-    def _write(self) -> None:
+    def _write_store(self) -> None:
         """Continue to write the store, and a snapshot that was ordered; finish when the last record is written."""
         session = self.session
         if session.store is not None:
@@ -196,21 +201,29 @@ class Server:
             name = snapshot.file_name(session.world.rank)
             state = session.stepper.state()
             with trace.span("snapshot"):
-                session.barrier.take(name, session.shards, state, session.published.versions, self.progress.position)
+                batches = np.array([self.shard_copies[shard.index].batches for shard in session.shards])
+                session.barrier.copy_state(
+                    name,
+                    session.shards,
+                    state=state,
+                    versions=session.published.versions,
+                    batches=batches,
+                    position=self.progress.position,
+                )
         while (report := session.barrier.written()) is not None:
-            self._report(SnapshotWritten("server", report))
+            self._send_to_coordinator(SnapshotWritten("server", report))
         if self.finishing is not None and (session.store is None or session.store.close()):
-            self._finish(self.finishing)
+            self._report_final_statistics(self.finishing)
 
-    def _finish(self, order: FinishServer) -> None:
+    def _report_final_statistics(self, order: FinishServer) -> None:
         """Report the final statistics: all that this server has to write is written."""
         self.finishing = None
         if order.copies:
             whole = {index: own.weights for index, own in self.shard_copies.items() if own.whole and not own.behind}
             write_copies(Path(order.copies), self.session.world.place.member, whole)
-        self._report(Statistics(self.stats(), final=True))
+        self._send_to_coordinator(Statistics(self.stats(), final=True))
 
-    def _report(self, message: Message) -> None:
+    def _send_to_coordinator(self, message: Message) -> None:
         """Send `message` to the coordinator."""
         self.session.generation.channel.send(message, self.session.world.layout.coordinator)
 
@@ -220,7 +233,7 @@ class Server:
         match message:
             case HoldSnapshot():
                 session.world.injector.at("store")
-                self._report(SnapshotHeld("server", list(session.barrier.hold())))
+                self._send_to_coordinator(SnapshotHeld("server", list(session.barrier.hold())))
             case TakeSnapshot():
                 session.barrier.set_limits(message.clocks, Path(message.folder))
             case CompareCopies():
@@ -231,19 +244,22 @@ class Server:
                     threading.Thread(target=self.remove_old_stores, name="remove old stores", daemon=True).start()
             case FinishServer():
                 self.finishing = message
+            case ClockNorms():
+                assert session.clipped is not None, "servers send norms where they clip"
+                session.clipped.receive(message)
             case _:
                 raise TypeError(f"a server does not handle {message}")
 
-    def _report_comparison(self, comparison: "Comparison") -> None:
+    def _report_comparison(self, comparison: Comparison) -> None:
         """Report `comparison` when all copies of what is served here have been compared."""
         if (result := comparison.result()) is not None:
-            self._report(result)
+            self._send_to_coordinator(result)
             self.comparison = None
 
     def export_state(self, state: RankState) -> None:
         """Write what this server brings into the next generation into `state`."""
         session = self.session
-        owners = session.memory_layout.owners
+        owners = session.memory_layout.strip_of_shard
         whole = {index: own for index, own in self.shard_copies.items() if own.whole}
         state.copies = {index: own.version for index, own in whole.items()}
         state.behind = {index: owners[index] for index, own in whole.items() if own.behind}
@@ -263,9 +279,14 @@ class Server:
         return [sender for sender in self._ring_senders().values() if not sender.near]
 
     def awaits(self) -> list[Wait]:
-        """Return what other servers owe: that they take the records that they were sent, at once."""
+        """Return what other servers owe: that they take records at once, and the norms of clocks that are clipped."""
         what = "acknowledgement of records for copies of its shards"
-        return [Wait(what, server, sender.applied) for server, sender in self._ring_senders().items() if sender.sent]
+        waits = [Wait(what, server, sender.applied) for server, sender in self._ring_senders().items() if sender.sent]
+        clipped = self.session.clipped
+        if clipped is not None:
+            what = "the norm of its part of a gradient"
+            waits += [Wait(what, server, clipped.clock, patient=True) for server in clipped.awaited]
+        return waits
 
     def _ring_senders(self) -> Mapping[int, RingSender[Any]]:
         """Return the senders of records, by server."""
@@ -274,25 +295,4 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics that the coordinator collects."""
-        return progress.collect(self.session, self.busy)
-
-
-class Comparison:
-    """A comparison of all copies of the shards that are served here, ordered in `session`."""
-
-    def __init__(self, session: ServerSession) -> None:
-        self.replicator = session.replicator
-        self.copies = 0
-        if self.replicator is not None:
-            self.earlier = self.replicator.compared
-            self.earlier_different = self.replicator.found_different
-            self.copies = self.replicator.compare()
-
-    def result(self) -> CopiesCompared | None:
-        """Return how many copies were compared and were different; None while some are not compared."""
-        if self.replicator is None:
-            return CopiesCompared(copies=0, different=0)
-        done = self.replicator.compared - self.earlier
-        if done < self.copies:
-            return None
-        return CopiesCompared(copies=done, different=self.replicator.found_different - self.earlier_different)
+        return progress.server_statistics(self.session, self.busy)

@@ -6,23 +6,22 @@ The functions are in the order in which a push passes them; `server.py` lists th
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
-
-import numpy as np
 
 from adam_mpi.base import trace
 from adam_mpi.base.errors import LostState
 from adam_mpi.base.log import format_ranges
-from adam_mpi.base.pools import EMPTY, ThreadPool
+from adam_mpi.base.pools import ThreadPool
 from adam_mpi.checkpoint.disk_task import disk_seconds
 from adam_mpi.checkpoint.snapshot_barrier import SnapshotBarrier
 from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.cluster.shared_memory import memory_fence
+from adam_mpi.server import session_parts
+from adam_mpi.server.clipped_clocks import ClippedClocks
+from adam_mpi.server.folded_gradient import FoldedGradient
 from adam_mpi.server.progress import PusherClocks, ServerProgress
-from adam_mpi.server.push_queue import PushQueue, StagedMessages
-from adam_mpi.server.replication import FoldedGradient, Replicator
+from adam_mpi.server.push_queue import StagedMessages
 from adam_mpi.server.replication_messages import Record, notes
-from adam_mpi.server.stepper import Stepper, Work
+from adam_mpi.server.stepper import Work
 from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.memory_layout import MOST_BATCHES, RECORD_BATCHES
 from adam_mpi.sharding.shard_copy import ShardCopy
@@ -58,22 +57,23 @@ class ServerSession:
         self.mailbox_window = generation.mailbox_window
         self.weights_window = generation.weights_window
         rank = self.world.rank
-        self.shards = self.memory_layout.held[rank]
+        self.shards = self.memory_layout.served[rank]
         self.place = {shard.index: place for place, shard in enumerate(self.shards)}
         self.published = PublishedWeights(self.memory_layout, rank, self.weights_window.memory)
         self.shard_copies = place_copies(self.published, self.memory_layout, rank, shard_copies)
         behind = {shard for server, shard in lacking if server == rank}
         for index, own in self.shard_copies.items():
             own.behind = index in behind
-        self.push_queue = self._make_push_queue()
+        self.push_queue = session_parts.push_queue(self)
         self.began: dict[int, dict[int, int]] = defaultdict(dict)
         """Strip -> pusher -> the last of its pushes that was acknowledged when the generation began."""
         for ring, pusher in enumerate(self.push_queue.members):
             self.began[ring % self.memory_layout.strips][pusher] = acknowledged.get(pusher, 0)
         if short := lacking_acknowledged(self.memory_layout, self.shards, self.shard_copies, self.began):
             raise LostState(f"{self.world.place}: shards {format_ranges(short)} lack acknowledged pushes; the job ends")
-        self.stepper = self._make_stepper()
-        self.replicator = self._make_replicator(lacking)
+        self.stepper = session_parts.stepper(self)
+        self.replicator = session_parts.replicator(self, lacking)
+        self.clipped = session_parts.clipped_clocks(self)
         known = [clocks.get(pusher, 0) for pusher in self.push_queue.members]
         names = [self.push_queue.pusher(ring) for ring in range(len(known))]
         self.clocks = PusherClocks(self.memory_layout, rank, known, names)
@@ -85,54 +85,11 @@ class ServerSession:
         self.store: WriteBehind | None = None
         self._show_progress()
 
-    def _make_push_queue(self) -> PushQueue:
-        """Return the push queue of this generation, which knows the messages that are in the shards already."""
-        queue = PushQueue(self.world, self.memory_layout, self.mailbox_window.memory, self.published)
-        for index, (ring, pusher) in product(self.place, enumerate(queue.members)):
-            queue.sequences[index, ring] = self.shard_copies[index].table.get(pusher, 0)
-        return queue
-
-    def _make_stepper(self) -> Stepper:
-        """Return the stepper of this generation, with what is published beside the weights up to date."""
-        arena = EMPTY
-        replication = self.generation.replication_window
-        if replication is not None:
-            layout = self.memory_layout
-            arena = replication.memory[layout.peers.bytes : layout.replication_bytes].view(np.float32)
-        stepper = Stepper(
-            config=self.world.config,
-            shards=self.shards,
-            published=self.published,
-            memory=self.mailbox_window.memory,
-            factors=self.push_queue.factors,
-            shard_copies=self.shard_copies,
-            arena=arena,
-        )
-        stepper.remembers = self.progress.synchronous and self.world.survivable
-        for shard in self.shards:
-            stepper.derive(shard.index)
-        return stepper
-
-    def _make_replicator(self, lacking: Sequence[tuple[int, int]]) -> Replicator | None:
-        """Return what keeps other copies up to date; None where each shard has one copy."""
-        replication = self.generation.replication_window
-        if replication is None or not self.memory_layout.peers.count:
-            return None
-        return Replicator(
-            self.generation,
-            replication,
-            self.published,
-            self.stepper,
-            self.thread_pool,
-            lacking=[(server, shard) for server, shard in lacking if shard in self.place],
-            on_step=self.progress.note_copy_step,
-        )
-
-    def collect(self) -> list[ReceivedMessage]:
+    def collect_pushes(self) -> list[ReceivedMessage]:
         """Return the messages that have arrived."""
         self.mailbox_window.sync()
         self.weights_window.sync()
-        arrived = self.push_queue.collect()
+        arrived = self.push_queue.collect_accepted()
         # Between seeing that messages are there and reading them.
         self.mailbox_window.sync()
         return arrived
@@ -143,10 +100,12 @@ class ServerSession:
         Shards that have it already, because it was sent again, only wait until another copy has it too.
         """
         message.pending = len(message.targets) + len(message.known)
+        if self.clipped is not None:
+            self.clipped.open_message(message)
         if message.targets and message.kind == message_formats.FACTOR:
             layer = self.memory_layout.shards[message.shard].layer
             self.stepper.values.unpack(message, self.push_queue.factors[layer])
-        self.staged.add(message)
+        self.staged.stage(message)
         for shard in message.known:
             if self.replicator is None:
                 self._complete(message)
@@ -158,8 +117,35 @@ class ServerSession:
         ready = self.staged.take_ready()
         if ready:
             with trace.span("apply"):
-                self._apply(ready)
-        return bool(ready)
+                self._apply(ready) if self.clipped is None else self._hold(ready, self.clipped)
+        held = [] if self.clipped is None else self.clipped.take()
+        if held:
+            with trace.span("apply"):
+                self._apply_held(held)
+        return bool(ready) or bool(held)
+
+    def _hold(self, ready: Mapping[int, list[ReceivedMessage]], clipped: ClippedClocks) -> None:
+        """Sum the messages of each shard, on all apply threads, and free their slots but for the last one of a push."""
+        rate = self._rate(ready)
+        folds = [FoldedGradient(work, rate) for work in self._works(ready)]
+        self.thread_pool.run((_apply_thread(fold.band), partial(fold.fold, self.stepper)) for fold in folds)
+        for message in (message for messages in ready.values() for message in messages):
+            message.ids = self.push_queue.batches(message).copy()
+            message.summed += 1
+            # A snapshot has this clock on all servers, or on none.
+            self.barrier.begun[message.ring] = max(self.barrier.begun[message.ring], message.clock + 1)
+            if message.summed == len(message.targets) and not message.last:
+                self.push_queue.free_slot(message)
+                self.stepper.values.release(message)
+                message.freed = True
+        clipped.hold(next(iter(ready.values()))[0].clock, folds)
+
+    def _apply_held(self, folds: Sequence[FoldedGradient]) -> None:
+        """Take the step of each shard on its clipped gradient, on all apply threads; then record the steps."""
+        self.world.injector.at("apply")
+        self.thread_pool.run((_apply_thread(fold.band), partial(fold.step, self.stepper)) for fold in folds)
+        ready = {shard.index: list(fold.messages) for fold in folds for shard in fold.band}
+        self._record_steps(ready, {shard.index: fold for fold in folds for shard in fold.band}, folds[0].rate)
 
     def _apply(self, ready: Mapping[int, list[ReceivedMessage]]) -> None:
         """Take one optimizer step of each shard on its messages, on all apply threads; then record the steps."""
@@ -171,12 +157,18 @@ class ServerSession:
             threads = self.world.config.server.threads
             shares: dict[int, list[Work]] = defaultdict(list)
             for work in works:
-                shares[_owner(work[0]) % threads].append(work)
+                shares[_apply_thread(work[0]) % threads].append(work)
             self.thread_pool.run((owner, partial(self.stepper.step, share, rate)) for owner, share in shares.items())
         else:
             made = [FoldedGradient(work, rate) for work in works]
             folds = {shard.index: fold for fold in made for shard in fold.band}
-            self.thread_pool.run((_owner(fold.band), partial(fold.step, self.stepper)) for fold in made)
+            self.thread_pool.run((_apply_thread(fold.band), partial(fold.fold_and_step, self.stepper)) for fold in made)
+        self._record_steps(ready, folds, rate)
+
+    def _record_steps(
+        self, ready: Mapping[int, list[ReceivedMessage]], folds: Mapping[int, FoldedGradient], rate: float
+    ) -> None:
+        """Record the steps of shards on the messages in `ready`, and send them to other copies."""
         # Between the weights and the versions that promise them. A call into MPI might raise that a rank is lost: then
         # the step would be in the weights and in no table, and be taken again when its pushes are sent again.
         memory_fence()
@@ -193,7 +185,7 @@ class ServerSession:
         """Return the learning rate of the steps on `ready`."""
         shard, messages = next(iter(ready.items()))
         version = self.shard_copies[shard].version + 1
-        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _images(messages))
+        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
 
     def _works(self, ready: Mapping[int, list[ReceivedMessage]]) -> list[Work]:
         """Return the steps to take, with the delay of each message."""
@@ -225,7 +217,7 @@ class ServerSession:
     def _replicate(self, shard: int, messages: list[ReceivedMessage], fold: FoldedGradient | None, rate: float) -> None:
         """Send the step of `shard` to its other copies; its messages are complete when all of them have taken it."""
         if self.replicator is None or fold is None:
-            self._complete_all(messages)
+            self._complete_all(messages, fold)
             return
         own = self.shard_copies[shard]
         numbers = {message.pusher: own.table[message.pusher] for message in messages}
@@ -236,8 +228,9 @@ class ServerSession:
             values=fold.values(shard),
             notes=notes(numbers, [self.push_queue.batches(message) for message in messages]),
             done=partial(self._complete_all, messages, fold),
-            images=_images(messages),
+            images=_pushed_images(messages),
             image_counts=fold.image_counts,
+            partial=fold.partial,
         )
         self.replicator.send(record)
 
@@ -253,25 +246,27 @@ class ServerSession:
         for message in messages:
             self._complete(message)
         if fold is not None:
-            fold.release(self.stepper)
+            fold.release_shard(self.stepper)
 
     def _complete(self, message: ReceivedMessage) -> None:
         """Count one shard of `message` whose copies all have it; with the last shard, free its slot and advance."""
         message.pending -= 1
         if message.pending > 0:
             return
-        self.push_queue.free_slot(message)
-        self.stepper.values.release(message)
-        self.progress.advance(message, self.push_queue.batches(message), self.clocks)
+        for finished in [message] if self.clipped is None else self.clipped.finished(message):
+            if not finished.freed:
+                self.push_queue.free_slot(finished)
+                self.stepper.values.release(finished)
+            self.progress.advance(finished, self.push_queue.batches(finished), self.clocks)
 
     def publish(self) -> None:
-        """Acknowledge complete messages if there are any: weights must be visible before, and the clock after it."""
+        """Publish acknowledgements of complete messages: after the weights that they changed, before the clock."""
         if not self.push_queue.has_unacknowledged:
             return
         self.weights_window.sync()
         if self.store is not None:
-            self.store.acknowledge(self.progress.counts["applied"], self.progress.position.images)
-        self.push_queue.acknowledge()
+            self.store.note_acknowledged(self.progress.counts["applied"], self.progress.position.images)
+        self.push_queue.acknowledge_freed()
         self._show_progress()
         self.weights_window.sync()
 
@@ -288,11 +283,11 @@ class ServerSession:
             self.store.end()
 
 
-def _images(messages: Sequence[ReceivedMessage]) -> int:
+def _pushed_images(messages: Sequence[ReceivedMessage]) -> int:
     """Return how many images' gradients are in `messages`; those of a push in several parts count once."""
     return sum(message.images for message in messages if message.part == 0)
 
 
-def _owner(band: Sequence[Shard]) -> int:
+def _apply_thread(band: Sequence[Shard]) -> int:
     """Return a number that says, modulo the number of threads, which thread always steps this band."""
     return band[0].index // len(band)

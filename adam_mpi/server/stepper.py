@@ -6,25 +6,27 @@ from itertools import accumulate
 
 import numpy as np
 
-from adam_mpi.base.native import address
 from adam_mpi.base.pools import EMPTY
 from adam_mpi.config import Config
-from adam_mpi.server import apply_kernels, optimizer_rules
+from adam_mpi.optimizer import ema, kernels, rules
+from adam_mpi.optimizer.groups import GroupSpan
+from adam_mpi.optimizer.settings import ImageCounts
+from adam_mpi.server.kernel_call import KernelCall
 from adam_mpi.server.message_values import (
     MessageValues,
     ScaledMessage,
     are_plain,
     band_size,
+    is_partial,
     is_plain,
-    kernel_messages,
     unpacked,
 )
-from adam_mpi.server.optimizer_rules import ImageCounts
+from adam_mpi.server.shard_steps import ShardSteps
 from adam_mpi.sharding import message_formats
 from adam_mpi.sharding.codecs import bfloat16
 from adam_mpi.sharding.push_protocol import FactorPlan
-from adam_mpi.sharding.shard_copy import ShardCopy
-from adam_mpi.sharding.shards import Shard, Spans
+from adam_mpi.sharding.shard_copy import BATCHES, ShardCopy
+from adam_mpi.sharding.shards import Gathered, Shard
 from adam_mpi.transport.mailbox import ReceivedMessage
 from adam_mpi.transport.published_weights import PublishedWeights
 
@@ -34,8 +36,6 @@ BAND = 1 << 21
 CACHED_BAND = 1 << 19
 Work = tuple[Sequence[Shard], Sequence[ReceivedMessage], Sequence[int]]
 """A band (shards that are stepped together), its messages, and how many steps ago each of them was computed."""
-FIRST = np.zeros(1, np.int64)
-UNSCALED = np.ones(1, np.float32)
 
 
 class Stepper:
@@ -50,38 +50,46 @@ class Stepper:
         factors: Mapping[str, FactorPlan],
         shard_copies: dict[int, ShardCopy] | None = None,
         arena: np.ndarray = EMPTY,
+        groups: Sequence[GroupSpan] = (),
     ) -> None:
-        """`shards` are served here; `shard_copies` are all copies here, by shard (by default of `shards` only).
+        """Step the served `shards`; `shard_copies` are all copies here, by shard (by default of `shards` only).
 
-        `memory` is the mailbox; `arena` is memory where other servers can read folded gradients.
+        `memory` is the mailbox; `arena` is memory where other servers can read folded gradients; `groups` are those of
+        all parameters.
         """
         self.config = config
         self.shards = shards
         self.published = published
         self.shard_copies = published.take_over(shards, {}) if shard_copies is None else shard_copies
         self.values = MessageValues(memory, factors, arena)
-        self.kind = _kind(config)
-        self.rule = apply_kernels.RULES.index(self.kind)
-        self.unit = 1.0 if self.kind == "additive" else 1 / config.train.batch
+        self.rule = rules.rule_of(config.optimizer)
+        self.steps = ShardSteps(config, self.shard_copies, groups)
+        self.unit = 1.0 if self.rule.name == "additive" else 1 / config.train.batch
         self.batch = config.train.batch
         self.synchronous = config.consistency.staleness == 0
-        self.largest_band = BAND if self.kind == "descent" else CACHED_BAND
+        self.sums = self.rule.linear or self.synchronous
+        """Whether the gradients of several messages are one step."""
+        self.stays = self.rule.stays and not config.optimizer.decay
+        """Whether a gradient of zero changes nothing, so that a push of some parameters may be one of all."""
+        self.multiplies = self.rule.name == "descent" and not config.optimizer.groups
+        """Whether products of factors are added straight to the weights."""
+        self.largest_band = BAND if self.multiplies else CACHED_BAND
         self.place = {shard.index: place for place, shard in enumerate(shards)}
-        served = [(self.shard_copies[shard.index], shard.size) for shard in shards]
-        self.places = np.array([(address(own.weights), address(own.state), size) for own, size in served], np.int64)
         self.derives = len(published.regions) > 1
         """Whether something else that is published changes with the weights."""
         self.remembers = False
         """Whether each step can be taken back."""
 
-    def start(self, shard: Shard, state: Mapping[str, np.ndarray | Spans]) -> None:
+    def start(self, shard: Shard, state: Mapping[str, np.ndarray] | Gathered) -> None:
         """Take over the weights of `shard`, and its optimizer state and running average if given, from flat vectors."""
         part = slice(shard.start, shard.stop)
         own = self.shard_copies[shard.index]
         own.weights[:] = state["weights"][part]
         own.whole = True
-        if "state" in state:
-            own.state[:] = state["state"][part]
+        if all(name in state for name in self.rule.states):
+            for name, values in zip(self.rule.states, own.states, strict=True):
+                values[:] = state[name][part]
+            own.batches = float(state[BATCHES][part]) if BATCHES in state else 0.0
         if own.ema.size:
             own.ema[:] = state.get("ema", state["weights"])[part]
         self.derive(shard.index)
@@ -89,8 +97,8 @@ class Stepper:
     def state(self) -> dict[str, dict[int, np.ndarray]]:
         """Return the arrays that a snapshot keeps, by name and shard."""
         kept = {"weights": self.published.weights}
-        if self.kind not in ("additive", "descent"):
-            kept["state"] = {shard.index: self.shard_copies[shard.index].state for shard in self.shards}
+        for number, name in enumerate(self.rule.states):
+            kept[name] = {shard.index: self.shard_copies[shard.index].states[number] for shard in self.shards}
         if "ema" in self.published.regions:
             kept["ema"] = self.published.regions["ema"]
         return kept
@@ -120,39 +128,37 @@ class Stepper:
         All messages that can be folded where they lie go into one call of a kernel, because Python is slow between
         kernels, which clear the caches.
         """
-        places: list[int] = []
-        ends: list[int] = []
-        starts: list[int] = []
-        scales: list[float] = []
-        coefficients: list[np.ndarray] = []
+        call = KernelCall(self.rule.kernel)
         for band, messages, delays in works:
             if self.remembers:
                 for shard in band:
                     self.shard_copies[shard.index].remember()
+            if self.steps.is_frozen(band[0].index):
+                continue
             if are_plain(messages, band_size(band)):
-                places.append(self.place[band[0].index])
-                starts += [message.start for message in messages]
-                scales += self.scales(delays)
-                ends.append(len(starts))
-                coefficients.append(self._coefficients(rate, self.count_images(messages)))
+                gradients = [message.start for message in messages], self.scales(delays)
+                self.steps.add(call, band[0].index, slice(None), gradients, self._counts(messages), rate)
             else:
                 self._step_mixed(band, messages, self.scales(delays), rate)
-        if places:
-            arguments = np.array(ends), *kernel_messages(starts, scales), np.array(coefficients)
-            apply_kernels.steps(self.rule, self.places[places], self.values.floats, *arguments)
+        call.run(self.values.floats)
         if self.derives:
             for band, messages, _ in works:
                 for shard in band:
                     self._update_derived(shard.index, self.count_images(messages))
 
-    def step_folded(self, index: int, values: np.ndarray, rate: float, images: ImageCounts) -> None:
-        """Take one step of shard `index` on a folded gradient: the same bits on every server that has a copy."""
+    def step_folded(self, index: int, values: np.ndarray, rate: float, images: ImageCounts, partial: bool) -> None:
+        """Take the steps of shard `index` on a folded gradient: the same bits on every server that has a copy.
+
+        A `partial` gradient is NaN for parameters that stay as they are.
+        """
         own = self.shard_copies[index]
         if self.remembers:
             own.remember()
-        if values.size:
-            arguments = values, FIRST, UNSCALED, self._coefficients(rate, images)
-            apply_kernels.step(self.rule, own.weights, own.state, *arguments)
+        if values.size and partial:
+            indices = np.flatnonzero(~np.isnan(values))
+            self.steps.step_at(index, indices, values[indices], rate, images)
+        elif values.size:
+            self.steps.run(index, slice(None), values, ([0], [1.0]), [images], rate)
         self._update_derived(index, images)
 
     def count_images(self, messages: Sequence[ReceivedMessage]) -> ImageCounts:
@@ -166,16 +172,12 @@ class Stepper:
         return ImageCounts(begun, sum(pushes.values()), ended)
 
     def foldable(self, messages: Sequence[ReceivedMessage], size: int) -> int:
-        """Return how many of `messages` for a shard of `size` parameters may be one step, from the first on.
-
-        AdaGrad squares the gradient of a push, so messages for different parameters are not summed.
-        """
-        if self.kind != "adagrad":
+        """Return how many of `messages` for a shard of `size` may be one folded gradient, from the first on."""
+        if not self.sums:
+            return 1
+        if self.stays:
             return len(messages)
-        whole = [
-            message.kind == message_formats.FACTOR or (message.kind, message.values) == (message_formats.DELTA, size)
-            for message in messages
-        ]
+        whole = [not is_partial(message, size) for message in messages]
         return max(1, [*whole, False].index(False))
 
     def scales(self, delays: Sequence[int]) -> list[float]:
@@ -190,46 +192,43 @@ class Stepper:
             weights = self.published.weights[shard]
             bfloat16.shorten(weights.view(np.uint32), self.published.regions["short"][shard])
 
-    def _coefficients(self, rate: float, images: ImageCounts) -> np.ndarray:
-        """Return the coefficients of a step of the configured rule."""
-        optimizer = self.config.optimizer
-        begun = images.begun / self.batch
-        present = images.present / self.batch
-        return optimizer_rules.coefficients(self.kind, (optimizer.momentum, optimizer.decay), rate, begun, present)
+    def _counts(self, messages: Sequence[ReceivedMessage]) -> list[ImageCounts]:
+        """Return the images of `messages`: together, or of each where each is taken in turn."""
+        return [self.count_images(messages)] if self.sums else [self.count_images([message]) for message in messages]
 
     def _update_derived(self, index: int, images: ImageCounts) -> None:
         """Update what changes with the weights of shard `index`: the running average and the short weights."""
         own = self.shard_copies[index]
         if own.ema.size and images.ended:
-            share = optimizer_rules.ema_weight(self.config.optimizer, images.ended / self.batch)
-            apply_kernels.update_ema(own.ema, own.weights, share)
+            share = ema.ema_weight(self.config.optimizer, images.ended / self.batch)
+            ema.update_ema(own.ema, own.weights, share)
         self.derive(index)
 
     def _step_mixed(
         self, band: Sequence[Shard], messages: Sequence[ReceivedMessage], scales: Sequence[float], rate: float
     ) -> None:
-        """Step `band` on messages of any kind, those for the same run of parameters together."""
-        runs: dict[tuple[int, int], list[ScaledMessage]] = defaultdict(list)
-        for message, scale in zip(messages, scales, strict=True):
+        """Step `band` on messages of any kind, those for the same run of parameters together where they are summed."""
+        groups: dict[tuple[int, int, int], list[ScaledMessage]] = defaultdict(list)
+        for number, (message, scale) in enumerate(zip(messages, scales, strict=True)):
+            turn = 0 if self.sums else number
             if message.finite and message.kind == message_formats.SPARSE:
                 self._step_sparse(band[0].index, message, rate, scale)
             elif message.finite and message.kind == message_formats.FACTOR:
-                runs[0, band_size(band)].append((message, scale))
+                groups[turn, 0, band_size(band)].append((message, scale))
             elif message.finite:
-                runs[message.first, message.values].append((message, scale))
-        for (first, values), scaled in runs.items():
-            if self.kind == "descent" and all(message.kind == message_formats.FACTOR for message, _ in scaled):
+                groups[turn, message.first, message.values].append((message, scale))
+        for (_, first, values), scaled in groups.items():
+            if self.multiplies and all(message.kind == message_formats.FACTOR for message, _ in scaled):
                 self._multiply_into_weights(band, scaled, rate)
             else:
                 self._step_dense(band, slice(first, first + values), scaled, rate)
 
     def _step_dense(self, band: Sequence[Shard], part: slice, scaled: list[ScaledMessage], rate: float) -> None:
         """Step the parameters `part` of `band`; plain messages are folded where they lie, others in a buffer."""
-        coefficients = self._coefficients(rate, self.count_images([message for message, _ in scaled]))
+        counts = [self.count_images([message for message, _ in scaled])]
         if all(is_plain(message) for message, _ in scaled):
-            starts = [message.start for message, _ in scaled]
-            messages = kernel_messages(starts, [scale for _, scale in scaled])
-            self._run_kernel(band[0].index, part, self.values.floats, messages, coefficients)
+            gradients = [message.start for message, _ in scaled], [scale for _, scale in scaled]
+            self.steps.run(band[0].index, part, self.values.floats, gradients, counts, rate)
             return
         size = part.stop - part.start
         total = self.values.pool.take(size)
@@ -240,42 +239,24 @@ class Stepper:
         else:
             self.values.sum_into(band, scaled, total[:size], part.start)
         for shard, start in zip(band, accumulate((shard.size for shard in band), initial=0), strict=False):
-            own = part if len(band) == 1 else slice(0, shard.size)
-            self._run_kernel(shard.index, own, total, kernel_messages([start], [scale]), coefficients)
+            own = part if len(band) == 1 else slice(None)
+            self.steps.run(shard.index, own, total, ([start], [scale]), counts, rate)
         self.values.pool.give(total)
 
     def _multiply_into_weights(self, band: Sequence[Shard], scaled: list[ScaledMessage], rate: float) -> None:
         """Multiply factors straight into the weights: without a state, the step is a sum."""
         weights = self.published.run(band)
-        shrink, gain = self._coefficients(rate, self.count_images([message for message, _ in scaled]))[:2]
+        images = self.count_images([message for message, _ in scaled])
+        rows = [self.steps.rows(shard.index, rate, images) for shard in band]
+        shrink, gain = rows[0][0, :2]
         if shrink:
-            apply_kernels.shrink_weights(weights, shrink)
+            kernels.shrink_weights(weights, shrink)
         plan = self.values.plan(band)
         for message, scale in scaled:
             plan.add_product(unpacked(message), message.values, band, -float(gain) * scale, weights)
 
-    def _run_kernel(
-        self,
-        shard: int,
-        part: slice,
-        memory: np.ndarray,
-        messages: tuple[np.ndarray, np.ndarray],
-        coefficients: np.ndarray,
-    ) -> None:
-        """Run the kernel of the rule on the parameters `part` of `shard`."""
-        own = self.shard_copies[shard]
-        apply_kernels.step(self.rule, own.weights[part], own.state[part], memory, *messages, coefficients)
-
     def _step_sparse(self, shard: int, message: ReceivedMessage, rate: float, scale: float) -> None:
         """Step the parameters that the (index, value) pairs of `message` name, and no others."""
         indices, values = self.values.pairs(message)
-        own = self.shard_copies[shard]
-        kernel = apply_kernels.SPARSE_KERNELS[self.kind]
-        kernel(own.weights, own.state, indices, values * np.float32(scale), np.float32(rate))
-
-
-def _kind(config: Config) -> str:
-    """Return the rule whose kernel is used; without momentum there is no velocity to be kept."""
-    if config.optimizer.where == "worker":
-        return "additive"
-    return config.optimizer.kind if config.optimizer.kind == "adagrad" or config.optimizer.momentum else "descent"
+        scaled = values * np.float32(scale)
+        self.steps.step_at(shard, indices, scaled, rate, self.count_images([message]))

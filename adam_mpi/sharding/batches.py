@@ -15,22 +15,54 @@ from itertools import pairwise
 
 import numpy as np
 
+from adam_mpi.sharding.fields import INPUT, TARGET
+
 LEAST_IMAGES = 16
 """Of a part, and of each rank of a hybrid replica: fewer images would leave vectors empty."""
 
 
 @dataclass
 class Batch:
-    """Images with their ids and labels: batch `number` of an epoch, or one replica's share of it."""
+    """Images with their ids: batch `number` of an epoch, or one replica's share of it."""
 
     phase: int
     epoch: int
     number: int
     ids: np.ndarray
-    labels: np.ndarray
-    pixels: np.ndarray
+    inputs: Mapping[str, np.ndarray]
+    """Name -> values of the images."""
+    targets: Mapping[str, np.ndarray]
     edges: tuple[int, ...] = ()
-    """In a hybrid replica, whose ranks have pixels of their own images only: where the images of each begin and end."""
+    """In a hybrid replica, whose ranks have inputs of their own images only: where the images of each begin and end."""
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """Return the first input."""
+        return next(iter(self.inputs.values()))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the first target."""
+        return next(iter(self.targets.values()))
+
+
+def image_batch(
+    number: int, ids: np.ndarray, labels: np.ndarray, pixels: np.ndarray, phase: int = 0, epoch: int = 0
+) -> Batch:
+    """Return a batch of images with a class each."""
+    return Batch(
+        phase=phase,
+        epoch=epoch,
+        number=number,
+        ids=ids,
+        inputs={INPUT: pixels},
+        targets={TARGET: labels},
+    )
+
+
+def select(values: Mapping[str, np.ndarray], chosen: slice | np.ndarray) -> dict[str, np.ndarray]:
+    """Return the `chosen` images of all arrays."""
+    return {name: array[chosen] for name, array in values.items()}
 
 
 def most_parts(in_flight: int, ranks: int) -> tuple[int, int]:
@@ -61,10 +93,10 @@ def shares(images: int, ranks: int) -> tuple[int, ...]:
 
 def cut_batch(batch: Batch, parts: int) -> list[Batch]:
     """Return `batch` cut into `parts` consecutive parts of nearly equal size."""
-    edges = shares(batch.labels.size, parts)
+    pieces = [slice(first, last) for first, last in pairwise(shares(batch.ids.size, parts))]
     return [
-        replace(batch, ids=batch.ids[a:b], labels=batch.labels[a:b], pixels=batch.pixels[a:b])
-        for a, b in pairwise(edges)
+        replace(batch, ids=batch.ids[piece], inputs=select(batch.inputs, piece), targets=select(batch.targets, piece))
+        for piece in pieces
     ]
 
 
@@ -78,8 +110,9 @@ def cut_rounds(batch: Batch, rounds: int, rank: int) -> list[Batch]:
         chosen = np.concatenate([np.arange(a, b) for a, b in taken])
         edges = (0, *(int(edge) for edge in np.cumsum([b - a for a, b in taken])))
         first, last = (image - batch.edges[rank] for image in taken[rank])
-        own = batch.pixels[first:last]
-        found.append(replace(batch, ids=batch.ids[chosen], labels=batch.labels[chosen], pixels=own, edges=edges))
+        own = select(batch.inputs, slice(first, last))
+        targets = select(batch.targets, chosen)
+        found.append(replace(batch, ids=batch.ids[chosen], inputs=own, targets=targets, edges=edges))
     return found
 
 

@@ -18,41 +18,19 @@ from adam_mpi.config import Config
 from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
 from adam_mpi.model.partition import Partition
+from adam_mpi.optimizer.groups import GroupSpan, frozen_edges, group_spans, parts_of
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.message_formats import message_words
+from adam_mpi.sharding.rings import Rings, lined
 from adam_mpi.sharding.shards import Shard, cut, place
 
-LINE = 64  # bytes of a cache line: each ring has one of its own, so that pushers do not slow each other down
 MOST_SLOTS = 8
 LEAST_SHARD = 64
 
 # A record has room for the batches of all pushes that it folds.
 RECORD_BATCHES = 16 * MOST_BATCHES
 WIDTHS = {"weights": 4, "ema": 4, "short": 2}
-
-
-@dataclass(frozen=True)
-class Rings:
-    """Rings in a server's memory, one for each rank that writes into it, and the lines where it acknowledges."""
-
-    count: int
-    slots: int
-    slot_bytes: int
-    first_line: int
-
-    @property
-    def ring_bytes(self) -> int:
-        """Return the bytes of one ring."""
-        return self.slots * self.slot_bytes
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all rings."""
-        return self.count * self.ring_bytes
-
-    def line_offset(self, ring: int) -> int:
-        """Return the byte offset of the line of `ring` in the weights window."""
-        return LINE * (1 + self.first_line + ring)
 
 
 @dataclass(frozen=True)
@@ -70,14 +48,18 @@ class MemoryLayout:
     slot_bytes: int
     regions: tuple[str, ...]
     tensors: tuple[Tensor, ...]
-    owners: tuple[int, ...] = ()
+    states: tuple[str, ...] = ()
+    """The state vectors that the optimizer keeps beside the weights."""
+    groups: tuple[GroupSpan, ...] = ()
+    """The groups of parameters of `optimizer.groups`, in the order of the flat vector."""
+    strip_of_shard: tuple[int, ...] = ()
     """The strip of a replica that pushes each shard."""
     strips: int = 1
     peers: Rings = Rings(0, 0, 0, 0)
     """Rings of records in the replication window; none where each shard has one copy."""
     arena: int = 0
     """Bytes behind those rings for folded gradients: other servers on the same node read them there."""
-    held: dict[int, tuple[Shard, ...]] = field(init=False)
+    served: dict[int, tuple[Shard, ...]] = field(init=False)
     """The shards that each server serves."""
     copied: dict[int, tuple[Shard, ...]] = field(init=False)
     """The shards that each server has copies of and does not serve."""
@@ -90,9 +72,9 @@ class MemoryLayout:
             served[first].append(shard)
             for server in others:
                 copied[server].append(shard)
-        for name, shards in (("held", served), ("copied", copied)):
+        for name, shards in (("served", served), ("copied", copied)):
             object.__setattr__(self, name, {server: tuple(mine) for server, mine in shards.items()})
-        object.__setattr__(self, "owners", self.owners or (0,) * len(self.shards))
+        object.__setattr__(self, "strip_of_shard", self.strip_of_shard or (0,) * len(self.shards))
 
     @property
     def rings(self) -> Rings:
@@ -124,9 +106,18 @@ class MemoryLayout:
         """Return how many parameters the flat vector has."""
         return self.shards[-1].stop
 
+    @cached_property
+    def frozen(self) -> frozenset[int]:
+        """Return the shards whose parameters are all frozen: nothing but headers is pushed of them."""
+        return frozenset(
+            shard.index
+            for shard in self.shards
+            if self.groups and all(group.frozen for _, group in parts_of(self.groups, shard.start, shard.stop))
+        )
+
     def feeding(self, server: int) -> tuple[int, ...]:
         """Return the rings that push to `server`; those of a replica's strips are one after the other."""
-        strips = {self.owners[shard.index] for shard in self.held[server]}
+        strips = {self.strip_of_shard[shard.index] for shard in self.served[server]}
         return tuple(ring for ring in range(len(self.pushers)) if ring % self.strips in strips)
 
     def line_offset(self, ring: int) -> int:
@@ -140,13 +131,13 @@ class MemoryLayout:
 
     def size(self, server: int) -> int:
         """Return how many parameters `server` serves."""
-        return sum(shard.size for shard in self.held[server])
+        return sum(shard.size for shard in self.served[server])
 
     def region_offset(self, server: int, region: str) -> int:
         """Return the byte offset of `region` of `server` in the weights window."""
-        offset = _lined(self.version_offset + 8 * len(self.held[server]))
+        offset = lined(self.version_offset + 8 * len(self.served[server]))
         for name in self.regions[: self.regions.index(region)]:
-            offset += _lined(WIDTHS[name] * self.size(server))
+            offset += lined(WIDTHS[name] * self.size(server))
         return offset
 
     def published_bytes(self, server: int) -> int:
@@ -159,7 +150,7 @@ class MemoryLayout:
         runs: list[tuple[int, int, int]] = []
         offset = self.region_offset(server, region)
         width = WIDTHS[region]
-        for shard in self.held[server]:
+        for shard in self.served[server]:
             if wanted is None or shard.index in wanted:
                 start, size, first = runs[-1] if runs else (0, 0, 0)
                 if start + size == shard.start and first + width * size == offset:
@@ -170,7 +161,7 @@ class MemoryLayout:
         return runs
 
 
-def plan(
+def plan_layout(
     tensors: Sequence[Tensor],
     servers: Mapping[int, str],
     pushers: Sequence[int],
@@ -201,7 +192,9 @@ def plan(
         slot_bytes=slot_bytes,
         regions=_regions(config),
         tensors=tuple(tensors),
-        owners=tuple(partition.owner(shard.start) for shard in shards) if partition else (),
+        states=rule_of(config.optimizer).states,
+        groups=tuple(group_spans(tensors, config.optimizer.groups)),
+        strip_of_shard=tuple(partition.owner(shard.start) for shard in shards) if partition else (),
         strips=len(partition) if partition else 1,
         peers=peers,
         arena=peers.bytes,
@@ -220,7 +213,7 @@ def _regions(config: Config) -> tuple[str, ...]:
 
 def _peer_rings(largest: int, servers: int, pushers: int, room: int) -> Rings:
     """Return the rings of records between `servers` servers, for shards of up to `largest` parameters."""
-    record = _lined(4 * message_words(largest, 1 + 2 * pushers + RECORD_BATCHES))
+    record = lined(4 * message_words(largest, 1 + 2 * pushers + RECORD_BATCHES))
     return Rings(servers, max(2, min(MOST_SLOTS, room // (servers * record))), record, pushers)
 
 
@@ -229,7 +222,8 @@ def cut_for(
 ) -> tuple[Shard, ...]:
     """Return the shards, smaller than configured where mailboxes have no room for two of them per pusher.
 
-    In a partition every shard belongs to one strip, so that a replica pushes it once. Raises UserError if mailboxes
+    In a partition every shard belongs to one strip, so that a replica pushes it once. Frozen parameters have shards of
+    their own. Raises UserError if mailboxes
     have no room for the smallest shards.
     """
     shard = config.server.shard
@@ -239,18 +233,14 @@ def cut_for(
             least = 2 * pushers * _slot_bytes(shard, config)
             raise UserError(f"server.mailbox_bytes = {room}: too small for {pushers} pushers; at least {least}")
         shard = max(LEAST_SHARD, shard // 2)
-    return cut(tensors, shard, partition.edges if partition else ())
+    edges = {*frozen_edges(group_spans(tensors, config.optimizer.groups)), *(partition.edges if partition else ())}
+    return cut(tensors, shard, sorted(edges))
 
 
 def _slot_bytes(parameters: int, config: Config) -> int:
     """Return the bytes of a slot for messages of up to `parameters` parameters."""
     body = CODECS[config.push.codec].words(parameters)
-    return _lined(4 * message_words(body, MOST_BATCHES))
-
-
-def _lined(size: int) -> int:
-    """Return `size` rounded up to whole cache lines."""
-    return -(-size // LINE) * LINE
+    return lined(4 * message_words(body, MOST_BATCHES))
 
 
 @dataclass(frozen=True)
@@ -289,12 +279,12 @@ class WorkerShards:
     @cached_property
     def pushed(self) -> dict[int, list[Shard]]:
         """Return server -> the shards of it that the worker pushes."""
-        owners = self.memory_layout.owners
+        owners = self.memory_layout.strip_of_shard
         return {
             server: [shard for shard in shards if owners[shard.index] == self.strip]
-            for server, shards in self.memory_layout.held.items()
+            for server, shards in self.memory_layout.served.items()
         }
 
     def pulls(self, server: int) -> bool:
         """Return whether the worker pulls shards of `server`."""
-        return any(shard.index in self.pulled for shard in self.memory_layout.held[server])
+        return any(shard.index in self.pulled for shard in self.memory_layout.served[server])

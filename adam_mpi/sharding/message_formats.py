@@ -1,11 +1,9 @@
-"""The formats of messages: of pushes in a mailbox, and of batches between workers and data ranks. Pure.
+"""The formats of messages: of pushes in a mailbox, and of asks and reports between workers and data ranks. Pure.
 
-answer = header (int64 x 8) | ids (int64) | labels (int64) | pixels (uint8 or float32, image by image)
+Batches are in `fields.py`.
 """
 
 import numpy as np
-
-from adam_mpi.sharding.batches import Batch, shares
 
 HEADER = np.dtype(
     {
@@ -69,41 +67,16 @@ NEXT_PHASE, ANY, SHARE = range(1, 4)
 
 # Kinds of answers.
 PHASE, BATCH, EXHAUSTED, STOP = range(1, 5)
-BATCH_HEADER_WORDS = 8  # kind, phase, part, epoch, batch number, images, batches left; see `DataServer` for a phase
-REPORT_WORDS = 5  # phase, images, loss, correct, batch number
+REPORT_HEADER = 3  # phase, batch number, images; the sums of loss and metrics follow
 PARTS = ("train", "validation", "test")
-Shape = tuple[int, int, int]
 
 
-def batch_message_bytes(images: int, shape: Shape, itemsize: int = 1) -> int:
-    """Return the bytes of an answer with `images` images of `shape`, of `itemsize` bytes per value."""
-    return 8 * BATCH_HEADER_WORDS + images * (16 + int(np.prod(shape)) * itemsize)
+def pack_report(phase: int, number: int, images: int, sums: np.ndarray) -> np.ndarray:
+    """Return the report of `images` images of batch `number`, with the sums of their loss and metrics."""
+    return np.concatenate([np.array([phase, number, images], np.float64), sums])
 
 
-def pack_batch(header: list[int], ids: np.ndarray, labels: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-    """Return an answer as bytes."""
-    words = np.zeros(BATCH_HEADER_WORDS, np.int64)
-    words[: len(header)] = header
-    parts = [words, ids.astype(np.int64), labels.astype(np.int64), np.ascontiguousarray(pixels).ravel()]
-    return np.concatenate([part.view(np.uint8) for part in parts])
-
-
-def unpack_batch(message: np.ndarray, shape: Shape, itemsize: int = 1, rank: int = 0, ranks: int = 1) -> Batch:
-    """Return the batch of an answer, as views into `message`; nothing is copied.
-
-    Of the `ranks` ranks of a hybrid replica, `rank` has pixels of its share only.
-    """
-    _, phase, _, epoch, number, count = message[: 8 * BATCH_HEADER_WORDS].view(np.int64)[:6].tolist()
-    edges = shares(count, ranks)
-    own = edges[rank + 1] - edges[rank]
-    body = message[8 * BATCH_HEADER_WORDS :]
-    pixels = body[16 * count :][: own * int(np.prod(shape)) * itemsize]
-    return Batch(
-        phase=phase,
-        epoch=epoch,
-        number=number,
-        ids=body[: 8 * count].view(np.int64),
-        labels=body[8 * count : 16 * count].view(np.int64),
-        pixels=pixels.view(np.uint8 if itemsize == 1 else np.float32).reshape(own, *shape),
-        edges=edges if ranks > 1 else (),
-    )
+def unpack_report(report: np.ndarray) -> tuple[int, int, int, np.ndarray]:
+    """Return phase, batch number, images and sums of a report."""
+    phase, number, images = report[:REPORT_HEADER].astype(int).tolist()
+    return phase, number, images, report[REPORT_HEADER:]

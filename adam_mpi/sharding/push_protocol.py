@@ -22,6 +22,7 @@ from adam_mpi.base import native
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Config
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.codecs.float16 import LARGEST
 from adam_mpi.sharding.memory_layout import MemoryLayout
@@ -209,7 +210,7 @@ class Choice:
         return "delta" if self.factors is None else "factor"
 
 
-def choose(
+def choose_protocols(
     memory_layout: MemoryLayout, config: Config, images: int, hosts: int, kept: Collection[str] | None = None
 ) -> dict[str, Choice]:
     """Return layer -> what it pushes, for pushes of `images` images in a job on `hosts` hosts.
@@ -220,9 +221,10 @@ def choose(
     _check_wanted(memory_layout, config)
     dense = matrices(memory_layout.tensors)
     multipliable = config.optimizer.where == "server" and memory_layout.strips == 1
+    frozen = {memory_layout.shards[index].layer for index in memory_layout.frozen}
     choices = {}
     for layer in dict.fromkeys(shard.layer for shard in memory_layout.shards):
-        matrix = dense.get(layer) if multipliable else None
+        matrix = dense.get(layer) if multipliable and layer not in frozen else None
         choice = _estimate(memory_layout, config, layer, matrix, images)
         faster = choice.factor_bytes is not None and _factors_are_faster(memory_layout, choice, images, hosts)
         auto = config.push.protocol == "auto" and faster and config.push.codec == "none"
@@ -244,10 +246,11 @@ def _check_wanted(memory_layout: MemoryLayout, config: Config) -> None:
 def _estimate(memory_layout: MemoryLayout, config: Config, layer: str, matrix: Matrix | None, images: int) -> Choice:
     """Return a choice of factors for `layer`, with the bytes of a push; of deltas where factors are not possible."""
     codec = CODECS[config.push.codec]
-    sizes = [shard.size for shard in memory_layout.shards if shard.layer == layer]
+    shards = [shard for shard in memory_layout.shards if shard.layer == layer]
+    sizes = [0 if shard.index in memory_layout.frozen else shard.size for shard in shards]
     delta = sum(4 * (HEADER_WORDS + codec.words(size)) for size in sizes)
     half = config.push.factor_codec == "float16"
-    planned = plans(matrix, layer, memory_layout.held, half) if matrix is not None else None
+    planned = plans(matrix, layer, memory_layout.served, half) if matrix is not None else None
     if planned is None or not _sendable(planned, memory_layout, config, images):
         return Choice(layer, delta, None, None)
     factor = sum(4 * (HEADER_WORDS + plan.words(images)) for plan in planned.values())
@@ -266,12 +269,12 @@ def _sendable(planned: Mapping[int, FactorPlan], memory_layout: MemoryLayout, co
     """Return whether factors of `images` images can be sent.
 
     A message has to have room for one image, and a ring for all parts of a push in synchronous training, because the
-    server waits for all of them. AdaGrad squares the gradient of a push, so the push has to fit into one message.
+    server waits for all of them. Rules that are not linear take the gradient of a push as a whole: it is one message.
     """
     room = min(plan.images(memory_layout.body_words) for plan in planned.values())
     if config.consistency.staleness == 0:
         return room >= 1 and -(-images // room) <= memory_layout.slots
-    return room >= (images if config.optimizer.kind == "adagrad" else 1)
+    return room >= (1 if rule_of(config.optimizer).linear else images)
 
 
 def captured_layers(choices: Mapping[str, Choice]) -> list[str]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adam_mpi.base.files import checksum
+from adam_mpi.base.files import file_checksum
 from adam_mpi.sharding.shards import Shard
 
 MODULUS = 1 << 62
+BATCHES = "batches"
+"""The name, in files, of the number of batches that each shard has been stepped on."""
 
 
 @dataclass(eq=False)
@@ -17,10 +19,13 @@ class ShardCopy:
 
     shard: Shard
     weights: np.ndarray
-    state: np.ndarray
+    states: np.ndarray
+    """The state vectors of the optimizer, a row for each."""
     ema: np.ndarray
     """Running average of the weights; empty where none is kept."""
     version: int = 0
+    batches: float = 0.0
+    """Batches that it has been stepped on: bias corrections depend on it."""
     table: dict[int, int] = field(default_factory=dict)
     """Pusher -> the highest number of its messages that are in the weights."""
     whole: bool = True
@@ -31,17 +36,17 @@ class ShardCopy:
     """The copy before its last step, where that may have to be taken back."""
 
     @staticmethod
-    def empty(shard: Shard, ema: bool) -> "ShardCopy":
-        """Return a copy of `shard` that is not whole; `ema`: with a running average."""
+    def empty(shard: Shard, states: int, ema: bool) -> "ShardCopy":
+        """Return a copy of `shard` that is not whole, with `states` state vectors; `ema`: with a running average."""
         # Separate arrays: the memory of one that is moved is freed.
         weights = np.zeros(shard.size, np.float32)
-        state = np.zeros(shard.size, np.float32)
-        return ShardCopy(shard, weights, state, np.zeros(shard.size if ema else 0, np.float32), whole=False)
+        vectors = np.zeros((states, shard.size), np.float32)
+        return ShardCopy(shard, weights, vectors, np.zeros(shard.size if ema else 0, np.float32), whole=False)
 
     @property
     def parts(self) -> list[np.ndarray]:
-        """Return the arrays that make a copy, besides version and table."""
-        return [part for part in (self.weights, self.state, self.ema) if part.size]
+        """Return the vectors that make a copy, besides version, batches and table."""
+        return [part for part in (self.weights, *self.states, self.ema) if part.size]
 
     def move(self, weights: np.ndarray, ema: np.ndarray) -> None:
         """Move weights and running average into the arrays `weights` and `ema`."""
@@ -50,11 +55,14 @@ class ShardCopy:
         self.weights = weights
         self.ema = ema
 
-    def become(self, parts: Sequence[np.ndarray], version: int, table: dict[int, int], behind: bool = False) -> None:
+    def become(
+        self, parts: Sequence[np.ndarray], version: int, batches: float, table: dict[int, int], behind: bool = False
+    ) -> None:
         """Take over a whole copy that has arrived; `behind`: it is of the step before the last one, which follows."""
         for mine, new in zip(self.parts, parts, strict=True):
             mine[:] = new
         self.version = version
+        self.batches = batches
         self.table = table
         self.whole = True
         self.behind = behind
@@ -67,10 +75,11 @@ class ShardCopy:
     def remember(self) -> None:
         """Keep a copy of everything, before a step that may have to be taken back."""
         if self.before is None:
-            self.before = replace(self, weights=self.weights.copy(), state=self.state.copy(), ema=self.ema.copy())
+            self.before = replace(self, weights=self.weights.copy(), states=self.states.copy(), ema=self.ema.copy())
         for kept, part in zip(self.before.parts, self.parts, strict=True):
             kept[:] = part
         self.before.version = self.version
+        self.before.batches = self.batches
         self.before.table = dict(self.table)
 
     def take_back(self) -> None:
@@ -79,15 +88,16 @@ class ShardCopy:
         for kept, part in zip(self.before.parts, self.parts, strict=True):
             part[:] = kept
         self.version = self.before.version
+        self.batches = self.before.batches
         self.table = dict(self.before.table)
 
     def checksum(self) -> int:
         """Return a checksum of everything that must be equal in another copy."""
-        total = self.version
+        total = self.version + int(np.float64(self.batches).view(np.int64))
         for pusher, number in sorted(self.table.items()):
             total = (31 * total + 17 * pusher + number) % MODULUS
         for part in self.parts:
-            total = (31 * total + checksum(part)) % MODULUS
+            total = (31 * total + file_checksum(part)) % MODULUS
         return total
 
     def note(self, pusher: int, number: int) -> None:

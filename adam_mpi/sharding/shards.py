@@ -16,7 +16,7 @@ import numpy as np
 from adam_mpi.model.parameters import Tensor
 
 Piece = tuple[int, dict[str, np.ndarray]]
-"""Where it begins in the flat vector, and its values by name: weights, state, ema."""
+"""Where it begins in the flat vector, and its values by name: weights, state vectors, ema, and numbers of the piece."""
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -65,13 +65,40 @@ class Spans:
         return self.values[span.start][: span.stop - span.start]
 
 
-def gathered(pieces: Iterator[Piece], spans: Iterable[tuple[int, int]]) -> dict[str, Spans]:
+class SpanNumbers:
+    """A number for each of the spans (start, stop) that it was made for: the largest one of the pieces that meet it."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        self.spans = sorted(spans)
+        self.numbers = {start: 0.0 for start, _ in self.spans}
+
+    def put(self, start: int, values: np.ndarray) -> None:
+        """Take over the number of a piece that begins at `start`; it is repeated in `values`."""
+        stop = start + len(values)
+        first = max(0, bisect_right(self.spans, (start, start)) - 1)
+        for low, high in self.spans[first : bisect_left(self.spans, (stop, stop))]:
+            if low < stop and start < high:
+                self.numbers[low] = max(float(values[0]), self.numbers[low])
+
+    def __getitem__(self, span: slice) -> float:
+        """Return the number of the span that begins where `span` does."""
+        return self.numbers[span.start]
+
+
+Gathered = dict[str, Spans | SpanNumbers]
+"""Values in some spans of the flat vector, by name."""
+
+
+def gathered(pieces: Iterator[Piece], spans: Iterable[tuple[int, int]]) -> Gathered:
     """Return the values of `pieces` that are in `spans`, by name."""
-    found: dict[str, Spans] = {}
+    found: Gathered = {}
     spans = tuple(spans)
     for start, values in pieces:
+        size = max(map(np.size, values.values()))
         for name, array in values.items():
-            found.setdefault(name, Spans(spans)).put(start, array)
+            if name not in found:
+                found[name] = (Spans if np.ndim(array) else SpanNumbers)(spans)
+            found[name].put(start, np.broadcast_to(array, size))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.config import Train
+from adam_mpi.model.metrics import ACCURACY, Monitor
 from adam_mpi.sharding.batches import Progress
 
 
@@ -27,21 +28,23 @@ class Phase:
 
 
 class PhaseSchedule:
-    """Decides which phase comes next, from the accuracies of validation phases."""
+    """Decides which phase comes next, from a figure of the validation phases."""
 
     def __init__(
         self,
         train: Train,
         validates: bool,
         epochs_done: int = 0,
-        best: tuple[float, int] = (-1.0, 0),
+        best: tuple[float | None, int] = (None, 0),
         midway: bool = False,
+        monitor: Monitor = ACCURACY.monitor,
     ) -> None:
         """Begin after `epochs_done` epochs, the last of which is not validated yet, or `midway` in the next one.
 
-        `best` is the best accuracy so far, and its epoch.
+        `best` is the best value of `monitor` so far, and its epoch.
         """
         self.train = train
+        self.monitor = monitor
         self.validates = validates
         self.best, self.best_epoch = best
         self.reason = "epochs"
@@ -50,15 +53,15 @@ class PhaseSchedule:
         else:
             self.phase = self._train_or_test(Phase(-1, "", epochs_done))
 
-    def advance(self, accuracy: float) -> Phase | None:
-        """Return the phase after the current one, which ended with `accuracy`; None when the job is done."""
+    def advance(self, value: float) -> Phase | None:
+        """Return the phase after the current one, at whose end `monitor` had `value`; None when the job is done."""
         phase = self.phase
         assert phase is not None
         if phase.part == "test":
             self.phase = None
         elif phase.training and self.validates:
             self.phase = Phase(phase.number + 1, "validation", phase.epoch)
-        elif phase.part == "validation" and self._should_stop(phase.epoch, accuracy):
+        elif phase.part == "validation" and self._should_stop(phase.epoch, value):
             self.phase = self._test(phase)
         else:
             self.phase = self._train_or_test(phase)
@@ -74,12 +77,12 @@ class PhaseSchedule:
         """Return the test phase, if one is configured."""
         return Phase(phase.number + 1, "test", phase.epoch) if self.train.test else None
 
-    def _should_stop(self, epoch: int, accuracy: float) -> bool:
-        """Note the accuracy of `epoch`; return whether training stops before its last epoch."""
-        if accuracy > self.best:
-            self.best = accuracy
+    def _should_stop(self, epoch: int, value: float) -> bool:
+        """Note the value of `epoch`; return whether training stops before its last epoch."""
+        if self.monitor.better(value, self.best):
+            self.best = value
             self.best_epoch = epoch
-        if self.train.target and accuracy >= self.train.target:
+        if self.train.target and self.monitor.reaches(value, self.train.target):
             self.reason = "target"
         elif self.train.patience and epoch - self.best_epoch >= self.train.patience:
             self.reason = "patience"
@@ -101,7 +104,7 @@ class Position:
     """How far training is; `batches` are the applied ones of `epoch`. Epoch 0 is before the first push."""
 
     def __init__(self, room: int, epoch: int = 0, images: int = 0, clock: int = 0) -> None:
-        """`room`: the most batches of an epoch."""
+        """Begin at the first batch; no epoch has more than `room` batches."""
         self.epoch = epoch
         self.images = images
         self.clock = clock
@@ -143,6 +146,18 @@ class Position:
         """Return how many batches of the epoch are applied."""
         return int(self.batches.sum())
 
+    def images_passed(self, batch: int, images: int) -> float:
+        """Return how many images of all epochs, of `images` each, have passed, including those that were left out.
+
+        A batch counts as whole although images of it were bad. An epoch that ended early counts as whole when the next
+        one begins; that one is assumed to have as many batches.
+        """
+        if not self.epoch:
+            return self.images
+        done = self.count * batch
+        expected = min(images, self.lasted * batch or images)
+        return max(self.images, images * (self.epoch - 1 + min(1, done / max(expected, 1))))
+
     @staticmethod
     def packed_bytes(room: int) -> int:
         """Return the bytes of a packed position of up to `room` batches."""
@@ -163,9 +178,7 @@ class Position:
         room, epoch, images, clock = packed[: 8 * FIELDS].view(np.int64).tolist()
         position = Position(room, epoch, images, clock)
         position.batches[:] = np.unpackbits(packed[8 * FIELDS :], count=room)
-        # The first files of format 4 end with the bits.
-        if packed.size == Position.packed_bytes(room):
-            position.lasted = int(packed[-8:].view(np.int64)[0])
+        position.lasted = int(packed[-8:].view(np.int64)[0])
         return position
 
     def agrees(self, other: "Position") -> bool:
@@ -210,8 +223,8 @@ class RankState:
     """Of a server, where pushes may have to be taken back: shard -> pusher -> the highest number of its messages."""
     batches: frozenset[int] = frozenset()
     """Of a worker: ids of batches that it has received and will report."""
-    epoch_sums: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
-    """Of a data rank: epoch, and the sums of images, loss and correct answers so far."""
+    epoch_sums: tuple[int, float, tuple[float, ...]] = (0, 0.0, ())
+    """Of a data rank: epoch, images so far, and the sums of the loss and the metrics over them."""
     unacknowledged: int = 0
     """Of a client of a `ParameterServer`: messages that it will send again."""
     coordinator: dict[str, Any] | None = None

@@ -18,9 +18,9 @@ from adam_mpi.data.sets import Description, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
+from adam_mpi.optimizer import kernels, rules
+from adam_mpi.optimizer.settings import BatchCounts, Settings
 from adam_mpi.planning.plan import network
-from adam_mpi.server import apply_kernels
-from adam_mpi.server.optimizer_rules import Coefficients
 from adam_mpi.sharding.training_state import Phase
 from adam_mpi.simulate.hosts import Costs
 from adam_mpi.transport import mailbox
@@ -68,7 +68,7 @@ def measure(costs: Costs, config: Config, data: Description, shapes: tuple[Layer
     measures: dict[str, Callable[[], float]] = {
         "image": lambda: _image(network(config, data, shapes, setting.captured), config, data, setting),
         "prepare": lambda: _prepare(config),
-        "copy": lambda: _copy(size),
+        "copy": lambda: _message_copy(size),
         "sign": lambda: _sign(size),
         "wire": lambda: _wire(min(max(4 * size, LEAST_WIRED), MOST_WIRED)) if setting.hosts > 1 else 0.0,
         "apply": lambda: _apply(size),
@@ -101,7 +101,7 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
     shared = [parameters.initial(net.shapes, config.run.seed) for _ in range(0, threads, setting.own)]
     alone = setting.own == 1 or config.push.images <= config.train.batch
     draw = np.random.default_rng(config.run.seed)
-    pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.dtype)
+    pixels = draw.integers(0, 256, (images, *data.shape)).astype(data.form.dtype)
     labels = draw.integers(0, data.classes, images)
     ids = np.arange(images)
 
@@ -145,16 +145,16 @@ def _arrays(count: int, size: int) -> list[np.ndarray]:
     return [np.ones(size, np.float32) for _ in range(count)]
 
 
-def _copy(size: int) -> float:
+def _message_copy(size: int) -> float:
     """Measure the copy of a byte into a message."""
     body, values = (array.view(np.uint32) for array in _arrays(2, size))
-    return _cold(lambda: mailbox.copy(body, values)) / (4 * size)
+    return _cold(lambda: mailbox.copy_words(body, values)) / (4 * size)
 
 
 def _sign(size: int) -> float:
     """Measure the checksum of a byte."""
     (message,) = _arrays(1, size)
-    return _cold(lambda: mailbox.checksum(message.view(np.uint32))) / (4 * size)
+    return _cold(lambda: mailbox.message_checksum(message.view(np.uint32))) / (4 * size)
 
 
 def _wire(size: int) -> float:
@@ -188,10 +188,11 @@ def _wire(size: int) -> float:
 def _apply(size: int) -> float:
     """Measure the step of a server, per byte of a push."""
     weights, pushed = _arrays(2, size)
-    starts = np.zeros(1, np.int64)
     scales = np.full(1, 1e-9, np.float32)
-    numbers = np.array(Coefficients(gain=1), np.float32)
-    step = partial(apply_kernels.step, apply_kernels.DESCENT, weights, weights, pushed, starts, scales, numbers)
+    rule = rules.RULES["descent"]
+    rows = rules.coefficients(rule, Settings(), 1.0, BatchCounts(0, 1, 1))
+    states = np.zeros((0, size), np.float32)
+    step = partial(kernels.step, rule.kernel, weights, states, pushed, np.zeros(1, np.int64), scales, rows)
     return _cold(step) / (4 * size)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from adam_mpi.config.fields import limited
-from adam_mpi.config.reading import fill, read
+from adam_mpi.config.reading import fill_section, read_toml
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Cluster:
 def load_cluster(path: Path) -> Cluster:
     """Return the cluster that a TOML file describes; raise UserError for an unknown key or a wrong value."""
     cluster = Cluster()
-    fill(cluster, read(path), "", str(path))
+    fill_section(cluster, read_toml(path), "", str(path))
     return cluster
 
 
@@ -144,7 +144,7 @@ class Host:
 
     @property
     def spare(self) -> float:
-        """The number of cores that no thread has."""
+        """Return the number of cores of a simulated host that no thread has."""
         return self.cores.capacity - self.cores.count
 
     def work(self, seconds: float, woken: bool = False) -> Steps:

@@ -11,9 +11,10 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
 from adam_mpi.planning.plan import plan_memory_layout
 from adam_mpi.sharding.codecs import CODECS
+from adam_mpi.sharding.fields import message_bytes
 from adam_mpi.sharding.memory_layout import MOST_BATCHES, WIDTHS, MemoryLayout
-from adam_mpi.sharding.message_formats import HEADER_WORDS, batch_message_bytes
-from adam_mpi.sharding.push_protocol import MULTIPLY, Choice, captured_layers, choose, largest_push
+from adam_mpi.sharding.message_formats import HEADER_WORDS
+from adam_mpi.sharding.push_protocol import MULTIPLY, Choice, captured_layers, choose_protocols, largest_push
 from adam_mpi.simulate.hosts import Costs
 from adam_mpi.worker.gradient_buffer import MOST_PUSHES
 
@@ -53,12 +54,14 @@ class Load:
 def chosen(config: Config, layout: Layout, shapes: tuple[LayerShape, ...]) -> tuple[MemoryLayout, Mapping[str, Choice]]:
     """Return where shards lie, and what each layer pushes."""
     memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, config.layout.scheme), layout)
-    return memory_layout, choose(
+    return memory_layout, choose_protocols(
         memory_layout, config, largest_push(config), len({place.host for place in layout.places})
     )
 
 
-def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs) -> Load:
+def replica_load(
+    config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs
+) -> Load:
     """Return what a replica of the configured job sends and receives in one step."""
     memory_layout, choices = chosen(config, layout, shapes)
     share = config.train.batch if config.asynchronous else -(-config.train.batch // layout.replicas)
@@ -70,12 +73,12 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
         for server, plan in (choice.factors or {}).items():
             messages = -(-images // plan.images(memory_layout.body_words))
             multiplied = 2 * images * sum(shard.size for shard in plan.shards) / MULTIPLY
-            _add(push[server], 4 * (messages * HEADER_WORDS + plan.words(images)), messages, multiplied)
-    for server, shards in memory_layout.held.items():
+            _add_traffic(push[server], 4 * (messages * HEADER_WORDS + plan.words(images)), messages, multiplied)
+    for server, shards in memory_layout.served.items():
         for shard in shards:
             if choices[shard.layer].factors is None:
                 size = 4 * (HEADER_WORDS + codec.words(shard.size))
-                _add(push[server], size, 1, size * costs.apply)
+                _add_traffic(push[server], size, 1, size * costs.apply)
     width = WIDTHS["short"] if "short" in memory_layout.regions else WIDTHS["weights"]
     # With few large shards some servers hold copies only, and no pull reads from them.
     pull = {server: width * memory_layout.size(server) for server in push}
@@ -87,7 +90,7 @@ def load(config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: D
         held=held,
         copies=_copies(memory_layout),
         images=share,
-        batch=batch_message_bytes(share, data.shape),
+        batch=message_bytes(share, data.fields),
         gradient=sum(held.values()),
         most=most,
     )
@@ -103,7 +106,7 @@ def _copies(memory_layout: MemoryLayout) -> dict[int, dict[int, int]]:
     return copies
 
 
-def _add(part: Part, size: int, messages: int, seconds: float) -> None:
+def _add_traffic(part: Part, size: int, messages: int, seconds: float) -> None:
     """Add bytes, messages and seconds to `part`."""
     part.bytes += size
     part.messages += messages

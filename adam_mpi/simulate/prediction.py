@@ -16,12 +16,13 @@ from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.batch_loader import AHEAD
 from adam_mpi.data.sets import describe
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.planning.plan import model
 from adam_mpi.sharding.push_protocol import captured_layers
 from adam_mpi.simulate.costs import Setting, measure
 from adam_mpi.simulate.hosts import Cluster, Host, Rank, load_cluster
 from adam_mpi.simulate.load import Load, chosen
-from adam_mpi.simulate.load import load as weigh
+from adam_mpi.simulate.load import replica_load as weigh
 from adam_mpi.simulate.roles import Copies, Data, Replica, Server, rank_generator, split_evenly
 
 BATCHES = 400
@@ -57,10 +58,10 @@ def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -
     """Return the prediction for a cluster and a configuration as JSON; print the progress on stderr."""
     cluster = load_cluster(cluster_file)
     config = configuration.load(model_file, overrides)
-    return json.dumps(asdict(predict(cluster, config, report=Progress())), indent=2)
+    return json.dumps(asdict(predict_job(cluster, config, report=Progress())), indent=2)
 
 
-def predict(
+def predict_job(
     cluster: Cluster, config: Config, batches: int = BATCHES, report: Callable[[float], None] = lambda share: None
 ) -> Prediction:
     """Predict from `batches` batches of each replica; `report` is called now and then with the share that is done."""
@@ -68,7 +69,7 @@ def predict(
     shapes = model(config, description)
     hosts = [f"host{number}" for number in range(cluster.hosts.count) for _ in range(cluster.hosts.ranks)]
     layout = arrange(hosts, config.layout)
-    threads = _threads(cluster, config, layout, layout.workers[0])
+    threads = _trainer_threads(cluster, config, layout, layout.workers[0])
     images = config.train.batch if config.asynchronous else -(-config.train.batch // (layout.replicas * threads))
     training = threads * layout.count_on_host(layout.places[layout.workers[0]].host, "worker")
     captured = captured_layers(chosen(config, layout, shapes)[1])
@@ -79,8 +80,8 @@ def predict(
     return Simulation(cluster, config, layout, loads).run(connections, batches, report)
 
 
-def _threads(cluster: Cluster, config: Config, layout: Layout, rank: int) -> int:
-    """Return the number of trainer threads of a worker."""
+def _trainer_threads(cluster: Cluster, config: Config, layout: Layout, rank: int) -> int:
+    """Return the number of trainer threads of a simulated worker."""
     workers = layout.count_on_host(layout.places[rank].host, "worker")
     return config.worker.threads or max(1, cluster.hosts.cores // workers)
 
@@ -110,7 +111,8 @@ class Simulation:
         copies = [Copies(self.ranks[other], size) for other, size in self.load.copies[rank].items()]
         clocked = not self.config.asynchronous
         # Synchronous steps are undone when a rank is lost: weights, and the state of the optimizer.
-        kept = 2 * self.load.held[rank] if self.config.consistency.staleness == 0 else 0
+        vectors = 1 + len(rule_of(self.config.optimizer).states)
+        kept = vectors * self.load.held[rank] if self.config.consistency.staleness == 0 else 0
         return Server(
             rank=self.ranks[rank],
             costs=self.cluster.costs,
@@ -132,7 +134,7 @@ class Simulation:
             load=self.load,
             data=self.data,
             servers=self.servers,
-            threads=_threads(self.cluster, self.config, self.layout, places[0].rank),
+            threads=_trainer_threads(self.cluster, self.config, self.layout, places[0].rank),
             slowdown=variation.factor if straggles else 1.0,
             share=split_evenly(self.config.train.batch, self.layout.replicas)[number],
         )

@@ -28,7 +28,7 @@ class Sweep:
     """Ranks of each job."""
     folder: Path | None
     target: float | None
-    """Validation accuracy whose time is compared."""
+    """Value of the monitored figure of validation whose time is compared."""
     launch: str | None
     """Command that starts a job."""
     only_table: bool
@@ -47,10 +47,10 @@ def sweep(wanted: Sweep) -> Iterator[str]:
         # A value that is not allowed is refused before the first job starts.
         config.load(wanted.config, [*wanted.settings, *point.values])
     if not wanted.only_table:
-        line = jobs.prepare(folder, planned, base, wanted.ranks)
+        line = jobs.prepare_sweep(folder, planned, base, wanted.ranks)
         yield f"{len(planned)} runs, {sum(map(jobs.done, planned))} of them done; as a Slurm array: {line}"
         try:
-            yield from jobs.run(planned, base, wanted.ranks, wanted.launch)
+            yield from jobs.run_jobs(planned, base, wanted.ranks, wanted.launch)
         except KeyboardInterrupt:
             progress = f"interrupted; {sum(map(jobs.done, planned))} of {len(planned)} runs are done"
             raise KeyboardInterrupt(f"{progress}; run the same command to resume") from None
@@ -66,13 +66,15 @@ def _folder(wanted: Sweep, base: Sequence[str]) -> Path:
 
 def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
     """Yield the table of the finished runs; raise UserError if none is finished."""
-    outcomes = {point: tables.read(point.run) for point in planned if jobs.done(point)}
+    outcomes = {point: tables.read_outcome(point.run) for point in planned if jobs.done(point)}
     if not outcomes:
         raise UserError("no run of this sweep is done; run it without --table")
     goal = wanted.target or config.load(wanted.config, wanted.settings).train.target
     target = goal or tables.usual_target(list(outcomes.values()))
-    yield from tables.table(tables.rows(planned, outcomes, target), target)
+    yield from tables.table_lines(tables.table_rows(planned, outcomes, target), target)
     if not goal:
-        yield f"Half of the runs reach {target:.2%} of validation; --target sets another accuracy."
+        monitor = next(iter(outcomes.values())).monitor
+        name = monitor.name.replace("_", " ")
+        yield f"Half of the runs reach {monitor.text(target)} of validation; --target sets another {name}."
     if missing := len(planned) - len(outcomes):
         yield f"{missing} of {len(planned)} runs are not done; run the same command to resume."

@@ -29,7 +29,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The values and the seed as text."""
+        """Return the values and the seed of a point of the sweep as text."""
         return f"{' '.join(self.values)} seed={self.seed}"
 
     def arguments(self, base: Sequence[str]) -> list[str]:
@@ -79,7 +79,7 @@ END_SECONDS = 20.0
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train"
 
 
-def prepare(folder: Path, points: Sequence[Point], base: Sequence[str], ranks: int) -> str:
+def prepare_sweep(folder: Path, points: Sequence[Point], base: Sequence[str], ranks: int) -> str:
     """Write the files that describe the sweep, and return the command for Slurm; raise UserError for a used folder."""
     if (given := other(folder, base, ranks)) is not None:
         raise UserError(f"{folder}: holds a sweep of other jobs ({given}); give another folder with -o")
@@ -101,7 +101,7 @@ def other(folder: Path, base: Sequence[str], ranks: int) -> str | None:
     return None if same else f"{shlex.join(held['arguments'])} -n {held['ranks']}"
 
 
-def run(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | None) -> Iterator[str]:
+def run_jobs(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | None) -> Iterator[str]:
     """Run the jobs that are not done; yield a line for each as it ends."""
     for number, point in enumerate(points, 1):
         if done(point):
@@ -109,12 +109,12 @@ def run(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | 
         output = point.run.with_name(point.run.name + ".txt")
         command = [*_launcher(ranks, launch), *point.arguments(base)]
         with output.open("w") as file:
-            code = _run(command, file)
+            code = _run_one_job(command, file)
         outcome = "done" if done(point) else f"FAILED ({code}): {_last_lines(output)}"
         yield f"{number}/{len(points)} {point.name}: {outcome}"
 
 
-def _run(command: Sequence[str], output: IO[str]) -> int:
+def _run_one_job(command: Sequence[str], output: IO[str]) -> int:
     """Run a job to its end; return its exit code. An interrupt of this process (Ctrl-C, TERM) ends the job first."""
     handler = signal.signal(signal.SIGTERM, _interrupt)
     # A process group of its own, so that only this process interrupts it.

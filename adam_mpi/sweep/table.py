@@ -1,32 +1,36 @@
-"""The results of a sweep: accuracy and time to a target for each value, and the value to take."""
+"""The results of a sweep: the monitored figure and the time to a target for each value, and the value to take."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
 from adam_mpi.checkpoint.run_directory import read_metrics
+from adam_mpi.model.metrics import ACCURACY, Monitor, read_monitor
 from adam_mpi.sweep.jobs import Point
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run: its validation accuracy over time, and figures of its summary."""
+    """One finished run: its monitored figure over time, and figures of its summary."""
 
     curve: list[tuple[float, float]]
-    """(seconds, accuracy) of each pass over the validation part."""
+    """(seconds, monitored figure) of each pass over the validation part."""
     images_per_second: float
     staleness: float
+    monitor: Monitor = ACCURACY.monitor
 
     @property
     def best(self) -> float:
-        """The best validation accuracy."""
-        return max((accuracy for _, accuracy in self.curve), default=0.0)
+        """Return the best value of the monitored figure of a run of the sweep; NaN without any."""
+        found = [value for _, value in self.curve if not math.isnan(value)]
+        return (max if self.monitor.mode == "max" else min)(found, default=math.nan)
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the seconds until the accuracy `target` is reached; None if it never is."""
-        return next((seconds for seconds, accuracy in self.curve if accuracy >= target), None)
+        """Return the seconds until the monitored figure reaches `target`; None if it never does."""
+        return next((seconds for seconds, value in self.curve if self.monitor.reaches(value, target)), None)
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,19 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """The mean time to the target."""
+        """Return the mean time to the target of the runs of a row."""
         return fmean(self.times)
 
     @property
     def reliable(self) -> bool:
-        """Whether every run reached the target."""
+        """Return whether every run of a row reached the target."""
         return len(self.times) == len(self.outcomes) > 0
 
 
-def read(run: Path) -> Outcome:
+def read_outcome(run: Path) -> Outcome:
     """Return the outcome of the run in a directory; the seconds of a resumed run, which restart, are added up."""
+    summary = json.loads((run / "summary.json").read_text())
+    monitor = read_monitor(summary)
     curve = []
     before = 0.0
     last = 0.0
@@ -59,12 +65,11 @@ def read(run: Path) -> Outcome:
             before += last
         last = entry["seconds"]
         if entry["part"] == "validation" and entry["done"]:
-            curve.append((before + last, entry["accuracy"]))
-    summary = json.loads((run / "summary.json").read_text())
-    return Outcome(curve, summary["images_per_second"], summary["staleness"].get("mean") or 0.0)
+            curve.append((before + last, entry[monitor.name]))
+    return Outcome(curve, summary["images_per_second"], summary["staleness"].get("mean") or 0.0, monitor)
 
 
-def rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float) -> list[Row]:
+def table_rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float) -> list[Row]:
     """Return a row for each value, with its finished runs."""
     found: list[Row] = []
     for values in dict.fromkeys(point.values for point in points):
@@ -75,14 +80,16 @@ def rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float)
 
 
 def usual_target(outcomes: Sequence[Outcome]) -> float:
-    """Return the accuracy that half of the runs reach."""
+    """Return the value of the monitored figure that half of the runs reach."""
     return median(outcome.best for outcome in outcomes)
 
 
-def table(found: Sequence[Row], target: float) -> Iterator[str]:
+def table_lines(found: Sequence[Row], target: float) -> Iterator[str]:
     """Yield the lines of the table, and the advice."""
     width = max(len(row.value) for row in found)
-    yield f"{'':{width}}  runs  {'seconds to ' + format(target, '.2%'):>20}  {'best accuracy':>16}  images/s  staleness"
+    monitor = _monitor(found)
+    best = f"best {monitor.name.replace('_', ' ')}"
+    yield f"{'':{width}}  runs  {'seconds to ' + monitor.text(target):>20}  {best:>16}  images/s  staleness"
     for row in found:
         yield f"{row.value:{width}}  {len(row.outcomes):4}  {_figures(row) if row.outcomes else ''}".rstrip()
     yield advice(found, target)
@@ -90,21 +97,28 @@ def table(found: Sequence[Row], target: float) -> Iterator[str]:
 
 def _figures(row: Row) -> str:
     """Return the columns of a row that has finished runs."""
-    reached = _spread(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} reached it"
-    accuracy = _spread([100 * outcome.best for outcome in row.outcomes], 2) + " %"
+    reached = _mean_and_deviation(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} reached it"
+    values = [outcome.best for outcome in row.outcomes]
+    percent = row.outcomes[0].monitor.percent
+    best = (
+        _mean_and_deviation([100 * value for value in values], 2) + " %" if percent else _mean_and_deviation(values, 4)
+    )
     speed = fmean(outcome.images_per_second for outcome in row.outcomes)
     staleness = fmean(outcome.staleness for outcome in row.outcomes)
-    return f"{reached:>20}  {accuracy:>16}  {speed:8,.0f}  {staleness:9.2f}"
+    return f"{reached:>20}  {best:>16}  {speed:8,.0f}  {staleness:9.2f}"
 
 
 def advice(found: Sequence[Row], target: float) -> str:
     """Return a sentence about the value that reaches the target first, and those that are as good."""
+    monitor = _monitor(found)
+    shown = monitor.text(target)
     ranked = sorted((row for row in found if row.reliable), key=lambda row: row.mean)
     if not ranked:
-        return f"No value reached {target:.2%} in all its runs; train longer, or give a lower --target."
+        easier = "a lower" if monitor.mode == "max" else "a higher"
+        return f"No value reached {shown} in all its runs; train longer, or give {easier} --target."
     best, *others = ranked
     close = [row.value for row in others if row.mean - best.mean <= _deviation(best.times) + _deviation(row.times)]
-    text = f"Take {best.value}: {best.mean:.1f} s to {target:.2%} on average"
+    text = f"Take {best.value}: {best.mean:.1f} s to {shown} on average"
     if close:
         text += f"; within the spread of the seeds as good: {', '.join(close)}"
     if any(len(row.times) == 1 for row in ranked):
@@ -112,7 +126,12 @@ def advice(found: Sequence[Row], target: float) -> str:
     return text + "."
 
 
-def _spread(values: Sequence[float], digits: int = 1) -> str:
+def _monitor(found: Sequence[Row]) -> Monitor:
+    """Return the monitored figure of the runs, which is that of the first one."""
+    return next((outcome.monitor for row in found for outcome in row.outcomes), ACCURACY.monitor)
+
+
+def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     """Return mean and standard deviation as text."""
     return f"{fmean(values):.{digits}f} ± {_deviation(values):.{digits}f}"
 

@@ -56,7 +56,7 @@ class ConservationRecorder:
     """Replaces the gradients of one pusher, and records what becomes of its pushes."""
 
     def __init__(self, directory: Path, member: int, batch: int) -> None:
-        """`batch`: what servers divide gradients by; the learning rate has to be 1, and constant."""
+        """Record for servers that divide gradients by `batch`; the learning rate has to be 1, and constant."""
         self.batch = batch
         self.count = 0
         self.member = member

@@ -18,8 +18,8 @@ from numba import njit
 
 from adam_mpi.base.native import acquire
 from adam_mpi.cluster.world import World
-from adam_mpi.sharding.memory_layout import Rings
 from adam_mpi.sharding.message_formats import HEADER, HEADER_WORDS, MOST_PARTS, message_words
+from adam_mpi.sharding.rings import Rings
 from adam_mpi.transport.published_weights import PublishedWeights
 
 EXPONENT = np.uint32(0x7F800000)  # all ones in a NaN and in an infinity
@@ -52,11 +52,11 @@ def write_position(message: np.ndarray, position: int) -> None:
 
 def write_checksum(message: np.ndarray) -> None:
     """Write the checksum of a message that travels."""
-    message[2:4].view(np.uint64)[0] = checksum(message)
+    message[2:4].view(np.uint64)[0] = message_checksum(message)
 
 
 @njit(nogil=True, cache=True)
-def copy(body: np.ndarray, values: np.ndarray) -> bool:
+def copy_words(body: np.ndarray, values: np.ndarray) -> bool:
     """Copy words into the body of a message; return whether none of them is a NaN or an infinity."""
     peak = np.uint32(0)
     for i in range(values.size):
@@ -76,8 +76,8 @@ def finite(values: np.ndarray) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def checksum(message: np.ndarray) -> np.uint64:
-    """Return the weighted sum of the words behind the checksum, plus the position.
+def message_checksum(message: np.ndarray) -> np.uint64:
+    """Return the checksum of a message in a mailbox: the weighted sum of the words behind it, plus the position.
 
     With the position in it, neither new memory nor the slot's last message passes when only the position has arrived.
     """
@@ -109,7 +109,7 @@ def slot_state(ring: np.ndarray, start: int, slot_words: int, position: int, nea
     length = HEADER_WORDS + words + words % 2 + 2 * batches
     if length > slot_words:
         return TORN
-    if near or np.uint64(header[1]) == checksum(ring[start : start + length]):
+    if near or np.uint64(header[1]) == message_checksum(ring[start : start + length]):
         return WHOLE
     return TORN
 
@@ -179,6 +179,12 @@ class ReceivedMessage:
     """The body of a factor push as float32."""
     buffer: np.ndarray | None = None
     """The buffer that the factors were unpacked into, if they had to be."""
+    ids: np.ndarray | None = None
+    """The ids of its batches, once they are copied out of its slot."""
+    summed: int = 0
+    """How many of its shards have a sum that it is in, where sums wait for others."""
+    freed: bool = False
+    """Whether its slot was freed before it was complete."""
 
     @property
     def number(self) -> int:
@@ -192,7 +198,7 @@ class RingReceiver:
     def __init__(
         self, world: World, rings: Rings, senders: Sequence[int], memory: np.ndarray, published: PublishedWeights
     ) -> None:
-        """`senders`: the rank that writes each ring of `memory`."""
+        """Receive from the rings of `memory`; `senders` has the rank that writes each ring."""
         self.slots = rings.slots
         self.slot_words = rings.slot_bytes // 4
         self.words = memory.view(np.uint32)
@@ -211,7 +217,7 @@ class RingReceiver:
         self.torn_since: dict[tuple[int, int], float] = {}
         """(ring, position) of a message that has arrived in part -> since when."""
 
-    def collect(self) -> list[ReceivedMessage]:
+    def collect_messages(self) -> list[ReceivedMessage]:
         """Return the messages that have arrived whole since the last call."""
         place = self.words, self.slots, self.slot_words, self.collected, self.applied, self.near
         whole, torn = arrived(*place)

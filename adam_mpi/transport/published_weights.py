@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from adam_mpi.sharding.memory_layout import LINE, WIDTHS, MemoryLayout
+from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.message_formats import MOST_PARTS
+from adam_mpi.sharding.rings import LINE
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 
@@ -16,8 +17,9 @@ class PublishedWeights:
     """Views of what one server publishes in its part of the weights window; `MemoryLayout` says where it lies."""
 
     def __init__(self, memory_layout: MemoryLayout, server: int, memory: np.ndarray) -> None:
-        """`memory` is the part of `server` in the weights window."""
+        """Publish in `memory`, the part of `server` in the weights window."""
         self.memory = memory
+        self.states = len(memory_layout.states)
         lines = memory[: memory_layout.version_offset].view(np.int64).reshape(-1, LINE // 8)
         self.clock = lines[0, :1]
         self.rate = lines[0, 1:2].view(np.float64)
@@ -32,7 +34,7 @@ class PublishedWeights:
         """Of each ring of another server: how many of our copies were different from its own."""
         self.arrived = rings[:, 4]
         """Of each ring: the position of the last message that has arrived."""
-        shards = memory_layout.held[server]
+        shards = memory_layout.served[server]
         start = memory_layout.version_offset
         self.versions = memory[start : start + 8 * len(shards)].view(np.int64)
         self.regions: dict[str, dict[int, np.ndarray]] = {}
@@ -59,7 +61,7 @@ class PublishedWeights:
         emas = self.regions.get("ema", {})
         taken = {}
         for shard in served:
-            own = earlier.get(shard.index) or ShardCopy.empty(shard, bool(emas))
+            own = earlier.get(shard.index) or ShardCopy.empty(shard, self.states, bool(emas))
             own.move(self.weights[shard.index], emas.get(shard.index, own.ema))
             taken[shard.index] = own
         return taken
@@ -79,10 +81,11 @@ def place_copies(
     """
     emas = "ema" in memory_layout.regions
     copied = memory_layout.copied[server]
-    others = {shard.index: earlier.get(shard.index) or ShardCopy.empty(shard, emas) for shard in copied}
+    states = len(memory_layout.states)
+    others = {shard.index: earlier.get(shard.index) or ShardCopy.empty(shard, states, emas) for shard in copied}
     for own in others.values():
         own.move(np.empty_like(own.weights), np.empty_like(own.ema))
-    served = published.take_over(memory_layout.held[server], earlier)
+    served = published.take_over(memory_layout.served[server], earlier)
     for place, own in enumerate(served.values()):
         published.versions[place] = own.version
     return served | others
@@ -101,7 +104,7 @@ def lacking_acknowledged(
     lacking = []
     for shard in shards:
         table = shard_copies[shard.index].table
-        expected = acknowledged[memory_layout.owners[shard.index]]
+        expected = acknowledged[memory_layout.strip_of_shard[shard.index]]
         if any(table.get(pusher, 0) // MOST_PARTS < number for pusher, number in expected.items()):
             lacking.append(shard.index)
     return lacking

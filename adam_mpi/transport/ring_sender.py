@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from adam_mpi.base import trace
 from adam_mpi.cluster.windows import Window
-from adam_mpi.sharding.memory_layout import LINE, Rings
+from adam_mpi.sharding.rings import LINE, Rings
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.shared_memcpy import SharedMemcpy
 
@@ -35,7 +35,7 @@ class RingSender(Generic[M]):
     """Writes messages into one ring of a server, in order, and reads its acknowledgements."""
 
     def __init__(self, rings: Rings, server: int, ring: int, mailbox_window: Window, weights_window: Window) -> None:
-        """Messages go into ring number `ring` of `server`; it acknowledges them in its `weights_window`."""
+        """Send into ring number `ring` of `server`, which acknowledges messages in its `weights_window`."""
         self.server = server
         self.mailbox_window = mailbox_window
         self.weights_window = weights_window
@@ -76,7 +76,7 @@ class RingSender(Generic[M]):
 
     def copy(self, body: np.ndarray, values: np.ndarray) -> bool:
         """Copy the words `values` into `body`; return whether none of them is a NaN or an infinity."""
-        return self.memcpy.copy(body, values) if self.near else mailbox.copy(body, values)
+        return self.memcpy.copy(body, values) if self.near else mailbox.copy_words(body, values)
 
     def step(self) -> bool:
         """Handle acknowledgements and send waiting messages, without waiting; return whether anything was done."""

@@ -44,10 +44,10 @@ fence = define(lambda builder: builder.fence("seq_cst"), types.void)
 
 @njit(nogil=True, cache=True)
 def copy_past(body: np.ndarray, values: np.ndarray) -> bool:
-    """Copy as `mailbox.copy` does, but whole cache lines of the body past the caches."""
+    """Copy as `mailbox.copy_words` does, but whole cache lines of the body past the caches."""
     lead = min(values.size, -(body.ctypes.data // 4) % LINE)
     end = lead + (values.size - lead) // LINE * LINE
-    finite = mailbox.copy(body[:lead], values[:lead]) and mailbox.copy(body[end:], values[end:])
+    finite = mailbox.copy_words(body[:lead], values[:lead]) and mailbox.copy_words(body[end:], values[end:])
     for first in range(lead, end, BLOCK):
         stop = min(first + BLOCK, end)
         for i in range(first, stop, LINE):
@@ -58,7 +58,7 @@ def copy_past(body: np.ndarray, values: np.ndarray) -> bool:
     return finite
 
 
-WAYS = (mailbox.copy, copy_past)
+WAYS = (mailbox.copy_words, copy_past)
 
 
 class SharedMemcpy:
@@ -73,7 +73,7 @@ class SharedMemcpy:
     def copy(self, body: np.ndarray, values: np.ndarray) -> bool:
         """Copy the words `values` into `body`; return whether none of them is a NaN or an infinity."""
         if values.size < LEAST:
-            return mailbox.copy(body, values)
+            return mailbox.copy_words(body, values)
         turn = self.count % TURN
         self.count += 1
         if turn >= TRIES:

@@ -9,8 +9,10 @@ from mpi4py import MPI
 
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.world import World
+from adam_mpi.sharding import fields as described
 from adam_mpi.sharding import message_formats as batch
-from adam_mpi.sharding.batches import Batch, Share
+from adam_mpi.sharding.batches import Batch, Share, shares
+from adam_mpi.sharding.fields import INPUT, TARGET, Field
 from adam_mpi.sharding.training_state import Phase
 from adam_mpi.worker.gradient_buffer import BatchResult
 
@@ -24,7 +26,7 @@ Columns = tuple[int, int]
 class Slot:
     """One request in flight, and the memory that its answer arrives in."""
 
-    memory: np.ndarray = field(default_factory=lambda: np.empty(8 * batch.BATCH_HEADER_WORDS, np.uint8))
+    memory: np.ndarray = field(default_factory=lambda: np.empty(8 * described.HEADER_WORDS, np.uint8))
     request: MPI.Request | None = None
     source: int = -1
     expected: int = 0
@@ -48,21 +50,26 @@ class DataClient:
     """
 
     def __init__(
-        self, world: World, shape: batch.Shape, columns: Columns | None = None, strips: Sequence[Columns] = ()
+        self,
+        world: World,
+        fields: Sequence[Field],
+        columns: Columns | None = None,
+        strips: Sequence[Columns] = (),
     ) -> None:
-        """Receive images of `shape`, but only their `columns` if given; `strips` are the columns of all strips."""
+        """Receive `fields`, but of inputs only their `columns` if given; `strips` are the columns of all strips."""
         self.world = world
         self.config = world.config
-        self.columns = columns or (0, shape[2])
+        self.columns = columns or (0, 0)
         self.strips = strips
-        self.shape = (*shape[:2], self.columns[1] - self.columns[0])
+        self.fields = described.cut_columns(fields, *columns) if columns else tuple(fields)
+        self.signature = described.signature(fields)
         self.follows = bool(world.place.strip)
         """Whether another strip of the replica requests the batches."""
         hybrid = self.config.layout.scheme == "hybrid" and strips
         self.share = (world.place.strip or 0, len(strips)) if hybrid else (0, 1)
         """(n, m): of each batch, this rank receives the pixels of the n-th of m shares of the images."""
-        self.itemsize = 0
-        """The bytes of a pixel; 0 until a phase has begun."""
+        self.begun = False
+        """Whether a phase has begun."""
         self.asks = 0
         """The number of the last request."""
         self.slots = [Slot() for _ in range(self.config.data.prefetch)]
@@ -80,7 +87,7 @@ class DataClient:
         """With clocks: the number of the batch whose share is requested next."""
         self.shares = 0
         """The number of batches in the phase."""
-        self.unreported: list[tuple[int, int, int, float, int]] = []
+        self.unreported: list[BatchResult] = []
         """Reports of training batches that were done before this generation had a phase."""
         self.first_share: Callable[[int, int], int] = lambda epoch, first: first
         """(epoch, the first batch that any worker needs) -> the batch whose share is requested first."""
@@ -102,12 +109,12 @@ class DataClient:
         return not (more or (self.asking and not self.follows) or self.arrived)
 
     def step(self) -> bool:
-        """Receive what has arrived and request more as needed; return whether that was anything."""
+        """Receive the batches that have arrived and request more as needed; return whether that was anything."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._phase_arrives()
         for slot in self._answered():
             self.asking.remove(slot)
-            self._take(slot)
+            self._keep_batch(slot)
             worked = True
         while self.free and self._wanted() and self._ask(self.free[-1]):
             self.asking.append(self.free.pop())
@@ -126,30 +133,24 @@ class DataClient:
                 self.phase_slot, self.world.layout.coordinator, [batch.NEXT_PHASE, 0, self.phase.number, 0, 0, 0]
             )
 
-    def take(self) -> tuple[Slot, Batch] | None:
+    def take_batch(self) -> tuple[Slot, Batch] | None:
         """Return the next batch that has arrived, with the slot that holds it; None if there is none."""
         return self.arrived.popleft() if self.arrived else None
 
-    def release(self, slot: Slot) -> None:
+    def release_slot(self, slot: Slot) -> None:
         """Reuse the memory of `slot`, whose batch is no longer needed; slots of an earlier generation are ignored."""
         if slot in self.slots:
             self.free.append(slot)
 
-    def report(self, epoch: int, number: int, images: int, loss: float, correct: int) -> None:
-        """Report batch `number` of `epoch` as done to its data rank; after a failure, once the phase is known again.
-
-        `loss` is the sum of the losses of its `images` images, `correct` of which are right.
-        """
+    def report_done(self, result: BatchResult) -> None:
+        """Report the batch of `result` as done to its data rank; after a failure, once the phase is known again."""
         if self.phase.number < 0:
-            self.unreported.append((epoch, number, images, loss, correct))
+            self.unreported.append(result)
             return
         sources = self.world.layout.data
-        message = np.array([self.phase.number, images, loss, correct, number], np.float64)
-        self.sending.append((self.world.traffic.Isend(message, sources[number % len(sources)], batch.REPORT), message))
-
-    def report_result(self, result: BatchResult) -> None:
-        """Report the batch of `result` as done."""
-        self.report(result.epoch, result.number, result.images, result.loss, result.correct)
+        message = batch.pack_report(self.phase.number, result.number, result.images, result.sums)
+        source = sources[result.number % len(sources)]
+        self.sending.append((self.world.traffic.Isend(message, source, batch.REPORT), message))
 
     @property
     def asked(self) -> list[int]:
@@ -172,7 +173,7 @@ class DataClient:
         if slot.request is None or not slot.request.Test():
             return False
         slot.request = None
-        kind, number, part, epoch, count, itemsize, first = slot.memory.view(np.int64)[:7].tolist()
+        kind, number, part, epoch, count, first = slot.memory.view(np.int64)[:6].tolist()
         self.stopped = kind == batch.STOP
         if self.stopped:
             self._withdraw()
@@ -182,10 +183,10 @@ class DataClient:
             self.next_share = self.first_share(epoch, first) if self.shared else 0
             self.shares = -(-count // self.config.train.batch)
             self.left = dict.fromkeys(self.sources, -(-self.shares // len(self.sources)))
-            self._allocate(itemsize)
-            for report in self.unreported if self.phase.training else ():
-                if report[0] == epoch:
-                    self.report(*report)
+            self._allocate()
+            for result in self.unreported if self.phase.training else ():
+                if result.epoch == epoch:
+                    self.report_done(result)
             self.unreported.clear()
         return True
 
@@ -202,16 +203,16 @@ class DataClient:
         """Return whether to request one more: a slow replica with many of the last batches delays all others."""
         held = self.config.data.prefetch - len(self.free)
         if self.follows:
-            return self.itemsize > 0 and not self.stopped
+            return self.begun and not self.stopped
         return self.shared or held < max(LEAST, sum(self.left.values()) // (2 * self.world.layout.replicas))
 
-    def _allocate(self, itemsize: int) -> None:
-        """Allocate the memory of the slots for pixels of `itemsize` bytes; between phases every slot is free."""
-        if itemsize != self.itemsize:
-            self.itemsize = itemsize
-            for slot in self.free:
-                size = batch.batch_message_bytes(self.config.train.batch, self.shape, itemsize)
-                slot.memory = np.empty(size, np.uint8)
+    def _allocate(self) -> None:
+        """Allocate the memory of the slots when the first phase begins."""
+        if self.begun:
+            return
+        self.begun = True
+        for slot in self.free:
+            slot.memory = np.empty(described.message_bytes(self.config.train.batch, self.fields), np.uint8)
 
     def _answered(self) -> list[Slot]:
         """Return the slots whose answer has arrived; those of shares and of strips in the order of the requests."""
@@ -220,7 +221,7 @@ class DataClient:
         for slot in self.asking:
             # No receive from any source: under MPICH such receives were seen never to end (5.0.2, over TCP).
             if slot.expected and self.world.traffic.Iprobe(MPI.ANY_SOURCE, slot.expected, status):
-                self._receive(slot, status.source, slot.expected)
+                self._receive_answer(slot, status.source, slot.expected)
             if slot.request is not None and slot.request.Test(status):
                 slot.request = None
                 slot.source = status.source
@@ -270,34 +271,50 @@ class DataClient:
         return self.asks
 
     def _send_ask(self, slot: Slot, source: int, words: list[int]) -> None:
-        self._receive(slot, source, batch.ANSWER + words[1])
+        self._receive_answer(slot, source, batch.ANSWER + words[1])
         if not self.follows:
             ask = np.array(words, np.int64)
             self.sending.append((self.world.traffic.Isend(ask, source, batch.ASK), ask))
 
-    def _receive(self, slot: Slot, source: int, tag: int) -> None:
+    def _receive_answer(self, slot: Slot, source: int, tag: int) -> None:
         slot.source = source
         slot.expected = 0
         slot.request = self.world.traffic.Irecv(slot.memory, source, tag)
 
-    def _take(self, slot: Slot) -> None:
+    def _keep_batch(self, slot: Slot) -> None:
         """Keep the batch that has arrived in `slot`, or free the slot."""
         kind, phase = slot.answer
         if self.follows and self.shared and kind != batch.EXHAUSTED:
             slot.batch = self.next_share
             self.next_share += 1
         if kind == batch.STOP:
-            self._end(slot)
+            self._end_phase_early(slot)
         elif kind == batch.BATCH and not (self.shared and slot.batch >= self.shares):
             self.left[slot.source] = int(slot.memory[48:56].view(np.int64)[0])
-            self.arrived.append((slot, batch.unpack_batch(slot.memory, self.shape, self.itemsize, *self.share)))
+            self.arrived.append((slot, self._unpack(slot.memory)))
             return
         elif kind == batch.EXHAUSTED and phase == self.phase.number:
             self.exhausted.add(slot.source)
             self.left[slot.source] = 0
         self.free.append(slot)
 
-    def _end(self, slot: Slot) -> None:
+    def _unpack(self, message: np.ndarray) -> Batch:
+        """Return the batch of an answer, as views into `message`; nothing is copied."""
+        _, phase, _, epoch, number, count = message[: 8 * described.HEADER_WORDS].view(np.int64)[:6].tolist()
+        rank, ranks = self.share
+        edges = shares(count, ranks)
+        values = described.unpack_batch(message, self.fields, self.signature, edges[rank + 1] - edges[rank])
+        return Batch(
+            phase=phase,
+            epoch=epoch,
+            number=number,
+            ids=message[8 * described.HEADER_WORDS :][: 8 * count].view(np.int64),
+            inputs=described.split(self.fields, values, INPUT),
+            targets=described.split(self.fields, values, TARGET),
+            edges=edges if ranks > 1 else (),
+        )
+
+    def _end_phase_early(self, slot: Slot) -> None:
         """End the phase early, because the job ends: no batch follows, or no joint one that not all replicas have."""
         self.exhausted.add(slot.source)
         self.left[slot.source] = 0

@@ -12,6 +12,7 @@ from adam_mpi.cluster.statistics import NotFiniteStatistics
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.graph_context import GraphContext
 from adam_mpi.model.graph_layers import GraphLayers
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.parameters import Tensor, rectified, tensors, views
 from adam_mpi.model.reference_context import Context
@@ -38,7 +39,7 @@ class Trouble:
     images: list[int]
 
     def stats(self) -> dict[str, Any]:
-        """Return the fields, for a message."""
+        """Return the fields of the first NaN that was found, for a message."""
         return asdict(self)
 
 
@@ -51,8 +52,9 @@ def describe(trouble: NotFiniteStatistics) -> str:
 class NaNDetector:
     """Find the layer that made the first NaN of one trainer thread."""
 
-    def __init__(self, shapes: Sequence[LayerShape]) -> None:
+    def __init__(self, shapes: Sequence[LayerShape], form: InputFormat = SCALED_BYTES) -> None:
         self.shapes = shapes
+        self.form = form
         self.steps = 0
         self.trouble: Trouble | None = None
 
@@ -61,14 +63,17 @@ class NaNDetector:
         self.steps += 1
         if np.isfinite(loss) or self.trouble is not None:
             return
-        what, layer = next(suspects(self.shapes, weights.copy(), batch.pixels), ("the loss", ""))
+        found = suspects(self.shapes, weights.copy(), batch.pixels, self.form)
+        what, layer = next(found, ("the loss", ""))
         images = batch.ids[:MOST_IMAGES].tolist()
         self.trouble = Trouble(
             what=what, layer=layer, step=self.steps, epoch=batch.epoch, batches=[batch.number], images=images
         )
 
 
-def suspects(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray) -> Iterator[tuple[str, str]]:
+def suspects(
+    shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray, form: InputFormat = SCALED_BYTES
+) -> Iterator[tuple[str, str]]:
     """Yield (what, layer) of all that is not finite in a forward pass of `pixels`, in the order of the layers."""
     if not np.isfinite(pixels).all():
         yield "the input", "input"
@@ -78,7 +83,7 @@ def suspects(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarr
         owned.setdefault(tensor.layer, []).append(tensor.name)
     # A strip alone does not know what its neighbors would have sent.
     whole = not any(isinstance(shape.layer, Exchange) for shape in shapes)
-    outputs = activations(shapes, weights, pixels) if whole else {}
+    outputs = activations(shapes, weights, pixels, form) if whole else {}
     for shape in shapes:
         for name in owned.get(shape.name, ()):
             if not np.isfinite(named[name]).all():
@@ -131,11 +136,13 @@ def figures(
     }
 
 
-def activations(shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray) -> dict[str, np.ndarray]:
+def activations(
+    shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray, form: InputFormat = SCALED_BYTES
+) -> dict[str, np.ndarray]:
     """Return, by layer, its output (images, channels, rows, columns); without dropout, the last before softmax."""
     if isinstance(shapes, GraphLayers):
         return GraphContext(shapes, len(pixels), seed=0).outputs(weights, pixels, [shape.name for shape in shapes])
-    context = Context(shapes, len(pixels), seed=0, dtype=np.float32)
+    context = Context(shapes, len(pixels), seed=0, dtype=np.float32, form=form)
     return {shape.name: output for shape, output in zip(shapes, context.walk(weights, pixels), strict=True)}
 
 
@@ -163,7 +170,7 @@ class Waits:
         self.last = now
 
     def stats(self) -> dict[str, Any]:
-        """Return the seconds and the members, by what the threads waited for."""
+        """Return the seconds that trainer threads waited and for which members, by what they waited for."""
         return {"waits": dict(self.seconds), "whom": self.whom}
 
 

@@ -121,8 +121,8 @@ class Flow:
         segments = self.contexts[index].begin(weights, gradient, *block)
         self._ready(Flight(number, batch, slot, index, segments))
 
-    def release(self, flight: Flight) -> None:
-        """Free the context of `flight`, whose result and gradient are no longer needed."""
+    def release_flight(self, flight: Flight) -> None:
+        """Free the context of `flight`, a part of a batch whose result and gradient are no longer needed."""
         self.free.add(flight.context)
         self.last[flight.context] = flight.number + 1
         self.link.finish(flight.context, flight.number + 1)
@@ -164,8 +164,8 @@ class Flow:
                 owed.setdefault(strip, (port, flight.number))
         return owed
 
-    def halt(self, seconds: float) -> None:
-        """Wait until no thread computes, and drop what is under way; raises TimeoutError after `seconds`."""
+    def drop_flights(self, seconds: float) -> None:
+        """Wait until no thread computes, and drop the parts under way; raises TimeoutError after `seconds`."""
         while self.computing:
             try:
                 event = self.events.get(timeout=seconds)
@@ -179,7 +179,7 @@ class Flow:
         self.parked.clear()
         self.landed.clear()
 
-    def stop(self) -> None:
+    def end_threads(self) -> None:
         """End the threads."""
         for _ in self.threads:
             self.ready.put(None)
@@ -226,7 +226,7 @@ class Flow:
             start = time.perf_counter()
             try:
                 with trace.span("segment"):
-                    self._run(flight)
+                    self._run_segment(flight)
                 self.injector.slow(time.perf_counter() - start)
                 if flight.place + 1 == len(flight.segments):
                     self.injector.at("compute")
@@ -235,7 +235,7 @@ class Flow:
                 self.events.put(Event(flight, error=error))
             self.busy += time.perf_counter() - start
 
-    def _run(self, flight: Flight) -> None:
+    def _run_segment(self, flight: Flight) -> None:
         """Unpack what `flight` has received, compute its next segment, and pack what it sends."""
         context = self.contexts[flight.context]
         ports = self.ports[flight.context]

@@ -11,6 +11,7 @@ from numba import njit
 from adam_mpi.config import Config
 from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.parameters import Tensor
+from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.sharding.batches import Batch
 from adam_mpi.sharding.memory_layout import WorkerShards
 from adam_mpi.sharding.push_protocol import Matrix, largest_push, matrices
@@ -26,28 +27,26 @@ class BatchResult:
     phase: int
     number: int
     images: int
-    loss: float
-    """The sum of the losses of the images."""
-    correct: int
+    sums: np.ndarray
+    """The sums of the losses and of the metrics of the images; see `model.metrics`."""
     epoch: int = 0
 
 
-def batch_result(batch: Batch, loss: float, correct: int) -> BatchResult:
-    """Return the result of `batch`, whose images have the sum of losses `loss`, and `correct` of which are right."""
+def batch_result(batch: Batch, sums: np.ndarray) -> BatchResult:
+    """Return the result of `batch`, whose images have the `sums` of losses and metrics."""
     return BatchResult(
         phase=batch.phase,
         number=batch.number,
-        images=batch.labels.size,
-        loss=float(loss),
-        correct=int(correct),
+        images=batch.ids.size,
+        sums=sums,
         epoch=batch.epoch,
     )
 
 
 def combine(parts: Sequence[BatchResult]) -> BatchResult:
     """Return the result of a batch from the results of its `parts`."""
-    totals = {name: sum(getattr(part, name) for part in parts) for name in ("images", "loss", "correct")}
-    return replace(parts[0], **totals)
+    sums = np.sum([part.sums for part in parts], axis=0)
+    return replace(parts[0], images=sum(part.images for part in parts), sums=sums)
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def takes_back(config: Config, strips: int) -> bool:
 
 @dataclass(frozen=True)
 class StepScales:
-    """Scale what is added to weights and pushes: every addition in a worker is `target += scale * values`.
+    """The factors of what a worker adds to weights and pushes: each addition is `target += scale * values`.
 
     With r the learning rate per image, which is the learning rate divided by `train.batch`:
 
@@ -188,7 +187,9 @@ class StepScales:
     | push      | push += push * gradient         | 1                        | -r                       |
     | predicted | local += predicted * push       | -r                       | 1                        |
 
-    So `weights` is always `push * predicted`: local weights change by what the servers are expected to apply.
+    So `weights` is always `push * predicted`: local weights change by what the servers are expected to apply. Where the
+    servers' rule is not predicted by descent, or not everywhere at one rate, these two are 0: local weights change with
+    pulls only.
     """
 
     weights: float
@@ -201,6 +202,8 @@ class StepScales:
         step = -rate / config.train.batch
         if config.optimizer.where == "worker":
             return cls(weights=step, push=step, predicted=1.0)
+        if config.optimizer.groups or not rule_of(config.optimizer).predicts:
+            return cls(weights=0.0, push=1.0, predicted=0.0)
         return cls(weights=step, push=1.0, predicted=step)
 
 
@@ -220,7 +223,7 @@ def renew(local: np.ndarray, pulled: np.ndarray, values: np.ndarray, rows: np.nd
     """
     for first in range(0, local.size, 256):
         last = min(first + 256, local.size)
-        # Slices from 0 let the compiler use vectors (see `copy`).
+        # Slices that begin at index 0 let the compiler use vectors.
         own = local[first:last]
         new = pulled[first:last]
         for row in rows:

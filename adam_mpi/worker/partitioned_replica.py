@@ -16,8 +16,10 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
+from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition
+from adam_mpi.sharding.fields import Field
 from adam_mpi.worker.data_client import DataClient
 from adam_mpi.worker.diagnostics import Trouble
 from adam_mpi.worker.flow import Flow
@@ -40,8 +42,19 @@ class PartitionedReplica:
     pipeline: StripPipeline
 
     def __init__(
-        self, world: World, network: Network, threads: int, *, pool: GradientPool, partition: Partition
+        self,
+        world: World,
+        network: Network,
+        threads: int,
+        *,
+        pool: GradientPool,
+        partition: Partition,
+        metrics: MetricSet = ACCURACY,
+        fields: Sequence[Field] = (),
     ) -> None:
+        """Make the contexts and start the threads; batches have `fields`."""
+        self.fields = fields
+        self.metrics = metrics
         self.config = world.config
         self.network = network
         self.pool = pool
@@ -71,15 +84,21 @@ class PartitionedReplica:
         link = Link(world, plan_channels(self.partition, len(contexts), contexts[0].room, contexts[0].own_room))
         self.flow.attach(link)
         columns = [strip.columns for strip in self.partition.strips]
-        data = DataClient(world, self.partition.shapes[0].input, columns[self.strip or 0], columns)
+        data = DataClient(world, self.fields, columns[self.strip or 0], columns)
         self.pipeline = StripPipeline(
-            self.flow, link, self.partition, pool=self.pool, data=data, finished=self.finished
+            self.flow,
+            link,
+            self.partition,
+            pool=self.pool,
+            data=data,
+            finished=self.finished,
+            metrics=self.metrics,
         )
         return data
 
     def abandon(self) -> None:
         """Drop all parts of batches: strips that are left may have reached different parts of a batch."""
-        self.flow.halt(self.config.cluster.seconds)
+        self.flow.drop_flights(self.config.cluster.seconds)
         self.pipeline.abandon()
         drop_finished(self.finished, self.pool)
 
@@ -115,9 +134,9 @@ class PartitionedReplica:
         os.sched_yield()
         return now - self.all_computing < SPIN_SECONDS
 
-    def halt(self) -> None:
+    def end_threads(self) -> None:
         """End the threads."""
-        self.flow.stop()
+        self.flow.end_threads()
 
     def awaits(self, current: WorkerGeneration) -> Iterator[Wait]:
         """Yield what other strips have not sent or not read."""

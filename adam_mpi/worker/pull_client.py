@@ -10,7 +10,8 @@ from mpi4py import MPI
 from adam_mpi.base import trace
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.sharding.codecs import bfloat16
-from adam_mpi.sharding.memory_layout import LINE, WorkerShards
+from adam_mpi.sharding.memory_layout import WorkerShards
+from adam_mpi.sharding.rings import LINE
 from adam_mpi.transport.generation import Generation
 
 
@@ -33,8 +34,8 @@ class PullClient:
         self.latest = np.zeros(size, np.float32)
         """The weights that were read last, for the caller to copy; while a pull is active neither old nor new."""
         self.halves = np.zeros(size if "short" in memory_layout.regions else 0, np.uint16)
-        self.versions = {server: np.zeros(len(memory_layout.held[server]), np.int64) for server in self.servers}
-        self.known = {server: np.full(len(memory_layout.held[server]), -1, np.int64) for server in self.servers}
+        self.versions = {server: np.zeros(len(memory_layout.served[server]), np.int64) for server in self.servers}
+        self.known = {server: np.full(len(memory_layout.served[server]), -1, np.int64) for server in self.servers}
         self.clocks = np.zeros((len(self.servers), LINE // 8), np.int64)
         """Of each server: the clock, and the learning rate."""
         self.lines = np.zeros((len(self.servers), LINE // 8), np.int64)
@@ -119,7 +120,7 @@ class PullClient:
     def seen(self, versions: np.ndarray) -> None:
         """Write the version of each shard that this pull brought into `versions`."""
         for server in self.servers:
-            versions[[shard.index for shard in self.memory_layout.held[server]]] = self.versions[server]
+            versions[[shard.index for shard in self.memory_layout.served[server]]] = self.versions[server]
 
     def _training_region(self) -> str:
         return "short" if "short" in self.memory_layout.regions else "weights"
@@ -153,7 +154,7 @@ class PullClient:
                 start = self.worker_shards.starts[global_start]
                 self._get(into[start : start + size], server, offset)
                 self.runs.append((start, size))
-            for shard in self.memory_layout.held[server]:
+            for shard in self.memory_layout.served[server]:
                 if shard.index in wanted:
                     self.traffic[f"{shard.layer} pull"] += into.itemsize * shard.size
             # After the weights: a push that is taken for applied too early is only late, too late it counts twice.
@@ -164,7 +165,7 @@ class PullClient:
         if self.least is not None:
             return self.worker_shards.pulled
         changed = self.versions[server] != self.known[server]
-        held = self.memory_layout.held[server]
+        held = self.memory_layout.served[server]
         return self.worker_shards.pulled.intersection(held[place].index for place in np.flatnonzero(changed))
 
     def _finish(self) -> None:

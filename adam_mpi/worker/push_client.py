@@ -72,7 +72,7 @@ class PushClient:
         for buffer in self.unacknowledged:
             self._send(buffer)
 
-    def forget(self, clock: int) -> list[GradientBuffer]:
+    def take_back_from(self, clock: int) -> list[GradientBuffer]:
         """Take back the pushes from `clock` on; earlier ones have reached all servers. Return what was under way."""
         forgotten = self._stop_sending()
         for buffer in forgotten:
@@ -85,11 +85,11 @@ class PushClient:
         for buffer in reversed(forgotten):
             if buffer.clock >= clock:
                 self._take_back(buffer, buffer.encoded)
-            self.residual.release(buffer.encoded)
+            self.residual.forget_encodings(buffer.encoded)
         self.clock = clock
         return forgotten
 
-    def give_up(self, taken: Mapping[int, int]) -> list[GradientBuffer]:
+    def take_back_missing(self, taken: Mapping[int, int]) -> list[GradientBuffer]:
         """Take back what is under way, apart from the parts of it that shards have; return what was under way.
 
         `taken`: shard -> the highest number of this worker's messages that it has, where the codec has error feedback.
@@ -99,7 +99,7 @@ class PushClient:
             number = buffer.sequence * MOST_PARTS
             missing = {shard: part for shard, part in buffer.encoded.items() if taken.get(shard, 0) < number}
             self._take_back(buffer, missing)
-            self.residual.release(buffer.encoded)
+            self.residual.forget_encodings(buffer.encoded)
         return given_up
 
     def _stop_sending(self) -> list[GradientBuffer]:
@@ -202,7 +202,7 @@ class PushClient:
             )
 
     def step(self) -> bool:
-        """Send and acknowledge what is possible now; return whether that was anything."""
+        """Send and acknowledge messages of pushes as far as possible now; return whether that was anything."""
         worked = self.rings.step()
         self.snapshot.step(self.clock)
         return worked
@@ -231,13 +231,13 @@ class PushClient:
                 for part in message.missing():
                     yield part, message.buffer.values[part]
 
-    def acknowledge(self, buffer: GradientBuffer) -> None:
+    def acknowledge_message(self, buffer: GradientBuffer) -> None:
         """Acknowledge one message of a push; with the last one the push is complete."""
         buffer.pending -= 1
         if buffer.pending:
             return
         self.unacknowledged.remove(buffer)
-        self.residual.release(buffer.encoded)
+        self.residual.forget_encodings(buffer.encoded)
         self.acknowledged.append(buffer)
         self._count_completed(buffer)
 

@@ -48,8 +48,11 @@ class ShardMessage:
         """Write the values into `body`; return the header without the position in the ring."""
         client = self.client
         header = client.header(self.buffer, self.shard)
-        values = self.buffer.values[self.part]
-        if client.codec.feedback:
+        frozen = self.shard.index in client.rings.memory_layout.frozen
+        values = self.buffer.values[self.part][: 0 if frozen else None]
+        if frozen:
+            header["finite"] = 1
+        elif client.codec.feedback:
             sent = client.encoded(self.buffer, self.shard)
             header["words"] = sent.words.size
             header["finite"] = sent.finite
@@ -63,9 +66,9 @@ class ShardMessage:
         else:
             header["words"] = client.codec.words(values.size)
             body[: header["words"]] = 0
-        header["codec"] = NUMBERS[client.config.push.codec]
+        header["codec"] = NUMBERS["none" if frozen else client.config.push.codec]
         header["kind"] = message_formats.DELTA
-        header["values"] = self.shard.size
+        header["values"] = values.size
         header["last"] = self.last
         client.count_message(self.buffer, self.shard.layer, "delta", header)
         return header
@@ -75,8 +78,8 @@ class ShardMessage:
         return _batches(self.buffer)
 
     def acknowledge(self) -> None:
-        """Note that the server has handled the message."""
-        self.client.acknowledge(self.buffer)
+        """Note that the server has handled the message of a push."""
+        self.client.acknowledge_message(self.buffer)
 
     def missing(self) -> list[slice]:
         """Return the spans of the worker's vector that are not applied before this message is."""
@@ -129,8 +132,8 @@ class FactorMessage:
         return _batches(self.buffer)
 
     def acknowledge(self) -> None:
-        """Note that the server has handled the message."""
-        self.client.acknowledge(self.buffer)
+        """Note that the server has handled the message of a push."""
+        self.client.acknowledge_message(self.buffer)
 
     def missing(self) -> list[slice]:
         """Return the spans of the whole layer for the last part: until that is in, the layer counts as missing."""
@@ -190,7 +193,7 @@ class PushRings:
         return [sender for sender in self.senders if not sender.near]
 
     def step(self) -> bool:
-        """Send and acknowledge what is possible now; return whether that was anything."""
+        """Make a step of the sender of each server; return whether anything was done."""
         self.generation.mailbox_window.sync()
         self.generation.weights_window.sync()
         return any([sender.step() for sender in self.senders])

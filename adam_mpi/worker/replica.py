@@ -42,7 +42,7 @@ def drop_finished(finished: deque[Computed], pool: GradientPool) -> None:
 
 
 class Replica(Protocol):
-    """Compute batches on `local` weights; nothing here waits, apart from `rest`, `pause` and `halt`."""
+    """Compute batches on `local` weights; nothing here waits, apart from `rest`, `pause` and `end_threads`."""
 
     network: Network
     local: np.ndarray
@@ -89,7 +89,7 @@ class Replica(Protocol):
     def pause(self) -> bool:
         """Leave the core to the threads where polling would slow them down; return whether to poll again at once."""
 
-    def halt(self) -> None:
+    def end_threads(self) -> None:
         """End the threads."""
 
     def awaits(self, current: WorkerGeneration) -> Iterator[Wait]:

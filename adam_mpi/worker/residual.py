@@ -61,7 +61,7 @@ class Residual:
             return Encoded(words, False, before, tuple(buffers))
         return Encoded(words[: self.codec.encode(values, residual, words)], True, before, tuple(buffers))
 
-    def release(self, encoded: dict[int, Encoded]) -> None:
+    def forget_encodings(self, encoded: dict[int, Encoded]) -> None:
         """Forget how the parts of a push were encoded, and reuse their memory."""
         for sent in encoded.values():
             for buffer in sent.buffers:
@@ -121,7 +121,7 @@ class ResidualSnapshot:
             shards = self.residual.shards
             versions = np.zeros(len(shards), np.int64)
             name = snapshot.residual_name(self.rings.ring)
-            self.barrier.take(name, shards, {"residual": self.residual.parts}, versions, Position(0))
+            self.barrier.copy_state(name, shards, {"residual": self.residual.parts}, versions, Position(0))
             self._release()
         while (report := self.barrier.written()) is not None:
             self._send(SnapshotWritten("worker", report))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from adam_mpi.model.exchange import FORWARD
+from adam_mpi.model.metrics import MetricSet
 from adam_mpi.model.partition import Partition
 from adam_mpi.sharding import batches
 from adam_mpi.sharding.batches import Batch, cut_batch, cut_rounds
@@ -34,7 +35,9 @@ class StripPipeline:
         pool: GradientPool,
         data: DataClient,
         finished: deque[Computed],
+        metrics: MetricSet,
     ) -> None:
+        self.metrics = metrics
         self.flow = flow
         self.link = link
         self.partition = partition
@@ -76,7 +79,7 @@ class StripPipeline:
         shared = self.data.shared
         if shared and (self.joint_slot is not None or not self.data.arrived or not self._has_room()):
             return False
-        if (taken := current.take()) is None:
+        if (taken := current.take_batch()) is None:
             return False
         slot, batch = taken
         *others, last = self._cut(batch)
@@ -87,7 +90,7 @@ class StripPipeline:
     def _cut(self, batch: Batch) -> list[Batch]:
         """Return the parts of `batch` that are under way one by one."""
         most = batches.most_parts(self.config.worker.in_flight, self.strip.ranks)
-        count = batches.count_parts(batch.labels.size, *most)
+        count = batches.count_parts(batch.ids.size, *most)
         if self.partition.hybrid:
             return cut_rounds(batch, count, self.strip.number)
         return cut_batch(batch, count)
@@ -104,7 +107,7 @@ class StripPipeline:
             flight = self.flow.landed.popleft()
             self.landed[flight.number] = flight
         while self.added in self.landed and (not self.data.phase.training or self._has_room()):
-            self._add(self.landed.pop(self.added), push_scale)
+            self._add_part(self.landed.pop(self.added), push_scale)
             self.added += 1
             worked = True
         while self.unsummed and self.sums.begin(self.unsummed[0]):
@@ -116,13 +119,17 @@ class StripPipeline:
             worked = True
         return worked
 
-    def _add(self, flight: Flight, push_scale: float) -> None:
+    def _add_part(self, flight: Flight, push_scale: float) -> None:
         """Add the result and the gradient of a part, and free its context."""
-        self.results.append(batch_result(flight.batch, *self.flow.contexts[flight.context].result))
-        if self.data.phase.training:
+        context = self.flow.contexts[flight.context]
+        labels = flight.batch.labels
+        training = self.data.phase.training
+        sums = self.metrics.measure(context.result, lambda: context.outputs_of(len(labels)), labels, training)
+        self.results.append(batch_result(flight.batch, sums))
+        if training:
             assert self.buffer is not None, "`collect` has taken a buffer"
             add_scaled(self.buffer.values, self.flow.gradients[flight.context], np.float32(push_scale))
-        self.flow.release(flight)
+        self.flow.release_flight(flight)
         if flight.slot is not None:
             self._finish_batch(flight.slot)
 
@@ -227,7 +234,7 @@ class Sums:
         if not self.under_way or not self.link.arrived(channel, self.done + 1):
             return None
         buffer = self.under_way.popleft()
-        self._add(buffer.values, channel)
+        self._add_shares(buffer.values, channel)
         self.done += 1
         self.link.finish(self.link.channels.contexts, self.done)
         return buffer
@@ -243,7 +250,7 @@ class Sums:
         channel = self.channels[self.begun % SUMS]
         return self.link.unread(self.link.channels.contexts, self.begun - SUMS + 1, [channel])
 
-    def _add(self, values: np.ndarray, channel: int) -> None:
+    def _add_shares(self, values: np.ndarray, channel: int) -> None:
         """Sum this strip's share in the order of the strips, so that the same batches give the same bits."""
         own = self.parts[self.link.strip]
         arrived = self.link.into[channel]

@@ -14,8 +14,10 @@ from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
+from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.batches import cut_batch
+from adam_mpi.sharding.fields import Field
 from adam_mpi.worker import trainer
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.diagnostics import Trouble
@@ -46,8 +48,18 @@ class ThreadReplica:
     resumes = True
 
     def __init__(
-        self, config: Config, network: Network, threads: int, *, pool: GradientPool, injector: Injector
+        self,
+        config: Config,
+        network: Network,
+        threads: int,
+        *,
+        pool: GradientPool,
+        injector: Injector,
+        metrics: MetricSet = ACCURACY,
+        fields: Sequence[Field] = (),
     ) -> None:
+        """Start the threads; batches have `fields`."""
+        self.fields = fields
         self.config = config
         self.network = network
         self.pool = pool
@@ -69,6 +81,7 @@ class ThreadReplica:
                 pool=pool,
                 results=self.results,
                 injector=injector,
+                metrics=metrics,
             )
             for index in range(threads)
         ]
@@ -77,7 +90,7 @@ class ThreadReplica:
 
     def begin_generation(self, world: World) -> DataClient:
         """Return the client that receives whole batches in `world`; the threads continue with what they have."""
-        return DataClient(world, self.network.shapes[0].input)
+        return DataClient(world, self.fields)
 
     def abandon(self) -> None:
         """Ignore the results of all tasks given so far, and give the buffer of the joint share back."""
@@ -103,7 +116,7 @@ class ThreadReplica:
         """Give arrived batches to the threads until each has `ahead` tasks; return whether one was given."""
         worked = False
         for thread in self.trainers:
-            while thread.waiting < ahead and (taken := current.take()) is not None:
+            while thread.waiting < ahead and (taken := current.take_batch()) is not None:
                 slot, batch = taken
                 if current.data.phase.training:
                     images = self.config.push.images
@@ -119,7 +132,7 @@ class ThreadReplica:
         if self.joint is not None or not current.data.arrived:
             return False
         # While this replica is far ahead, all gradient buffers are under way: it waits until one comes back.
-        if (buffer := self.pool.take()) is None or (taken := current.take()) is None:
+        if (buffer := self.pool.take()) is None or (taken := current.take_batch()) is None:
             return False
         slot, batch = taken
         self.joint = JointShare(slot, buffer)
@@ -200,7 +213,7 @@ class ThreadReplica:
         """Return False: the rank rests as its other roles allow."""
         return False
 
-    def halt(self) -> None:
+    def end_threads(self) -> None:
         """End the threads after the tasks that they were given."""
         for thread in self.trainers:
             thread.tasks.put(None)

@@ -12,6 +12,7 @@ from adam_mpi.base import trace
 from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.config.sections import MOST_BATCHES
 from adam_mpi.model.graph_context import GraphContext
+from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.batches import Batch
 from adam_mpi.worker.data_client import Slot
@@ -53,6 +54,7 @@ class Trainer(threading.Thread):
         pool: GradientPool,
         results: SimpleQueue[TaskResult],
         injector: Injector,
+        metrics: MetricSet = ACCURACY,
     ) -> None:
         super().__init__(name=f"trainer-{index}", daemon=True)
         self.index = index
@@ -61,7 +63,8 @@ class Trainer(threading.Thread):
         self.pool = pool
         self.results = results
         self.injector = injector
-        self.nan_detector = NaNDetector(network.shapes)
+        self.metrics = metrics
+        self.nan_detector = NaNDetector(network.shapes, network.form)
         self.buffer: GradientBuffer | None = None
         """Where the thread sums its gradients."""
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
@@ -87,6 +90,11 @@ class Trainer(threading.Thread):
         for layer, factors in buffer.factors.items():
             assert not isinstance(self.context, GraphContext), "graphs push gradients"
             factors.add(*self.context.factors(layer))
+
+    def measure(self, result: tuple[float, int], batch: Batch, training: bool) -> np.ndarray:
+        """Return the sums of `batch`, which the context has just computed with `result`."""
+        count = batch.ids.size
+        return self.metrics.measure(result, lambda: self.context.outputs_of(count), batch.labels, training)
 
     def run(self) -> None:
         """Run tasks until there is a None among them."""
@@ -170,9 +178,10 @@ def evaluate(batch: Batch, slot: Slot) -> Task:
 
     def task(trainer: Trainer) -> TaskResult:
         with trace.span("evaluate"):
-            loss, correct = trainer.context.evaluate(trainer.copy.shared, batch.pixels, batch.labels)
+            result = trainer.context.evaluate(trainer.copy.shared, batch.pixels, batch.labels)
+            sums = trainer.measure(result, batch, training=False)
         trainer.injector.at("evaluate")
-        return TaskResult(trainer.index, batch_result(batch, loss, correct), slot)
+        return TaskResult(trainer.index, batch_result(batch, sums), slot)
 
     return task
 
@@ -182,11 +191,10 @@ def _compute(
 ) -> BatchResult:
     """Add the gradient of `batch` to the thread's, or `overwrite` it; return the result of the batch."""
     start = time.perf_counter()
-    loss = 0.0
-    correct = 0
-    if batch.labels.size:
+    result = (0.0, 0)
+    if batch.ids.size:
         with trace.span("kernels"):
-            loss, correct = trainer.context.train(
+            result = trainer.context.train(
                 weights,
                 trainer.gradient,
                 batch.pixels,
@@ -196,9 +204,10 @@ def _compute(
                 overwrite=overwrite,
                 **options,
             )
-        trainer.nan_detector.look(loss, weights, batch)
+        trainer.nan_detector.look(result[0], weights, batch)
     elif overwrite:
         trainer.gradient[:] = 0
+    sums = trainer.measure(result, batch, training=True)
     trainer.injector.slow(time.perf_counter() - start)
     trainer.injector.at("compute")
-    return batch_result(batch, loss, correct)
+    return batch_result(batch, sums)

@@ -1,4 +1,22 @@
-"""The worker role: moves batches to the replica, its gradients to the servers, and their weights back."""
+"""The worker role: moves batches to the replica, its gradients to the servers, and their weights back.
+
+A push passes these functions, from the thread that computes a batch to the ring of a server and its acknowledgement:
+
+    Trainer.run                      trainer.py          a trainer thread: the task that `train` returned
+      ThreadWeights.step             thread_weights.py   the gradient is added to the thread's GradientBuffer
+      GradientBuffer.full            gradient_buffer.py  enough images: the thread takes an empty buffer
+    Worker.step                      on the main thread, which calls MPI
+      ThreadReplica.collect          thread_replica.py   full buffers of the threads
+      Worker._push                   worker.py           noise, conservation
+        PushClient.push              push_client.py      messages: one per shard, or per part of a layer's factors
+      PushClient.step                push_client.py      PushRings.step (push_messages.py) for all servers
+        RingSender.step              ring_sender.py      (transport) slots that are free take messages
+          ShardMessage.write         push_messages.py    encodes the values (residual.py); FactorMessage packs factors
+          ShardMessage.acknowledge   push_messages.py    the server has it: PushClient.acknowledge_message
+      HeldBatches.report_done        (worker_generation.py) batches of acknowledged pushes are reported to data ranks
+
+The server's half is in `server/server.py`.
+"""
 
 import logging
 from collections import Counter
@@ -65,7 +83,7 @@ class Worker:
         """The totals of pulls in earlier generations."""
         self.pull_traffic_before: Counter[str] = Counter()
         """The bytes pulled in earlier generations, by layer."""
-        self.current = self._open(generation, replica.begin_generation(world))
+        self.current = self._open_generation(generation, replica.begin_generation(world))
 
     def _make_noise(self, generation: Generation) -> Noise | None:
         if not self.config.inject.noise:
@@ -73,7 +91,7 @@ class Worker:
         member = generation.world.place.member
         return Noise(self.config.inject.noise, generation.memory_layout.tensors, self.config.run.seed, member)
 
-    def _open(self, generation: Generation, data: DataClient) -> WorkerGeneration:
+    def _open_generation(self, generation: Generation, data: DataClient) -> WorkerGeneration:
         """Return what this worker has in `generation`, where batches arrive through `data`."""
         data.first_share = self.schedule.first_share
         data.piece = self.schedule.piece
@@ -96,16 +114,16 @@ class Worker:
             self.held.uncount()
         if not self.replica.resumes and not synchronous:
             assert clock is not None, "all strips of a replica resume from the same clock"
-            self._give_back(self.pushes.give_up(taken))
+            self._give_back(self.pushes.take_back_missing(taken))
             self.pushes.clock = clock
         data = self.replica.begin_generation(generation.world)
         if synchronous:
             assert clock is not None, "all replicas resume from the same clock"
-            self._give_back(self.pushes.forget(clock))
+            self._give_back(self.pushes.take_back_from(clock))
         self.pulled_before = self.pulled
         self.pull_traffic_before += self.current.pulls.traffic
         self.pushes.begin_generation(generation)
-        self.current = self._open(generation, data)
+        self.current = self._open_generation(generation, data)
         if self.ended:
             self._send_last_statistics()
         else:
@@ -117,12 +135,12 @@ class Worker:
         What the codec has left out is left behind, and counted: other strips push other parameters.
         """
         self.replica.abandon()
-        self.replica.halt()
+        self.replica.end_threads()
         if self.config.consistency.staleness == 0:
             assert clock is not None, "all replicas resume from the same clock"
-            self.pushes.forget(clock)
+            self.pushes.take_back_from(clock)
         else:
-            self.pushes.give_up(taken)
+            self.pushes.take_back_missing(taken)
         self.pushes.record_residual()
         self.left_behind = float(np.hypot(self.left_behind, self.pushes.carried or 0.0))
         if self.left_behind:
@@ -137,9 +155,9 @@ class Worker:
         self.schedule.cut_by(cuts)
 
     def step(self) -> bool:
-        """Do what can be done now; return whether that was anything."""
+        """Do what a worker can do now; return whether that was anything."""
         worked = self.current.data.step()
-        worked |= self._collect()
+        worked |= self._handle_finished()
         worked |= self.pushes.step()
         worked |= self.held.report_done(self.current.data)
         worked |= self._pull()
@@ -158,7 +176,7 @@ class Worker:
         if self.current.fresh and self.config.asynchronous and self.current.data.phase.training:
             self.replica.compute_through_recovery(self.current)
 
-    def _collect(self) -> bool:
+    def _handle_finished(self) -> bool:
         """Handle what the replica has finished; return whether anything moved."""
         worked = self.replica.collect()
         while self.replica.finished:
@@ -168,7 +186,7 @@ class Worker:
     def _handle_computed(self, computed: Computed) -> None:
         data = self.current.data
         if computed.slot is not None:
-            data.release(computed.slot)
+            data.release_slot(computed.slot)
         if computed.gradient is not None:
             self._push(computed.gradient)
             if data.shared:
@@ -179,7 +197,7 @@ class Worker:
         if data.phase.training:
             self.since_pull += computed.result.images
         elif computed.result.phase == data.phase.number:
-            data.report_result(computed.result)
+            data.report_done(computed.result)
 
     def _push(self, buffer: GradientBuffer) -> None:
         if self.probe is not None:
@@ -235,7 +253,7 @@ class Worker:
         if not self.pushes.idle or self.current.pulls.active:
             return False
         if data.stopped:
-            self.replica.halt()
+            self.replica.end_threads()
             self.ended = True
             self._send_last_statistics()
             return True

@@ -26,8 +26,8 @@ class HeldBatches:
         self.images = 0
         """Images of batches that were reported."""
 
-    def take(self, batch: Batch) -> None:
-        """Note that the replica has taken `batch`."""
+    def note_taken(self, batch: Batch) -> None:
+        """Note that the replica of this worker has taken `batch`."""
         self.ids.add(batch_id(batch.epoch, batch.number))
 
     def report_done(self, data: DataClient) -> bool:
@@ -41,7 +41,7 @@ class HeldBatches:
             for done in buffer.done if buffer.counted else ():
                 self.images += done.images
                 self.ids.discard(batch_id(done.epoch, done.number))
-                data.report_result(done)
+                data.report_done(done)
             self.pool.give(buffer)
         return worked
 
@@ -69,7 +69,7 @@ class HeldBatches:
         """With clocks: export the shares that are pushed, but not the one that the replica computes."""
         shares = [done for pushed in self._unreported() for done in pushed.done if pushed.counted]
         state.batches = frozenset(batch_id(share.epoch, share.number) for share in shares)
-        images = _images(shares)
+        images = _share_images(shares)
         state.progress = replace(state.progress, next=self.pushes.clock, base=base, pushed=images)
 
     def _unreported(self) -> list[GradientBuffer]:
@@ -77,7 +77,7 @@ class HeldBatches:
         return [*self.pushes.acknowledged, *self.pushes.unacknowledged]
 
 
-def _images(shares: list[BatchResult]) -> dict[int, int]:
+def _share_images(shares: list[BatchResult]) -> dict[int, int]:
     """Return the images of the shares of each batch, by the number of the batch."""
     images = Counter[int]()
     for share in shares:
@@ -139,9 +139,9 @@ class WorkerGeneration:
         """Return the control channel of this generation."""
         return self.generation.channel
 
-    def take(self) -> tuple[Slot, Batch] | None:
+    def take_batch(self) -> tuple[Slot, Batch] | None:
         """Return the next batch that has arrived, with the slot that holds it; None if there is none."""
-        taken = self.data.take()
+        taken = self.data.take_batch()
         if taken is not None and self.data.phase.training:
-            self.held.take(taken[1])
+            self.held.note_taken(taken[1])
         return taken

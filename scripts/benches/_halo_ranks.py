@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from statistics import median
 from typing import Any
@@ -21,7 +22,7 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import initial
 from adam_mpi.model.partition import partition
-from adam_mpi.sharding.batches import Batch, shares
+from adam_mpi.sharding.batches import Batch, image_batch, shares
 from adam_mpi.worker import link
 from adam_mpi.worker.flow import Flow
 from adam_mpi.worker.gradient_buffer import GradientBuffer, add_scaled
@@ -43,7 +44,8 @@ def batch(number: int, images: int, columns: tuple[int, int], shapes: Shapes, ed
     pixels = draw.integers(0, 256, (images, *shapes[0].input), dtype=np.uint8)
     labels = draw.integers(0, shapes[-1].output[0], images)
     own = slice(*edges[MPI.COMM_WORLD.rank :][:2]) if edges else slice(images)
-    return Batch(0, 1, number, np.arange(images), labels, pixels[own, ..., columns[0] : columns[1]].copy(), edges)
+    part = pixels[own, ..., columns[0] : columns[1]].copy()
+    return replace(image_batch(number, np.arange(images), labels, part, epoch=1), edges=edges)
 
 
 class Replica:
@@ -88,7 +90,7 @@ class Replica:
             while self.next in landed:
                 flight = landed.pop(self.next)
                 add_scaled(self.total.values, flow.gradients[flight.context], ONE)
-                flow.release(flight)
+                flow.release_flight(flight)
                 unsummed.append(self.total)
                 self.next += 1
             while unsummed and self.sums.begin(unsummed[0]):
@@ -134,7 +136,7 @@ class Replica:
             assert time.perf_counter() < limit, "the other strip does not answer"
 
     def end(self) -> None:
-        self.flow.stop()
+        self.flow.end_threads()
         MPI.COMM_WORLD.Barrier()
         self.link.window.free()
 

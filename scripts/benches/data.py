@@ -15,6 +15,7 @@ from scipy import ndimage
 
 from adam_mpi.config import LAYERS, load
 from adam_mpi.data import glyphs
+from adam_mpi.sharding.fields import image_fields
 from adam_mpi.sharding.training_state import Phase
 
 AFFINE = [
@@ -72,7 +73,7 @@ def _trainer() -> Contender:
     shapes = layers.infer(layers.parse(LAYERS), (1, 28, 28), 10)
     context, weights = Network(shapes, BATCH, 1, engine="generated").context(), parameters.initial(shapes, 1)
     gradient = np.zeros_like(weights)
-    pixels, labels = glyphs.draw(1, "train", np.arange(BATCH))
+    pixels, labels = glyphs.draw_glyphs(1, "train", np.arange(BATCH))
     ids = np.arange(BATCH)
 
     def train() -> int:
@@ -101,7 +102,7 @@ def _server(settings: list[str]) -> Contender:
     world = World(MPI.COMM_SELF, load(None, [f"train.batch={BATCH}", "data.images=12000", *settings]))
     served = ServedData(open_set(world.config.data), world.config, replicas=1)
     server = DataServer(world, ControlChannel(world.control), served)
-    client = DataClient(world, (1, 28, 28))
+    client = DataClient(world, image_fields((1, 28, 28)))
     phases, idle = iter(range(1000)), Idle("sleep")
 
     def serve() -> tuple[int, float]:
@@ -113,11 +114,11 @@ def _server(settings: list[str]) -> Contender:
             worked = server.step()
             began = time.thread_time()
             worked |= client.step()
-            while (taken := client.take()) is not None:
+            while (taken := client.take_batch()) is not None:
                 slot, batch = taken
                 images += batch.ids.size
-                client.release(slot)
-                client.report(batch.epoch, batch.number, batch.ids.size, 0.0, 0)
+                client.release_slot(slot)
+                client.report_done(batch.epoch, batch.number, batch.ids.size, 0.0, 0)
             clients += time.thread_time() - began
             idle.back_off(worked)
         while not server.current.epoch_progress.complete:
@@ -130,14 +131,14 @@ def _server(settings: list[str]) -> Contender:
 def _warp() -> Contender:
     from adam_mpi.data.transform import Transformer
 
-    images = glyphs.draw(1, "train", np.arange(2000))[0]
+    images = glyphs.draw_glyphs(1, "train", np.arange(2000))[0]
     ids, wanted = np.arange(len(images)), load(None, AFFINE).data.transform
     transformer = Transformer(wanted, images.shape[1:], images.dtype, 1, images[:0])
     return _timed(lambda: len(transformer(images, ids, 1)))
 
 
 def _scipy() -> Contender:
-    images = glyphs.draw(1, "train", np.arange(400))[0][:, 0]
+    images = glyphs.draw_glyphs(1, "train", np.arange(400))[0][:, 0]
     matrix, offset, output = np.array([[0.98, 0.1], [-0.1, 1.02]]), np.array([0.5, -0.5]), np.empty((28, 28), np.uint8)
 
     def transform() -> int:

@@ -15,7 +15,7 @@ from adam_mpi.server.stepper import Stepper
 from adam_mpi.sharding import memory_layout
 from adam_mpi.sharding.memory_layout import MemoryLayout
 from adam_mpi.sharding.message_formats import FACTOR, HEADER
-from adam_mpi.sharding.push_protocol import FactorPlan, choose
+from adam_mpi.sharding.push_protocol import FactorPlan, choose_protocols
 from adam_mpi.transport.mailbox import ReceivedMessage
 from adam_mpi.transport.published_weights import PublishedWeights
 
@@ -26,8 +26,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
     weight = Tensor("dense1/weight", "dense1", (SIDE, SIDE), 0, SIDE * SIDE)
     tensors = [weight, Tensor("dense1/bias", "dense1", (SIDE,), SIDE * SIDE, SIDE)]
     settings = config.load(None, [f"push.images={IMAGES}", "push.protocol=factor"])
-    shelved = memory_layout.plan(tensors, {0: "host"}, [1], settings)
-    choice = choose(shelved, settings, IMAGES, hosts=2)["dense1"]
+    shelved = memory_layout.plan_layout(tensors, {0: "host"}, [1], settings)
+    choice = choose_protocols(shelved, settings, IMAGES, hosts=2)["dense1"]
     yield {
         "name": "delta_bytes_over_factor_bytes",
         "value": round(choice.delta_bytes / choice.factor_bytes, 2),

@@ -13,6 +13,7 @@ from _models import MODELS, Model, in_torch
 from _timing import Times, interleaved
 
 from adam_mpi.model import parameters
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.network import Network
 from adam_mpi.worker.gradient_buffer import add_scaled
 from adam_mpi.worker.thread_weights import ROUND, ThreadWeights
@@ -40,6 +41,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
         if arguments.against and name == "mnist":
             yield from accuracy(name, model, arguments.engine)
         yield scaling(name, model, max(model.batches), arguments)
+        yield from inputs(name, model, max(model.batches), arguments)
 
 
 def compare(name: str, model: Model, batch: int, target: float, arguments: argparse.Namespace) -> Iterator[dict]:
@@ -64,6 +66,19 @@ def compare(name: str, model: Model, batch: int, target: float, arguments: argpa
         }
 
 
+def inputs(name: str, model: Model, batch: int, arguments: argparse.Namespace) -> Iterator[dict]:
+    """Speed from normalized bytes and from floats, as a fraction of that from bytes."""
+    channels = model.shapes[0].input[0]
+    normalized = InputFormat(mean=(127.0,) * channels, factor=(1 / 64,) * channels)
+    forms = {"bytes": SCALED_BYTES, "normalized": normalized, "floats": InputFormat("float32")}
+    times = interleaved(
+        {form: engine_step(model, batch, arguments.engine, forms[form]) for form in forms}, arguments.seconds
+    )
+    for form in ("normalized", "floats"):
+        value = times["bytes"].cpu / times[form].cpu
+        yield line(f"{name}_batch{batch}_{form}_of_bytes", value, "of bytes", 0.95, times[form])
+
+
 def line(name: str, value: float, unit: str, target: float | None, times: Times) -> dict:
     shown = {"cpu_ms": round(1e3 * times.cpu, 3), "wall_ms": round(1e3 * times.wall, 3)}
     return {"name": name, "value": round(value, 3), "unit": unit, "target": target, **shown}
@@ -76,14 +91,16 @@ def data(model: Model, batch: int, seed: int = 1) -> tuple[np.ndarray, np.ndarra
     return pixels, random.integers(0, model.shapes[-1].output[0], batch), np.arange(batch)
 
 
-def engine_step(model: Model, batch: int, engine: str) -> Callable[[], object]:
-    context = Network(model.shapes, batch, 0, engine=engine).context()
+def engine_step(model: Model, batch: int, engine: str, form: InputFormat = SCALED_BYTES) -> Callable[[], object]:
+    context = Network(model.shapes, batch, 0, engine=engine, form=form).context()
     weights = parameters.initial(model.shapes, 0)
     gradient = np.zeros_like(weights)
-    block = data(model, batch)
+    pixels, labels, ids = data(model, batch)
+    # Scaled, so that no step diverges.
+    images = pixels if form.bytes else pixels / np.float32(255)
 
     def step() -> None:
-        context.train(weights, gradient, *block, 0, True)
+        context.train(weights, gradient, images, labels, ids=ids, epoch=0, overwrite=True)
         add_scaled(weights, gradient, -RATE)
 
     return step

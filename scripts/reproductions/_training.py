@@ -59,7 +59,7 @@ class Run:
     @property
     def curve(self) -> list[tuple[float, float]]:
         """Seconds and validation accuracy, epoch by epoch."""
-        return table.read(self.path).curve
+        return table.read_outcome(self.path).curve
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import _results
 from _jobs import under_mpi
 from _results import ROOT, Results, heading, not_run
 
-from adam_mpi.base.machine import machine
+from adam_mpi.base.machine import host_provenance
 
 CLIENTS = (1, 2, 4)
 
@@ -36,7 +36,7 @@ def _measure(clients: int) -> dict[str, Any]:
     said = under_mpi(clients + 1, ROOT / "scripts" / "clicks.py")
     losses = [float(loss) for loss in re.findall(r"log-loss ([\d.]+)", said)]
     (best,) = re.findall(r"best possible: ([\d.]+)", said)
-    return {"clients": clients, "losses": losses, "best_possible": float(best), "machine": machine()}
+    return {"clients": clients, "losses": losses, "best_possible": float(best), "machine": host_provenance()}
 
 
 def page(folder: Path) -> Iterator[str]:

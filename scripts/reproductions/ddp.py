@@ -23,7 +23,7 @@ from _training import Training
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.machine import machine
+from adam_mpi.base.machine import host_provenance
 
 TARGET, EPOCHS, PROCESSES, RANKS, ROUNDS, WANTED = 0.99, 8, 2, 4, 10, 2.5
 FINALISTS, TRIES = 6, (0, 11, 12, 13, 14)
@@ -106,7 +106,7 @@ def _measure(side: str, settings: dict[str, Any], seed: int, more: list[str]) ->
     to_target = next((seconds for seconds, accuracy, *_ in found["curve"] if accuracy >= TARGET), None)
     return {"side": side, "seed": seed, "settings": settings, "seconds_to_target": to_target, **found} | {
         "others": share(),
-        "machine": machine(),
+        "machine": host_provenance(),
     }
 
 

@@ -15,7 +15,7 @@ from _study import Scale
 from _training import Training
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.base.machine import machine
+from adam_mpi.base.machine import host_provenance
 from adam_mpi.report import charts
 
 STUDIES = (
@@ -75,7 +75,7 @@ def _measure(name: str, module: ModuleType, kept: Results, scale: Scale) -> Iter
             yield "time is up; the same command goes on"
             return
         found[point] = {"others": share()} | result
-        kept.keep(name, {"title": module.TITLE, "kind": module.KIND, "machine": machine(), "points": found})
+        kept.keep(name, {"title": module.TITLE, "kind": module.KIND, "machine": host_provenance(), "points": found})
         draw(plot, module, found)
         yield f"{point}: {shown(result)}"
 

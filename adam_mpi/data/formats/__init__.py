@@ -3,12 +3,13 @@
 A format has `open_parts(path)`, which returns the sources of "train" and, where there is one, of "test".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats import arrays, cifar, folder, hdf5, idx
+from adam_mpi.data.formats import arrays, cifar, folder, hdf5, idx, named
 from adam_mpi.data.formats.source import Source
 
 KNOWN = "a folder of idx, CIFAR binary or npy files, or of images class/name.png|jpg; an npz or HDF5 file"
@@ -27,10 +28,20 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
         raise UserError(f"data set {path}: cannot be read ({error})") from None
 
 
+def open_named(path: Path, inputs: Sequence[Any], targets: Sequence[Any]) -> dict[str, Source]:
+    """Open the parts of a data set of named arrays; `inputs` and `targets` are those of the configuration."""
+    if not path.exists():
+        raise UserError(f"data set {path}: does not exist")
+    try:
+        return named.open_parts(path, inputs, targets)
+    except OSError as error:
+        raise UserError(f"data set {path}: cannot be read ({error})") from None
+
+
 def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
     """Return the function that opens the format of `path`."""
     if not path.is_dir():
-        return _file_format(path)
+        return _opener_of_file(path)
     names = {file.name for file in path.iterdir()}
     if names & set(idx.NAMES):
         return idx.open_parts
@@ -43,8 +54,8 @@ def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
     return partial(folder.open_parts, size=size)
 
 
-def _file_format(path: Path) -> Callable[[Path], dict[str, Source]]:
-    """Return the function that opens a single file, by its first bytes."""
+def _opener_of_file(path: Path) -> Callable[[Path], dict[str, Source]]:
+    """Return the function that opens a data set in a single file, recognized by its first bytes."""
     with open(path, "rb") as file:
         start = file.read(8)
     for magic, opener in (

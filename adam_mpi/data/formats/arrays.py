@@ -28,7 +28,7 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the bytes of all elements of a data array."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
     def all(self) -> np.ndarray:
@@ -38,8 +38,12 @@ class Held:
 
 def open_folder(path: Path) -> dict[str, Source]:
     """Open the parts in a folder of npy files."""
-    files = {file.stem: file for file in path.glob("*.npy")}
-    return _parts(path, {stem: _open_npy(file) for stem, file in files.items()})
+    return _parts(path, open_arrays(path))
+
+
+def open_arrays(path: Path) -> dict[str, Held]:
+    """Return the arrays in a folder of npy files, by the names of the files."""
+    return {file.stem: _open_npy(file) for file in path.glob("*.npy")}
 
 
 def open_npz(path: Path) -> dict[str, Source]:

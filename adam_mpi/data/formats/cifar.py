@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats.source import Source, join, rows_at
+from adam_mpi.data.formats.source import Source, join_rows, rows_at
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -33,7 +33,7 @@ def _source(paths: list[Path], labels: int, classes: int) -> Source:
         (count, rows_at(path, np.dtype(np.uint8), (count, labels + PIXELS), 0))
         for count, path in zip(counts, paths, strict=True)
     ]
-    records = join(pieces)
+    records = join_rows(pieces)
     starts = np.cumsum([0, *counts])
 
     def name(index: int) -> str:

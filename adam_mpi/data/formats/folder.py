@@ -56,7 +56,7 @@ def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...],
     labels = np.array([label for _, label in files], np.int64)
 
     def rows(indices: np.ndarray) -> np.ndarray:
-        results = list(_threads().map(lambda index: decode(paths[index], shape, fit), indices))
+        results = list(_decoding_threads().map(lambda index: decode_image(paths[index], shape, fit), indices))
         bad = [position for position, result in enumerate(results) if isinstance(result, str)]
         if bad:
             raise BadImages(bad, f"{paths[indices[bad[0]]]}, image {indices[bad[0]]}: {results[bad[0]]}")
@@ -73,7 +73,7 @@ def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...],
     )
 
 
-def decode(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
+def decode_image(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
     """Return the image as (channels, height, width), or a text about what is wrong with it."""
     channels, height, width = shape
     try:
@@ -101,7 +101,7 @@ def _fit(image: Any, side: int) -> Any:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _decoding_threads() -> ThreadPoolExecutor:
     """Return the threads that decode images."""
     return ThreadPoolExecutor(min(32, os.cpu_count() or 1), "decode")
 

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.data.formats.arrays import Held
 from adam_mpi.data.formats.source import (
     MOST_COMPRESSION,
     Rows,
@@ -17,13 +18,13 @@ from adam_mpi.data.formats.source import (
     rows_in_chunks,
 )
 
+NUMBERS = "iufb"
+"""Kinds of types that are numbers."""
+
 
 def open_parts(path: Path) -> dict[str, Source]:
     """Open the parts in an HDF5 file; raise UserError when it is damaged."""
-    try:
-        file = h5py.File(path, "r", locking=False)
-    except OSError as error:
-        raise UserError(f"{path}: cut short or damaged ({error})") from None
+    file = _open(path)
     names: list[str] = []
     file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     classes = int(file.attrs["classes"]) if "classes" in file.attrs else None
@@ -31,6 +32,29 @@ def open_parts(path: Path) -> dict[str, Source]:
         part: _source(path, file[images], file[labels], classes)
         for part, (images, labels) in name_parts(path, names).items()
     }
+
+
+def open_arrays(path: Path) -> dict[str, Held]:
+    """Return the datasets in an HDF5 file by name; raise UserError when it is damaged."""
+    file = _open(path)
+    found: dict[str, Held] = {}
+
+    def note(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape:
+            if item.dtype.kind in NUMBERS:
+                _check_size(path, item)
+            rows = _direct_rows(path, item) or _selected_rows(item)
+            found[name] = Held(f"{path}:{item.name}", item.shape, item.dtype, rows)
+
+    file.visititems(note)
+    return found
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise UserError(f"{path}: cut short or damaged ({error})") from None
 
 
 def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int | None) -> Source:
@@ -79,7 +103,7 @@ def _selected_rows(images: h5py.Dataset) -> Rows:
 
 def _check_size(path: Path, dataset: h5py.Dataset) -> None:
     """Raise UserError, before memory is allocated, when a dataset announces more than its stored bytes can hold."""
-    if dataset.dtype.kind not in "iuf":
+    if dataset.dtype.kind not in NUMBERS:
         raise UserError(f"{path}:{dataset.name}: holds {dataset.dtype}; it must hold numbers")
     announced = math.prod(dataset.shape) * dataset.dtype.itemsize
     stored = dataset.id.get_storage_size()

@@ -24,7 +24,7 @@ def open_parts(folder: Path) -> dict[str, Source]:
     return {part: _open_part(folder, part) for part in FILES}
 
 
-def find(folder: Path, stem: str) -> Path:
+def find_idx_file(folder: Path, stem: str) -> Path:
     """Return the path of a file, plain or gzipped."""
     plain = folder / stem
     return plain if plain.is_file() else folder / f"{stem}.gz"
@@ -32,9 +32,9 @@ def find(folder: Path, stem: str) -> Path:
 
 def _open_part(folder: Path, part: str) -> Source:
     """Return the source of `part`; images that are gzipped are kept in memory."""
-    images_path, labels_path = (find(folder, stem) for stem in FILES[part])
+    images_path, labels_path = (find_idx_file(folder, stem) for stem in FILES[part])
     sizes = shape(images_path)
-    labels = read(labels_path)
+    labels = read_idx_file(labels_path)
     if len(sizes) != 3 or 0 in sizes:
         raise UserError(f"{images_path}: holds an array of sizes {sizes}, not images (count, height, width)")
     if labels.shape != sizes[:1]:
@@ -63,7 +63,7 @@ def _gzipped_rows(path: Path) -> Rows:
 
     def rows(indices: np.ndarray) -> np.ndarray:
         if not array:
-            array.append(read(path))
+            array.append(read_idx_file(path))
         return array[0][indices]
 
     return rows
@@ -72,19 +72,19 @@ def _gzipped_rows(path: Path) -> Rows:
 def shape(path: Path) -> tuple[int, ...]:
     """Return the sizes announced in the header; nothing else is read."""
     try:
-        with _open(path) as file:
+        with _open_idx_file(path) as file:
             return _header(path, file)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error}); fetch it again") from None
 
 
-def read(path: Path) -> np.ndarray:
+def read_idx_file(path: Path) -> np.ndarray:
     """Return the array of bytes in the file, after its header has been checked against its size."""
     sizes = _checked_shape(path)
     header_bytes = 4 + 4 * len(sizes)
     announced = header_bytes + math.prod(sizes)
     try:
-        with _open(path) as file:
+        with _open_idx_file(path) as file:
             # One byte more than announced: gzip verifies its checksum only at the end.
             content = file.read(announced + 1)
     except (OSError, EOFError, zlib.error) as error:
@@ -104,7 +104,7 @@ def _checked_shape(path: Path) -> tuple[int, ...]:
     return sizes
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_idx_file(path: Path) -> BinaryIO:
     return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.sharding.fields import CLASS, INPUT, Field
 
 Rows = Callable[[np.ndarray], np.ndarray]
 
@@ -63,7 +64,7 @@ def _read_into(file: int, memory: np.ndarray, offset: int) -> int:
     return len(content)
 
 
-def join(pieces: list[tuple[int, Rows]]) -> Rows:
+def join_rows(pieces: list[tuple[int, Rows]]) -> Rows:
     """Return a function that reads the rows of several files as if they were one; `pieces` are (length, rows)."""
     edges = np.cumsum([0] + [length for length, _ in pieces])
 
@@ -93,16 +94,26 @@ class BadImages(UserError):
 
 
 @dataclass(frozen=True)
+class Column:
+    """A further input or target of one part of a data set."""
+
+    field: Field
+    rows: Rows
+    """Returns its values at ascending indices."""
+
+
+@dataclass(frozen=True)
 class Source:
     """The images and labels of one part of a data set, before it is split."""
 
     name: Callable[[int], str]
     """Returns where an image is, for messages: path and index."""
-    shape: Shape
-    """(channels, height, width); features are channels of one pixel."""
+    shape: tuple[int, ...]
+    """(channels, height, width); features are channels of one pixel, integers have any shape."""
     dtype: np.dtype
-    """uint8, or float32 where numbers are taken as they are."""
+    """uint8, or the type of numbers that are taken as they are."""
     labels: np.ndarray
+    """The first target of each image; see `target`."""
     rows: Callable[[np.ndarray], np.ndarray]
     """Returns the images at ascending indices."""
     classes: int | None = None
@@ -112,12 +123,35 @@ class Source:
     names: tuple[str, ...] = ()
     """The names of the classes, where the format has them."""
 
+    input_name: str = INPUT
+    """The name of the images among the inputs."""
+    target: Field = CLASS
+    """The description of `labels`."""
+    columns: tuple[Column, ...] = ()
+    """Further inputs and targets."""
+
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
+    def fields(self) -> tuple[Field, ...]:
+        """Return the inputs and targets in their order, before any transformation."""
+        image = Field(self.input_name, self.dtype.name, self.shape)
+        more = [column.field for column in self.columns]
+        inputs = [field for field in more if field.role == INPUT]
+        return (image, *inputs, self.target, *(field for field in more if field.role != INPUT))
+
+    @property
+    def image_shape(self) -> Shape:
+        """Return `shape` as (channels, height, width); values of another shape are channels of one pixel."""
+        if len(self.shape) == 3:
+            channels, height, width = self.shape
+            return channels, height, width
+        return math.prod(self.shape), 1, 1
+
+    @property
     def image_bytes(self) -> int:
-        """Bytes of one image."""
+        """Return the bytes of one image of a data source."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,10 +161,25 @@ class Source:
         """
         images = self.rows(indices)
         if self.dtype.kind == "f":
-            bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
-            if bad.size:
-                raise BadImages(bad.tolist(), f"{self.name(indices[bad[0]])}: holds NaN or infinity")
+            self._check_finite(images, indices)
         return images, self.labels[indices]
+
+    def read_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the further inputs and targets at `indices` by name; raise BadImages for NaN and infinity."""
+        order = np.argsort(indices)
+        found = {}
+        for column in self.columns:
+            values = np.empty((len(indices), *column.field.shape), column.field.dtype)
+            values[order] = column.rows(indices[order])
+            if values.dtype.kind == "f":
+                self._check_finite(values, indices)
+            found[column.field.name] = values
+        return found
+
+    def _check_finite(self, values: np.ndarray, indices: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+        if bad.size:
+            raise BadImages(bad.tolist(), f"{self.name(indices[bad[0]])}: holds NaN or infinity")
 
 
 def array_source(
@@ -152,8 +201,8 @@ def array_source(
         raise UserError(f"{name}: {len(labels)} labels for {sizes[0]} images")
     if dtype != np.uint8 and dtype.kind != "f":
         raise UserError(f"{name}: images are {dtype}; give uint8, or floats that are taken as they are")
-    shape, axes = _axes(name, sizes)
-    kind = np.dtype(np.uint8 if dtype == np.uint8 else np.float32)
+    shape, axes = image_axes(name, sizes)
+    kind = np.dtype(np.uint8 if dtype == np.uint8 else np.float16 if dtype == np.float16 else np.float32)
 
     def images(indices: np.ndarray) -> np.ndarray:
         taken = rows(indices)
@@ -171,8 +220,8 @@ def array_source(
     )
 
 
-def _axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | None]:
-    """Return the shape of an image, and the order of axes that leads to it; None where they are in that order."""
+def image_axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...] | None]:
+    """Return the shape of an image of a source, and the order of axes for it; None where they are in that order."""
     if 0 in sizes:
         raise UserError(f"{name}: holds nothing, its sizes are {sizes}")
     match sizes:

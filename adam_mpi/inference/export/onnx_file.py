@@ -31,7 +31,7 @@ POINTWISE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
 
 def write(model: Trained, path: Path) -> None:
-    """Write `model` to `path`; raise UserError for a layer that ONNX computes in another way."""
+    """Write `model` to `path` as ONNX; raise UserError for a layer that ONNX computes in another way."""
     if isinstance(model.shapes, GraphLayers):
         graph = onnx_graph.make(model.shapes.graph, model.weights, PROBABILITIES)
     else:
@@ -46,7 +46,11 @@ def _stack(model: Trained) -> onnx.GraphProto:
     """Return the graph of a stack of layers."""
     last = model.shapes[-1].name
     constants = {**model.tensors, **_scaling(model)}
-    nodes = [*_scale_nodes(model), *_layers(model.shapes), helper.make_node("Softmax", [last], [PROBABILITIES], axis=1)]
+    nodes = [
+        *_scale_nodes(model),
+        *_layer_nodes(model.shapes),
+        helper.make_node("Softmax", [last], [PROBABILITIES], axis=1),
+    ]
     inner = model.inputs.network_shape(model.config.data.transform)
     pixels = TensorProto.UINT8 if model.inputs.dtype == "uint8" else TensorProto.FLOAT
     return helper.make_graph(
@@ -76,7 +80,7 @@ def _scale_nodes(model: Trained) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Mul", ["centered", "factor"], ["scaled"])
 
 
-def _layers(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
+def _layer_nodes(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of all layers; the first dense layer has its input flattened."""
     before = "scaled"
     flat = False

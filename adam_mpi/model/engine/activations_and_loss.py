@@ -1,6 +1,6 @@
 """Emit kernels of single numbers: loading pixels, activation functions, dropout; and softmax with cross-entropy.
 
-pixels:               one vector per pixel of one block, zero in lanes without an image
+pixels:               one vector per pixel of one block, zero in lanes without an image; bytes become levels
 activation forward:   for each vector: outputs = function(inputs)
 activation backward:  for each vector: errors *= derivative(outputs), in place
 dropout:              the same masks as the reference kernel's: a function of seed, epoch, image, layer and unit alone
@@ -12,10 +12,12 @@ for each block:
     for each lane without an image: errors = 0
 """
 
+import math
 from dataclasses import dataclass
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.model.engine.source import Source
+from adam_mpi.model.input_format import BYTES, InputFormat
 
 FORWARD = {
     "relu": "maximum(zero(), x)",
@@ -29,17 +31,26 @@ BACKWARD = {
 }
 
 
-def emit_load(source: Source, size: int, lanes: int) -> None:
-    """Emit `load_pixels`, which turns the `size` pixels of each image of a block into the first layer's inputs."""
+def emit_load(source: Source, shape: tuple[int, int, int], lanes: int, form: InputFormat) -> None:
+    """Emit `load_pixels`, which turns images of `shape` in a block into the first layer's inputs."""
+    size = math.prod(shape)
     with source.kernel("load_pixels(pixels, levels, memory, inputs, first, count)", f"{size} pixels per image."):
         with source.inside(f"for lane in range({lanes}):"):
             with source.inside("if first + lane < count:"):
                 source(f"start = (first + lane) * {size}")
                 with source.inside(f"for pixel in range({size}):"):
-                    source(f"memory[inputs + pixel * {lanes} + lane] = levels[pixels[start + pixel]]")
+                    value = _level("pixels[start + pixel]", size // shape[0], form)
+                    source(f"memory[inputs + pixel * {lanes} + lane] = {value}")
             with source.inside("else:"):
                 with source.inside(f"for pixel in range({size}):"):
                     source(f"memory[inputs + pixel * {lanes} + lane] = 0")
+
+
+def _level(pixel: str, plane: int, form: InputFormat) -> str:
+    """Return the expression of the number that `pixel` stands for; a channel has `plane` pixels."""
+    if not form.bytes:
+        return pixel
+    return f"levels[pixel // {plane} * {BYTES} + np.int64({pixel})]" if form.mean else f"levels[{pixel}]"
 
 
 def emit_activation(source: Source, function: str, lanes: int) -> None:

@@ -9,6 +9,7 @@ from adam_mpi.model.engine.conv_choice import Choice
 from adam_mpi.model.engine.schedule import Buffer, BufferPlan, Call, Crossing, Step
 from adam_mpi.model.engine.source import Source
 from adam_mpi.model.exchange import Exchange, ranks_of
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import Activation, Dense, Dropout, LayerShape
 
 PASS_IMAGES = 64
@@ -33,8 +34,10 @@ class Builder:
         choices: dict[str, Choice] | None = None,
         captured: Sequence[str] = (),
         batches: int = 1,
+        form: InputFormat = SCALED_BYTES,
     ) -> None:
         self.shapes = shapes
+        self.form = form
         self.registers = registers
         self.choices = dict(choices or {})
         own = -(-images // ranks_of(shape.layer for shape in shapes))
@@ -70,12 +73,12 @@ class Builder:
 
     @property
     def per_image(self) -> bool:
-        """Whether each image is a block of its own."""
+        """Return whether each image is a block of its own in the program."""
         return self.lanes < self.row_lanes
 
     @property
     def errors_first(self) -> bool:
-        """Whether the next step is the first behind an exchange that takes errors back to other strips."""
+        """Return whether the next step is the first behind an exchange that takes errors back to other strips."""
         return not self.steps and len(self.groups) > 1 and self.learning
 
     def _source(self) -> Source:
@@ -85,7 +88,7 @@ class Builder:
             source.head.append(f"globals().update(row_kit({self.row_lanes}))")
         for function in sorted({s.layer.function for s in self.shapes if isinstance(s.layer, Activation)}):
             activations_and_loss.emit_activation(source, function, self.lanes)
-        activations_and_loss.emit_load(source, math.prod(self.shapes[0].input), self.lanes)
+        activations_and_loss.emit_load(source, self.shapes[0].input, self.lanes, self.form)
         activations_and_loss.emit_loss(source, math.prod(self.shapes[-1].output), self.lanes)
         return source
 

@@ -40,7 +40,7 @@ def border_spans(
     strip = exchange.owned.index((last.extent.first, last.extent.first + last.extent.width))
     columns = conv.columns // window * window
     left, right = _interior(exchange, strip, columns, window, max(window, BORDER_STEPS[algorithm]))
-    if left >= right or not _pays(conv, right - left, exchange.sent(strip), images):
+    if left >= right or not _pays(conv, right - left, exchange.mean_values_sent(strip), images):
         return ()
     return (*((a, b) for a, b in ((0, left), (right, columns)) if a < b), (left, right))
 
@@ -68,8 +68,8 @@ def _pays(conv: Shape, columns: int, sent: int, images: int) -> bool:
 Choice = dict[str, Any]
 """How a convolution is computed; JSON, as it is kept with the run: equal bits need equal choices."""
 TRANSFORMED: dict[str, Callable[[ConvSpec], Step]] = {
-    "winograd2d": winograd2d_step.step,
-    "winograd1d": winograd1d_step.step,
+    "winograd2d": winograd2d_step.emit_winograd2d_step,
+    "winograd1d": winograd1d_step.emit_winograd1d_step,
 }
 """Algorithms that transform the inputs first, best first."""
 LARGEST_TILE = 1024
@@ -113,7 +113,11 @@ def choices(shape: Shape, window: int, registers: int, wanted: int = 1) -> list[
 
 def _fitting(shape: Shape, window: int) -> dict[str, bool]:
     """Return for each algorithm whether it can compute the convolution."""
-    return {"direct": True, "winograd2d": winograd2d_kernels.fits(shape, window), "winograd1d": winograd1d.fits(shape)}
+    return {
+        "direct": True,
+        "winograd2d": winograd2d_kernels.winograd2d_fits(shape, window),
+        "winograd1d": winograd1d.winograd1d_fits(shape),
+    }
 
 
 def check(choice: object, shape: Shape, window: int) -> str:

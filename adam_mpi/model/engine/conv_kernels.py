@@ -48,7 +48,7 @@ class ForwardKernel(ConvKernel):
 
     @property
     def columns(self) -> Span:
-        """First and last + 1 of the columns to compute."""
+        """Return the first and last + 1 of the columns that a forward convolution kernel computes."""
         return self.span or (0, self.shape.columns // self.window * self.window)
 
 
@@ -116,7 +116,7 @@ def emit_pool(source: Source, kernel: ForwardKernel, planes: int) -> None:
     with source.inside(f"for column in range({first}, {last}):"):
         with source.inside(f"for line in range({planes}):"):
             source(f"v = unpooled + (line * {window * shape.columns} + column * {window}) * {lanes}")
-            pool_and_norm.window(source, window, shape.columns, lanes, kernel.relu)
+            pool_and_norm.emit_pool_window(source, window, shape.columns, lanes, kernel.relu)
             source(f"to = (((plane + line) * {shape.rows // window} + top) * {across} + column) * {lanes}")
             source("store(memory, outputs + to, best)")
             source("store(memory, winners + to, winner)")
@@ -189,7 +189,7 @@ class Sums:
 
     @property
     def count(self) -> int:
-        """How many sums there are."""
+        """Return the number of sums that a gradient kernel keeps in registers."""
         return self.maps * self.channels * len(self.taps)
 
 

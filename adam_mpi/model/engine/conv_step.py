@@ -124,7 +124,7 @@ def direct(
 
 
 def _forward(spec: ConvSpec, tile: tiles.Tile, winners: Buffer | None) -> list[Call]:
-    """Emit the way forward; return one call for all columns, or one for each span of them."""
+    """Emit the direct forward kernels; return one call for all columns, or one for each span of them."""
     calls = []
     for number, span in enumerate(spec.spans or (None,)):
         suffix = f"{number if span else ''}"
@@ -149,7 +149,7 @@ def unpool(spec: ConvSpec) -> tuple[list[Call], Buffer, Buffer | None]:
         return [], spec.errors, None
     shape = spec.shape
     windows = pool_and_norm.Windows((shape.maps, shape.rows, shape.columns), spec.window, spec.window, spec.lanes)
-    pool_and_norm.emit_max_backward(spec.source, f"{spec.name}_unpool", windows)
+    pool_and_norm.emit_max_pool_backward(spec.source, f"{spec.name}_unpool", windows)
     winners = Buffer(f"{spec.place or spec.name}/winners", spec.outputs.floats)
     before = spec.errors_buffer("errors before pooling", shape.maps * shape.rows * shape.columns * spec.lanes)
     return [Call(f"{spec.name}_unpool", ("memory", spec.errors, winners, before))], before, winners

@@ -31,22 +31,22 @@ class Shape:
 
     @property
     def left(self) -> int:
-        """Columns of padding on the left."""
+        """Return the columns of padding on the left of a convolution."""
         return self.pad if self.margins is None else self.margins[0]
 
     @property
     def right(self) -> int:
-        """Columns of padding on the right."""
+        """Return the columns of padding on the right of a convolution."""
         return self.pad if self.margins is None else self.margins[1]
 
     @property
     def rows(self) -> int:
-        """Rows of the output."""
+        """Return the rows of the output of a convolution."""
         return (self.height + 2 * self.pad - self.kernel) // self.stride + 1
 
     @property
     def columns(self) -> int:
-        """Columns of the output."""
+        """Return the columns of the output of a convolution."""
         return (self.width + self.left + self.right - self.kernel) // self.stride + 1
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Add the step of a dense layer to a program, with the relu that follows it.
 
-A large layer's gradient is fused with the update (`dense_fused_update`); a captured layer keeps its activations and
+A large layer's gradient is fused with the update (`dense_weights.py`); a captured layer keeps its activations and
 errors, image by image.
 """
 
@@ -22,7 +22,7 @@ def add(builder: Builder, index: int) -> int:
         builder.errors = Buffer(builder.errors.name, layer.units, images=builder.round_images)
     buffers = DenseBuffers(inputs, builder.values, builder.errors, input_errors)
     if builder.per_image:
-        step = per_image_dense.step(builder.source, layer, buffers, builder.errors_first)
+        step = per_image_dense.emit_per_image_dense_step(builder.source, layer, buffers, builder.errors_first)
         _keep(builder, step, layer.name, (inputs, layer.features), (builder.errors, layer.units))
     else:
         step = _step(builder, layer, buffers)
@@ -51,7 +51,7 @@ def _layer(builder: Builder, index: int, relu: bool) -> DenseSpec:
 
 
 def _step(builder: Builder, layer: DenseSpec, buffers: DenseBuffers) -> Step:
-    """Emit the kernels of a layer whose blocks have several images, and return its step."""
+    """Emit the kernels of a dense layer whose blocks have several images, and return its step."""
     name = layer.name
     weight = str(layer.weight)
     inputs = buffers.inputs

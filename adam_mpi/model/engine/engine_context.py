@@ -43,8 +43,8 @@ class EngineContext:
         self.random = any(isinstance(shape.layer, Dropout) for shape in shapes)
         self.classes = shapes[-1].output[0]
         self.memory = aligned(program.floats)
-        self.levels = (np.arange(256) / 255).astype(np.float32)
-        self.pixels = np.zeros((images, *shapes[0].input), np.uint8)
+        self.levels = program.form.levels().ravel()
+        self.pixels = np.zeros((images, *shapes[0].input), np.uint8 if program.form.bytes else np.float32)
         self.labels = np.zeros(images, np.int64)
         self.ids = np.zeros(images, np.int64)
         self.keys = np.zeros(images + program.lanes, np.uint64)
@@ -112,7 +112,11 @@ class EngineContext:
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
         """Return the probabilities (images, classes)."""
         self.evaluate(weights, pixels, np.zeros(len(pixels), np.int64))
-        return self.probabilities[: len(pixels)].copy()
+        return self.outputs_of(len(pixels)).copy()
+
+    def outputs_of(self, count: int) -> np.ndarray:
+        """Return the probabilities of the `count` images of the last block, until the next one is computed."""
+        return self.probabilities[:count]
 
     def factors(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
         """Return activations and errors of the captured dense layer `layer` in the last block trained on.
@@ -125,7 +129,8 @@ class EngineContext:
 
     def load_batch(self, pixels: np.ndarray, labels: np.ndarray) -> int:
         """Copy a block, so that the program sees one type of array whatever the block is a view of; return its size."""
-        self.pixels[: len(pixels)] = pixels
+        # Raises TypeError for floats where bytes are expected, which would lose their fractions.
+        np.copyto(self.pixels[: len(pixels)], pixels, casting="same_kind")
         self.labels[: len(labels)] = labels
         return len(labels)
 

@@ -34,7 +34,7 @@ globals().update(kit({lanes}))
 '''
 SIGNATURE = (
     "(int64, boolean, boolean, boolean, int64, float32[::1], float32[::1], float32[::1], float32[::1], float32[::1], "
-    "uint8[::1], int64[::1], uint64[::1], float32[::1], int64)"
+    "{pixels}[::1], int64[::1], uint64[::1], float32[::1], int64)"
 )
 
 
@@ -55,9 +55,9 @@ def folder() -> Path:
 
 
 @cache
-def run(text: str, lanes: int) -> Callable:
-    """Return the compiled function `run` of a program."""
-    return _compiled(text, lanes, "run", SIGNATURE)
+def run(text: str, lanes: int, pixels: str = "uint8") -> Callable:
+    """Return the compiled function `run` of a program that loads values of the type `pixels`."""
+    return _compiled(text, lanes, "run", SIGNATURE.format(pixels=pixels))
 
 
 @cache
@@ -119,7 +119,7 @@ def key(source: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, even if other processes write it too."""
+    """Write a file of the kernel cache as a whole or not at all, even if other processes write it too."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)

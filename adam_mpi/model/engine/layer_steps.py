@@ -35,7 +35,7 @@ def _conv(builder: Builder, index: int) -> int:
     taken = fused(builder.shapes, index)
     spec = _conv_spec(builder, index, taken)
     if builder.per_image:
-        step = per_image_conv.step(spec, builder.row_lanes)
+        step = per_image_conv.emit_per_image_conv_step(spec, builder.row_lanes)
     else:
         choice = builder.choices.get(shape.name)
         choice = choice or conv_choice.choices(spec.shape, spec.window, builder.registers)[0]
@@ -85,10 +85,10 @@ def _max_pool(builder: Builder, index: int) -> int:
     builder.add_output(index)
     winners = Buffer(f"{shape.name}/winners", builder.values.floats)
     windows = _windows(builder, index)
-    pool_and_norm.emit_max_forward(builder.source, f"{shape.name}_forward", windows)
+    pool_and_norm.emit_max_pool_forward(builder.source, f"{shape.name}_forward", windows)
     step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, builder.values, winners))])
     if builder.learning:
-        pool_and_norm.emit_max_backward(builder.source, f"{shape.name}_backward", windows)
+        pool_and_norm.emit_max_pool_backward(builder.source, f"{shape.name}_backward", windows)
         arguments = ("memory", builder.errors, winners, input_errors)
         step.backward = [Call(f"{shape.name}_backward", arguments), *masks]
     builder.steps.append(step)
@@ -103,10 +103,10 @@ def _avg_pool(builder: Builder, index: int) -> int:
     masks = builder.mask_calls(by_block=True)
     builder.add_output(index)
     windows = _windows(builder, index)
-    pool_and_norm.emit_average_forward(builder.source, f"{shape.name}_forward", windows)
+    pool_and_norm.emit_average_pool_forward(builder.source, f"{shape.name}_forward", windows)
     step = Step(True, [Call(f"{shape.name}_forward", ("memory", inputs, builder.values))])
     if builder.learning:
-        pool_and_norm.emit_average_backward(builder.source, f"{shape.name}_backward", windows)
+        pool_and_norm.emit_average_pool_backward(builder.source, f"{shape.name}_backward", windows)
         step.backward = [Call(f"{shape.name}_backward", ("memory", builder.errors, input_errors)), *masks]
     builder.steps.append(step)
     return 1

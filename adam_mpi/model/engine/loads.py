@@ -57,7 +57,7 @@ def add_results(lowering: "Lowering") -> None:
         value = lowering.graph.values[name]
         _emit(lowering.source, "store_output(memory, result, x, first, count, size)", _STORE, lowering.lanes)
         arguments = ("memory", f"output{number}", lowering.place(value), "first", "count", str(value.size))
-        lowering.add(Call("store_output", arguments, "not training"), by_block=True, training=False)
+        lowering.add(Call("store_output", arguments), by_block=True, training=False)
     terms = [(0, loss.value, loss.weight) for loss in lowering.graph.losses]
     terms += [(number, value, 1.0) for number, (_, value) in enumerate(lowering.graph.sums, start=1)]
     for number, name, weight in terms:

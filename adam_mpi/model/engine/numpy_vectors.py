@@ -12,6 +12,11 @@ Bundle = tuple[np.ndarray, ...]
 
 def bundle_kit(basic: dict[str, Any]) -> dict[str, Callable]:
     """Return what makes functions on bundles, by name; offsets count from the place that a function is called with."""
+    return _bundle_memory(basic) | _bundle_arithmetic(basic)
+
+
+def _bundle_memory(basic: dict[str, Any]) -> dict[str, Callable]:
+    """Return what makes loads and stores of bundles."""
     load = basic["load"]
     store = basic["store"]
     broadcast = basic["broadcast"]
@@ -65,6 +70,23 @@ def bundle_kit(basic: dict[str, Any]) -> dict[str, Callable]:
         """Add totals one after the other; compiled, it touches whole vectors, which `add_totals` does not."""
         return add_totals(*range(count))
 
+    return {
+        "loads": loads,
+        "broadcasts": broadcasts,
+        "stores": stores,
+        "add_stores": add_stores,
+        "add_scaled": add_scaled,
+        "prefetches": prefetches,
+        "add_totals": add_totals,
+        "add_packed": add_packed,
+    }
+
+
+def _bundle_arithmetic(basic: dict[str, Any]) -> dict[str, Callable]:
+    """Return what makes arithmetic on bundles."""
+    load = basic["load"]
+    zero = basic["zero"]
+
     def combine(*matrix: Sequence[float]) -> Callable:
         """Multiply values by a matrix."""
         return lambda values: tuple(np.array(matrix, np.float32) @ np.array(values))
@@ -100,14 +122,6 @@ def bundle_kit(basic: dict[str, Any]) -> dict[str, Callable]:
         return function
 
     return {
-        "loads": loads,
-        "broadcasts": broadcasts,
-        "stores": stores,
-        "add_stores": add_stores,
-        "add_scaled": add_scaled,
-        "prefetches": prefetches,
-        "add_totals": add_totals,
-        "add_packed": add_packed,
         "combine": combine,
         "zeros": lambda count: lambda: (zero(),) * count,
         "positives": lambda count: lambda values: tuple(np.where(value < 0, zero(), value) for value in values),

@@ -34,27 +34,27 @@ class Spread:
 
     @property
     def phases(self) -> int:
-        """Rows that a row of inputs is spread over."""
+        """Return the number of phases that a row of inputs is spread over."""
         return min(self.shape.stride, self.shape.kernel)
 
     @property
     def reach(self) -> int:
-        """Places between the first and the last value that an output reads of a phase."""
+        """Return the distance from the first to the last value that an output reads of a phase."""
         return (self.shape.kernel - 1) // self.shape.stride
 
     @property
     def pitch(self) -> int:
-        """Floats in one phase of a row of inputs."""
+        """Return the floats of one phase of a row of spread inputs."""
         return tiles.up(self.shape.columns, self.lanes) + self.reach
 
     @property
     def back(self) -> int:
-        """Floats in one phase of a row of input errors."""
+        """Return the floats of one phase of a row of spread input errors."""
         return tiles.up((self.shape.width - 1 + self.shape.left) // self.shape.stride + 1, self.lanes)
 
     @property
     def error_pitch(self) -> int:
-        """Floats in a row of errors: zeros, as many as outputs can read past, the errors, zeros."""
+        """Return the floats of a row of errors: the zeros that are read before them, the errors, zeros."""
         return self.reach + max(self.back, tiles.up(self.shape.columns, self.lanes))
 
     def places(self, phase: int) -> tuple[int, int]:
@@ -64,26 +64,26 @@ class Spread:
         return first, (shape.width - 1 + shape.left - phase) // shape.stride + 1
 
 
-def step(spec: ConvSpec, lanes: int) -> Step:
-    """Emit the kernels of the convolution `spec`, with row vectors of `lanes` columns, and return its step."""
+def emit_per_image_conv_step(spec: ConvSpec, lanes: int) -> Step:
+    """Emit the kernels of the convolution `spec` image by image, with vectors of `lanes` columns; return its step."""
     shape = spec.shape
     name = spec.name
     spread = Spread(shape, lanes)
     lines = shape.channels * shape.height * spread.phases
     inputs = Buffer(f"{name}/spread", lines * spread.pitch)
-    _emit_spread(spec.source, f"{name}_spread", spread)
-    _emit_forward(spec, spread)
+    _emit_spread_inputs(spec.source, f"{name}_spread", spread)
+    _emit_conv_forward(spec, spread)
     back, errors, winners = unpool(spec)
     forward = _forward_calls(spec, inputs, winners)
     padded = spec.errors_buffer("errors with zeros", shape.maps * shape.rows * spread.error_pitch)
     _emit_surround(spec.source, f"{name}_surround", spread)
-    _emit_weights(spec, spread)
+    _emit_conv_weights(spec, spread)
     back.append(Call(f"{name}_surround", ("memory", errors, padded)))
     to_weights = [Call(f"{name}_weights", ("memory", "gradient", padded, inputs))]
     to_data = []
     if spec.input_errors:
         result = spec.buffer("spread errors", lines * spread.back)
-        _emit_data(spec, spread)
+        _emit_conv_data(spec, spread)
         _emit_gather(spec, spread)
         to_data.append(Call(f"{name}_data", ("memory", "weights", padded, result)))
         to_data.append(Call(f"{name}_gather", ("memory", result, spec.inputs, spec.input_errors)))
@@ -102,12 +102,12 @@ def _forward_calls(spec: ConvSpec, inputs: Buffer, winners: Buffer | None) -> li
     ]
     if winners:
         windows = pool_and_norm.Windows(planes, spec.window, spec.window, lanes=1)
-        pool_and_norm.emit_max_forward(spec.source, f"{name}_pool", windows, spec.relu)
+        pool_and_norm.emit_max_pool_forward(spec.source, f"{name}_pool", windows, spec.relu)
         calls.append(Call(f"{name}_pool", ("memory", raw, spec.outputs, winners)))
     return calls
 
 
-def _emit_spread(source: Source, name: str, spread: Spread) -> None:
+def _emit_spread_inputs(source: Source, name: str, spread: Spread) -> None:
     shape = spread.shape
     with source.kernel(f"{name}(memory, inputs, spread)", f"Columns by phase, zeros around them: {shape}."):
         with source.inside(f"for line in range({shape.channels * shape.height}):"):
@@ -115,7 +115,7 @@ def _emit_spread(source: Source, name: str, spread: Spread) -> None:
                 source(f"to = spread + (line * {spread.phases} + {phase}) * {spread.pitch}")
                 source(f"column = inputs + line * {shape.width} + {phase - shape.left}")
                 first, last = (min(place, spread.pitch) for place in spread.places(phase))
-                _copy(source, spread.pitch, first, last, shape.stride)
+                _emit_strided_copy(source, spread.pitch, first, last, shape.stride)
 
 
 def _emit_surround(source: Source, name: str, spread: Spread) -> None:
@@ -124,10 +124,10 @@ def _emit_surround(source: Source, name: str, spread: Spread) -> None:
         with source.inside(f"for line in range({shape.maps * shape.rows}):"):
             source(f"to = padded + line * {spread.error_pitch}")
             source(f"column = errors + line * {shape.columns} - {spread.reach}")
-            _copy(source, spread.error_pitch, spread.reach, spread.reach + shape.columns, 1)
+            _emit_strided_copy(source, spread.error_pitch, spread.reach, spread.reach + shape.columns, 1)
 
 
-def _copy(source: Source, size: int, first: int, last: int, stride: int) -> None:
+def _emit_strided_copy(source: Source, size: int, first: int, last: int, stride: int) -> None:
     """Emit memory[to + place] = memory[column + place * stride] from first to last; zero elsewhere below `size`."""
     for start, stop, value in (
         (0, first, "zero()"),
@@ -139,7 +139,7 @@ def _copy(source: Source, size: int, first: int, last: int, stride: int) -> None
                 source(f"store(memory, to + place, {value})")
 
 
-def _emit_forward(spec: ConvSpec, spread: Spread) -> None:
+def _emit_conv_forward(spec: ConvSpec, spread: Spread) -> None:
     """Emit the kernel that computes the outputs from spread inputs."""
     source = spec.source
     shape = spread.shape
@@ -199,7 +199,7 @@ def _store_forward(spec: ConvSpec, spread: Spread, planes: int, run: tiles.Run) 
             source(tiles.store_row("memory", f"to + {place}", f"sums[{plane * run.width + vector}]", part))
 
 
-def _emit_weights(spec: ConvSpec, spread: Spread) -> None:
+def _emit_conv_weights(spec: ConvSpec, spread: Spread) -> None:
     """Emit the kernel that adds to the gradient, from errors with zeros around them and spread inputs."""
     source = spec.source
     shape = spread.shape
@@ -214,10 +214,10 @@ def _emit_weights(spec: ConvSpec, spread: Spread) -> None:
                         sums = Sums(maps.width, channels.width, taps)
                         _sum_weights(source, spread, sums)
                         conv_kernels.add_sums(source, shape, spec.weight, sums, "row_")
-        _bias(source, spread, spec.bias)
+        _emit_conv_bias(source, spread, spec.bias)
 
 
-def _bias(source: Source, spread: Spread, bias: int | None) -> None:
+def _emit_conv_bias(source: Source, spread: Spread, bias: int | None) -> None:
     """Emit the gradient of the bias, if there is one."""
     if bias is None:
         return
@@ -252,7 +252,7 @@ def _sum_weights(source: Source, spread: Spread, sums: Sums) -> None:
             source(f"sums = {step}(sums, memory, e + column, memory, v + column)")
 
 
-def _emit_data(spec: ConvSpec, spread: Spread) -> None:
+def _emit_conv_data(spec: ConvSpec, spread: Spread) -> None:
     """Emit the kernel that computes the errors of the inputs, spread as the inputs are."""
     source = spec.source
     shape = spread.shape

@@ -19,15 +19,15 @@ UNITS = 8
 """Rows of weights that are read side by side."""
 
 
-def step(source: Source, layer: DenseSpec, buffers: DenseBuffers, errors_first: bool) -> Step:
-    """Emit the kernels of `layer` and return its step; `errors_first` as of `ConvSpec`."""
+def emit_per_image_dense_step(source: Source, layer: DenseSpec, buffers: DenseBuffers, errors_first: bool) -> Step:
+    """Emit the kernels of a dense layer image by image and return its step; `errors_first` as of `ConvSpec`."""
     name = layer.name
     inputs = buffers.inputs
-    _emit_forward(source, layer)
-    _emit_weights(source, layer)
+    _emit_dense_forward(source, layer)
+    _emit_dense_weights(source, layer)
     made = Step(False, [Call(f"{name}_forward", ("memory", layer.weights, inputs, buffers.outputs, "blocks"))])
     if buffers.input_errors:
-        _emit_data(source, layer)
+        _emit_dense_data(source, layer)
         arguments = ("memory", layer.weights, inputs, buffers.errors, buffers.input_errors, "blocks")
         made.backward.append(Call(f"{name}_data", arguments))
     to_weights = made.later if errors_first else made.backward
@@ -43,7 +43,7 @@ def _each_image(source: Source, layer: DenseSpec, outputs: str) -> Iterator[None
         yield
 
 
-def _emit_forward(source: Source, layer: DenseSpec) -> None:
+def _emit_dense_forward(source: Source, layer: DenseSpec) -> None:
     lanes = layer.row_lanes
     with source.kernel(f"{layer.name}_forward(memory, weights, inputs, outputs, blocks)", f"Forward: {layer}."):
         with _each_image(source, layer, "outputs"):
@@ -63,7 +63,7 @@ def _emit_forward(source: Source, layer: DenseSpec) -> None:
                     source(f"store(memory, to + unit + {unit}, {value})")
 
 
-def _emit_data(source: Source, layer: DenseSpec) -> None:
+def _emit_dense_data(source: Source, layer: DenseSpec) -> None:
     lanes = layer.row_lanes
     head = f"{layer.name}_data(memory, weights, inputs, errors, input_errors, blocks)"
     with source.kernel(head, f"Back to data: {layer}."), _each_image(source, layer, "errors"):
@@ -86,7 +86,7 @@ def _emit_data(source: Source, layer: DenseSpec) -> None:
                 source(tiles.store_row("memory", "back + feature", value, part))
 
 
-def _emit_weights(source: Source, layer: DenseSpec) -> None:
+def _emit_dense_weights(source: Source, layer: DenseSpec) -> None:
     head = f"{layer.name}_weights(memory, gradient, inputs, errors, blocks, fresh)"
     with source.kernel(head, f"Back to weights: {layer}."), _each_image(source, layer, "errors"):
         with source.inside(f"for unit in range({layer.units}):"):

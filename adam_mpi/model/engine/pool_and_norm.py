@@ -33,22 +33,22 @@ class Windows:
 
     @property
     def places(self) -> list[int]:
-        """Offsets of the pixels of a window from its first one."""
+        """Return the offsets of the pixels of a pooling window from its first one."""
         width = self.shape[2]
         return [
             (number // self.size * width + number % self.size) * self.lanes for number in range(self.size * self.size)
         ]
 
 
-def window(source: Source, size: int, columns: int, lanes: int, relu: bool) -> None:
+def emit_pool_window(source: Source, size: int, columns: int, lanes: int, relu: bool) -> None:
     """Emit `best` and `winner` of the window whose first value lies at `v`, in rows of `columns` pixels."""
     places = [(number // size * columns + number % size) * lanes for number in range(size * size)]
-    emit_winner(source, [f"load(memory, v + {place})" for place in places])
+    emit_pool_winner(source, [f"load(memory, v + {place})" for place in places])
     if relu:
-        through_relu(source)
+        emit_pool_through_relu(source)
 
 
-def emit_winner(source: Source, values: Sequence[str]) -> None:
+def emit_pool_winner(source: Source, values: Sequence[str]) -> None:
     """Emit `best` and `winner` of `values`, which are expressions."""
     source(f"best, winner = {values[0]}, zero()")
     for number, value in enumerate(values[1:], start=1):
@@ -57,31 +57,31 @@ def emit_winner(source: Source, values: Sequence[str]) -> None:
         source("best = maximum(value, best)")
 
 
-def through_relu(source: Source) -> None:
+def emit_pool_through_relu(source: Source) -> None:
     """Emit relu of `best`; where it is zero there is no winner."""
     source("winner = greater(best, zero(), winner, splat(-1.0))")
     source("best = maximum(zero(), best)")
 
 
-def emit_max_forward(source: Source, name: str, windows: Windows, relu: bool = False) -> None:
+def emit_max_pool_forward(source: Source, name: str, windows: Windows, relu: bool = False) -> None:
     """Emit the kernel `name` that computes outputs and winners, of relu's outputs if `relu`."""
     head = f"{name}(memory, inputs, outputs, winners)"
     with source.kernel(head, f"Largest of windows of {windows.size}, stride {windows.stride}, over {windows.shape}."):
         with _each_window(source, windows):
             source("v = inputs + corner")
-            window(source, windows.size, windows.shape[2], windows.lanes, relu)
+            emit_pool_window(source, windows.size, windows.shape[2], windows.lanes, relu)
             source("store(memory, outputs + at, best)")
             source("store(memory, winners + at, winner)")
 
 
-def emit_max_backward(source: Source, name: str, windows: Windows) -> None:
+def emit_max_pool_backward(source: Source, name: str, windows: Windows) -> None:
     """Emit the kernel `name` that gives each window's error to its winner."""
     head = f"{name}(memory, errors, winners, input_errors)"
     size = windows.size
     stride = windows.stride
     with source.kernel(head, f"Errors to the winners of windows of {size}, stride {stride}."):
         if stride != size or windows.shape[1] % size or windows.shape[2] % size:
-            _clear(source, windows)
+            _clear_pool_errors(source, windows)
         with _each_window(source, windows):
             source("error = load(memory, errors + at)")
             source("winner = load(memory, winners + at)")
@@ -92,7 +92,7 @@ def emit_max_backward(source: Source, name: str, windows: Windows) -> None:
                 source(f"store(memory, {place}, {value})")
 
 
-def emit_average_forward(source: Source, name: str, windows: Windows) -> None:
+def emit_average_pool_forward(source: Source, name: str, windows: Windows) -> None:
     """Emit the kernel `name` that computes the mean of each window."""
     nest = f"Mean of windows of {windows.size}, stride {windows.stride}."
     with source.kernel(f"{name}(memory, inputs, outputs)", nest), _each_window(source, windows):
@@ -102,11 +102,11 @@ def emit_average_forward(source: Source, name: str, windows: Windows) -> None:
         source(f"store(memory, outputs + at, mul(mean, splat({1 / windows.size**2!r})))")
 
 
-def emit_average_backward(source: Source, name: str, windows: Windows) -> None:
+def emit_average_pool_backward(source: Source, name: str, windows: Windows) -> None:
     """Emit the kernel `name` that shares out each window's error among its pixels."""
     nest = f"Errors over windows of {windows.size}, stride {windows.stride}."
     with source.kernel(f"{name}(memory, errors, input_errors)", nest):
-        _clear(source, windows)
+        _clear_pool_errors(source, windows)
         with _each_window(source, windows):
             source(f"share = mul(load(memory, errors + at), splat({1 / windows.size**2!r}))")
             for offset in windows.places:
@@ -114,7 +114,7 @@ def emit_average_backward(source: Source, name: str, windows: Windows) -> None:
                 source(f"store(memory, {place}, add(load(memory, {place}), share))")
 
 
-def _clear(source: Source, windows: Windows) -> None:
+def _clear_pool_errors(source: Source, windows: Windows) -> None:
     """Emit input_errors = 0."""
     planes, height, width = windows.shape
     with source.inside(f"for place in range(0, {planes * height * width * windows.lanes}, {windows.lanes}):"):

@@ -7,6 +7,7 @@ from adam_mpi.model.engine import layer_steps
 from adam_mpi.model.engine.builder import Builder
 from adam_mpi.model.engine.conv_choice import Choice
 from adam_mpi.model.engine.schedule import Buffer, Crossing, Part
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import LayerShape
 
 COPIED = 2**20
@@ -42,6 +43,8 @@ class Program:
     crossings: tuple[Crossing, ...]
     places: dict[Buffer, int]
     """Offset of each buffer in memory."""
+    form: InputFormat = SCALED_BYTES
+    """What it loads."""
 
 
 def build(
@@ -52,12 +55,13 @@ def build(
     choices: dict[str, Choice] | None = None,
     captured: Sequence[str] = (),
     batches: int = 1,
+    form: InputFormat = SCALED_BYTES,
 ) -> Program:
     """Return the program for batches of up to `images` images; what `choices` lack is decided by arithmetic.
 
-    Activations and errors of the dense layers in `captured` are kept, and those of large layers for a round of
-    `batches`. Where there are exchanges among the layers, as in the stack of a strip, the program is cut there.
-    Raises UserError for a layer that the engine has no kernels for.
+    Images arrive in `form`. Activations and errors of the dense layers in `captured` are kept, and those of large
+    layers for a round of `batches`. Where there are exchanges among the layers, as in the stack of a strip, the program
+    is cut there. Raises UserError for a layer that the engine has no kernels for.
     """
     builder = Builder(
         shapes,
@@ -68,6 +72,7 @@ def build(
         choices=choices,
         captured=captured,
         batches=batches,
+        form=form,
     )
     index = 0
     while index < len(shapes):
@@ -91,4 +96,5 @@ def build(
         parts=entry.parts,
         crossings=tuple(builder.crossings),
         places=plan.places,
+        form=form,
     )

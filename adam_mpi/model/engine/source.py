@@ -49,7 +49,7 @@ class Source:
 
     @property
     def text(self) -> str:
-        """All that was emitted."""
+        """Return all source text that was emitted."""
         made = [f"{name} = {call}" for call, name in self.made.items()]
         return "\n".join(self.head + made + self.lines) + "\n"
 
@@ -79,7 +79,7 @@ class Entry:
 
     @property
     def cut(self) -> bool:
-        """Whether there are exchanges between parts."""
+        """Return whether exchanges cut the emitted function into parts."""
         return any(part.port for part in self.parts)
 
 

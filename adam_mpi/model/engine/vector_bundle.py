@@ -1,7 +1,7 @@
 """Define bundles of vectors for numba: the sums of a tile as one value, and what a kernel does with all of them.
 
 Each entry of `kit` makes a function for emitted source, from offsets known when that is emitted. One call instead of
-dozens: numba's compile time is that of the calls it has to type. `numpy_vector_bundle.kit` has the same for numpy, and
+dozens: numba's compile time is that of the calls it has to type. `numpy_vectors.bundle_kit` has the same for numpy, and
 says in a few lines what each does.
 """
 
@@ -19,7 +19,7 @@ INDEX = types.intp
 
 def kit(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
     """Return what makes functions on bundles, by name; `basic` builds the operations on single vectors."""
-    return _memory(vector, define, basic) | _arithmetic(vector, define, basic)
+    return _memory(vector, define, basic) | _arithmetic(vector, define, basic) | _transforms(vector, define, basic)
 
 
 def _at(builder: Any, place: Any, offset: int) -> Any:
@@ -166,6 +166,13 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
 
         return define(build, *[types.UniTuple(vector, count)] * 2, None, INDEX, None, INDEX)
 
+    return {"zeros": zeros, "positives": positives, "masks": masks, "multiply_adds": multiply_adds}
+
+
+def _transforms(vector: Any, define: Callable, basic: dict[str, Callable]) -> dict[str, Callable]:
+    """Return what makes products of bundles with matrices, and transposition."""
+    nothing = ir.Constant(vector.ir, [0.0] * vector.lanes)
+
     def combine(*matrix: Sequence[float]) -> Callable:
         def build(builder: Any, values: Any) -> Any:
             return cgutils.pack_array(
@@ -219,12 +226,4 @@ def _arithmetic(vector: Any, define: Callable, basic: dict[str, Callable]) -> di
 
         return define(build, *[types.UniTuple(vector, count)] * 2)
 
-    return {
-        "zeros": zeros,
-        "positives": positives,
-        "masks": masks,
-        "multiply_adds": multiply_adds,
-        "combine": combine,
-        "sandwich": sandwich,
-        "transpose": transpose,
-    }
+    return {"combine": combine, "sandwich": sandwich, "transpose": transpose}

@@ -5,8 +5,8 @@
     for each point: M = sum over channels and kernel rows of U V  [point][map][row][tile]
     outputs = A' M, then bias, relu, pooling
 
-are the kernels of `winograd1d_forward`; directly it would be 4 * kernel products. Backward (`winograd1d_backward`) each
-step is the transpose of one of these:
+are the forward kernels of `winograd1d_kernels.py`; directly it would be 4 * kernel products. Backward each step is the
+transpose of one of these:
 
     E = A e of the errors of each tile                            [point][map][row][tile]
     for each point: dU = sum over images, rows and tiles of E V   and the gradient is G' dU
@@ -44,7 +44,7 @@ def matrices(kernel: int) -> tuple[Matrix, Matrix, Matrix]:
     kernels = points[:, None] ** np.arange(kernel) / np.array(scales)[:, None]
     outputs = points[:, None] ** np.arange(COLUMNS)
     inputs = [[*np.poly(rest)[::-1], 0.0] for rest in others] + [np.poly(points)[::-1]]
-    return transposed(_with_infinity(outputs)), rows(_with_infinity(kernels)), rows(np.array(inputs))
+    return transposed(_with_infinity(outputs)), matrix_rows(_with_infinity(kernels)), matrix_rows(np.array(inputs))
 
 
 def _with_infinity(values: np.ndarray) -> np.ndarray:
@@ -52,14 +52,14 @@ def _with_infinity(values: np.ndarray) -> np.ndarray:
     return np.vstack([values, np.eye(values.shape[1])[-1:]])
 
 
-def rows(matrix: np.ndarray) -> Matrix:
+def matrix_rows(matrix: np.ndarray) -> Matrix:
     """Return the rows of `matrix` as tuples of floats."""
     return tuple(tuple(float(number) for number in row) for row in matrix)
 
 
 def transposed(matrix: np.ndarray | Matrix) -> Matrix:
     """Return the columns of `matrix` as tuples of floats."""
-    return rows(np.array(matrix).T)
+    return matrix_rows(np.array(matrix).T)
 
 
 @dataclass(frozen=True)
@@ -71,37 +71,37 @@ class Winograd1D:
 
     @property
     def points(self) -> int:
-        """Products of a tile and kernel row: one per point."""
+        """Return the number of products of a tile and kernel row: one per point."""
         return COLUMNS + self.shape.kernel - 1
 
     @property
     def across(self) -> int:
-        """Tiles in a row."""
+        """Return the number of tiles in a row of the outputs."""
         return -(-self.shape.columns // COLUMNS)
 
     @property
     def tiles(self) -> int:
-        """Tiles in all rows of the outputs."""
+        """Return the number of tiles in all rows of the outputs."""
         return self.shape.rows * self.across
 
     @property
     def padded(self) -> int:
-        """Rows of the inputs with their padding, which is transformed too."""
+        """Return the rows of the inputs with their padding, which is transformed too."""
         return self.shape.height + 2 * self.shape.pad
 
     @property
     def value_floats(self) -> int:
-        """Floats of V of one block."""
+        """Return the floats of V, the transformed inputs of one block."""
         return self.points * self.shape.channels * self.padded * self.across * self.lanes
 
     @property
     def product_floats(self) -> int:
-        """Floats of M of one block, and of E."""
+        """Return the floats of M of one block, and of E."""
         return self.points * self.shape.maps * self.tiles * self.lanes
 
     @property
     def back_floats(self) -> int:
-        """Floats of D of one block."""
+        """Return the floats of D, the transformed input errors of one block."""
         return self.points * self.shape.channels * self.shape.height * self.across * self.lanes
 
     def point_offsets(self, vectors: int) -> list[int]:
@@ -113,7 +113,7 @@ class Winograd1D:
         return [column * self.lanes if there else None for column, there in enumerate(present)]
 
 
-def present(winograd: Winograd1D, count: int, first: int, end: int) -> list[tiles.Run]:
+def present_tiles(winograd: Winograd1D, count: int, first: int, end: int) -> list[tiles.Run]:
     """Return runs of the tiles of a row.
 
     Their pattern says which of `count` columns from 4 * tile + first on are inside 0..end.
@@ -125,7 +125,7 @@ def present(winograd: Winograd1D, count: int, first: int, end: int) -> list[tile
     return tiles.runs(winograd.across, 1, inside)
 
 
-def fits(shape: Shape) -> bool:
+def winograd1d_fits(shape: Shape) -> bool:
     """Return whether there are points enough for the kernel, and columns and maps enough to pay for the transforms."""
     winograd = Winograd1D(shape, 1)
     known = shape.kernel == 5 and shape.stride == 1

@@ -6,15 +6,15 @@ from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.conv_kernels import ForwardKernel, emit_pool
 from adam_mpi.model.engine.convolution import Shape
 from adam_mpi.model.engine.source import BROADCAST, LOAD, Source
-from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D, matrices, present, rows, transposed
+from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D, matrices, matrix_rows, present_tiles, transposed
 
 
-def weighted(row: tuple[float, ...], name: str) -> str:
+def weighted_terms(row: tuple[float, ...], name: str) -> str:
     """Return the expression of the sum of name0, name1, ... with the factors of `row`."""
     return " + ".join(f"np.float32({factor!r}) * {name}{number}" for number, factor in enumerate(row) if factor)
 
 
-def emit_kernels(source: Source, name: str, winograd: Winograd1D, weight: int) -> None:
+def emit_winograd1d_kernels(source: Source, name: str, winograd: Winograd1D, weight: int) -> None:
     """Emit the kernel `name` that computes U of each row of each convolution kernel, one number after the other."""
     shape = winograd.shape
     count = shape.maps * shape.channels * shape.kernel
@@ -23,10 +23,10 @@ def emit_kernels(source: Source, name: str, winograd: Winograd1D, weight: int) -
             for column in range(shape.kernel):
                 source(f"w{column} = weights[{weight + column} + line * {shape.kernel}]")
             for point, row in enumerate(matrices(shape.kernel)[1]):
-                source(f"memory[kernels + {point * count} + line] = {weighted(row, 'w')}")
+                source(f"memory[kernels + {point * count} + line] = {weighted_terms(row, 'w')}")
 
 
-def emit_values(source: Source, name: str, winograd: Winograd1D) -> None:
+def emit_winograd1d_values(source: Source, name: str, winograd: Winograd1D) -> None:
     """Emit the kernel `name` that computes V of all rows; those of the padding are zero."""
     shape = winograd.shape
     lanes = winograd.lanes
@@ -40,7 +40,7 @@ def emit_values(source: Source, name: str, winograd: Winograd1D) -> None:
                     with source.inside(f"for tile in range({winograd.across}):"):
                         source(f"{stores}(memory, to + tile * {lanes}, {source.make('zeros', winograd.points)}())")
                     source("continue")
-            for run in tiles.each(source, "tile", present(winograd, winograd.points, -shape.left, shape.width)):
+            for run in tiles.each(source, "tile", present_tiles(winograd, winograd.points, -shape.left, shape.width)):
                 source(f"column = (plane * {shape.height} + row) * {shape.width} + tile * {COLUMNS} - {shape.left}")
                 loads = source.make("loads", *winograd.column_offsets(run.pattern))
                 source(f"columns = {loads}(memory, inputs + column * {lanes})")
@@ -48,7 +48,7 @@ def emit_values(source: Source, name: str, winograd: Winograd1D) -> None:
                 source(f"{stores}(memory, to + tile * {lanes}, points)")
 
 
-def emit_products(source: Source, name: str, winograd: Winograd1D, tile: tiles.Tile) -> None:
+def emit_winograd1d_products(source: Source, name: str, winograd: Winograd1D, tile: tiles.Tile) -> None:
     """Emit the kernel `name` that computes M.
 
     A kernel row further is a row of tiles further, so all rows of a plane are one row to it.
@@ -82,7 +82,7 @@ def _forward_product(source: Source, winograd: Winograd1D, maps: int, width: int
     source(f"{stores}(memory, products + (plane * {winograd.tiles} + place) * {lanes}, sums)")
 
 
-def emit_outputs(source: Source, winograd: Winograd1D, kernel: ForwardKernel) -> None:
+def emit_winograd1d_outputs(source: Source, winograd: Winograd1D, kernel: ForwardKernel) -> None:
     """Emit `kernel`, which computes the outputs from M; rows that are pooled go to a buffer first."""
     shape = winograd.shape
     window = kernel.window
@@ -102,7 +102,7 @@ def emit_outputs(source: Source, winograd: Winograd1D, kernel: ForwardKernel) ->
 def _output(source: Source, winograd: Winograd1D, relu: bool, target: str) -> None:
     shape = winograd.shape
     lanes = winograd.lanes
-    for run in tiles.each(source, "tile", present(winograd, COLUMNS, 0, shape.columns)):
+    for run in tiles.each(source, "tile", present_tiles(winograd, COLUMNS, 0, shape.columns)):
         loads = source.make("loads", *winograd.point_offsets(shape.maps * winograd.tiles))
         source(f"points = {loads}(memory, products + (line * {winograd.across} + tile) * {lanes})")
         source(f"columns = {source.make('combine', *matrices(shape.kernel)[0])}(points)")
@@ -113,13 +113,13 @@ def _output(source: Source, winograd: Winograd1D, relu: bool, target: str) -> No
         source(f"{source.make('stores', *winograd.column_offsets(run.pattern))}(memory, to, columns)")
 
 
-def emit_errors(source: Source, name: str, winograd: Winograd1D) -> None:
+def emit_winograd1d_errors(source: Source, name: str, winograd: Winograd1D) -> None:
     """Emit the kernel `name` that computes E of all rows."""
     shape = winograd.shape
     lanes = winograd.lanes
     with source.kernel(f"{name}(memory, errors, transformed)", f"Errors of {shape.maps} planes transformed."):
         with source.inside(f"for line in range({shape.maps * shape.rows}):"):
-            for run in tiles.each(source, "tile", present(winograd, COLUMNS, 0, shape.columns)):
+            for run in tiles.each(source, "tile", present_tiles(winograd, COLUMNS, 0, shape.columns)):
                 source(f"v = errors + (line * {shape.columns} + tile * {COLUMNS}) * {lanes}")
                 source(f"columns = {source.make('loads', *winograd.column_offsets(run.pattern))}(memory, v)")
                 source(f"points = {source.make('combine', *transposed(matrices(shape.kernel)[0]))}(columns)")
@@ -146,7 +146,7 @@ def _point_floats(winograd: Winograd1D, maps: int) -> int:
     return -(-winograd.shape.maps // maps) * winograd.shape.channels * packed(winograd, maps)
 
 
-def emit_sums(source: Source, name: str, winograd: Winograd1D, maps: int) -> None:
+def emit_winograd1d_sums(source: Source, name: str, winograd: Winograd1D, maps: int) -> None:
     """Emit the kernel `name` that adds the sums over a block, lanes added up too, to dU; `maps` maps at a time."""
     shape = winograd.shape
     lanes = winograd.lanes
@@ -172,7 +172,7 @@ def emit_sums(source: Source, name: str, winograd: Winograd1D, maps: int) -> Non
                     source(f"{source.make('add_packed', run.width * kernel)}(memory, sums + to, tile)")
 
 
-def emit_gradient(source: Source, name: str, winograd: Winograd1D, weight: int, maps: int) -> None:
+def emit_winograd1d_gradient(source: Source, name: str, winograd: Winograd1D, weight: int, maps: int) -> None:
     """Emit the kernel `name` that adds G' dU to the gradient; `maps` are those of a tile of sums."""
     shape = winograd.shape
     kernel = shape.kernel
@@ -185,10 +185,13 @@ def emit_gradient(source: Source, name: str, winograd: Winograd1D, weight: int, 
                 for point in range(winograd.points):
                     source(f"u{point} = memory[s + tap + {point * _point_floats(winograd, maps)}]")
                 for column, row in enumerate(transposed(matrices(kernel)[1])):
-                    source(f"gradient[{weight + column} + (pair * {kernel} + tap) * {kernel}] += {weighted(row, 'u')}")
+                    source(
+                        f"gradient[{weight + column} + (pair * {kernel} + tap) * {kernel}] "
+                        f"+= {weighted_terms(row, 'u')}"
+                    )
 
 
-def emit_back(source: Source, name: str, winograd: Winograd1D, tile: tiles.Tile) -> None:
+def emit_winograd1d_back(source: Source, name: str, winograd: Winograd1D, tile: tiles.Tile) -> None:
     """Emit the kernel `name` that computes D in tiles of `tile`."""
     shape = winograd.shape
     kernel = shape.kernel
@@ -224,7 +227,7 @@ def _back_product(source: Source, winograd: Winograd1D, planes: int, width: int)
     source(f"{stores}(memory, products + to * {lanes}, sums)")
 
 
-def emit_spread(source: Source, name: str, winograd: Winograd1D, masked: bool) -> None:
+def emit_winograd1d_spread(source: Source, name: str, winograd: Winograd1D, masked: bool) -> None:
     """Emit the kernel `name` that computes the errors of the inputs from D.
 
     A tile reaches `kernel - 1` columns into the next, which takes them over as `carried`. `masked`: a relu made the
@@ -234,12 +237,12 @@ def emit_spread(source: Source, name: str, winograd: Winograd1D, masked: bool) -
     lanes = winograd.lanes
     reach = shape.kernel - 1
     loads = source.make("loads", *winograd.point_offsets(shape.channels * shape.height * winograd.across))
-    matrix = rows(np.hstack([np.eye(winograd.points, reach), np.array(matrices(shape.kernel)[2]).T]))
+    matrix = matrix_rows(np.hstack([np.eye(winograd.points, reach), np.array(matrices(shape.kernel)[2]).T]))
     with source.kernel(f"{name}(memory, products, inputs, input_errors)", "Errors of the inputs from their tiles."):
         with source.inside(f"for line in range({shape.channels * shape.height}):"):
             source(f"carried = {source.make('zeros', reach)}()")
             source(f"to = (line * {shape.width} - {shape.left}) * {lanes}")
-            for run in tiles.each(source, "tile", present(winograd, COLUMNS, -shape.left, shape.width)):
+            for run in tiles.each(source, "tile", present_tiles(winograd, COLUMNS, -shape.left, shape.width)):
                 source(f"points = carried + {loads}(memory, products + (line * {winograd.across} + tile) * {lanes})")
                 source(f"columns = {source.make('combine', *matrix[:COLUMNS])}(points)")
                 source(f"carried = {source.make('combine', *matrix[COLUMNS:])}(points)")

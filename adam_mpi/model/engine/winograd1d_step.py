@@ -6,8 +6,8 @@ from adam_mpi.model.engine.schedule import Buffer, Call, Step
 from adam_mpi.model.engine.winograd1d import COLUMNS, Winograd1D
 
 
-def step(spec: ConvSpec) -> Step:
-    """Emit the kernels of the convolution `spec` and return its step."""
+def emit_winograd1d_step(spec: ConvSpec) -> Step:
+    """Emit the kernels of the convolution `spec` by Winograd along rows, and return its step."""
     shape = spec.shape
     name = spec.name
     source = spec.source
@@ -17,17 +17,17 @@ def step(spec: ConvSpec) -> Step:
     rows = shape.maps * shape.channels * shape.kernel
     kernels = spec.buffer("transformed kernels", winograd.points * rows, lasting=True)
     gradient = spec.buffer("gradient of transformed kernels", sums, lasting=True)
-    winograd1d_kernels.emit_kernels(source, f"{name}_transform", winograd, spec.weight)
-    winograd1d_kernels.emit_gradient(source, f"{name}_gradient", winograd, spec.weight, maps)
-    winograd2d_kernels.emit_clear(source, f"{name}_clear", sums)
+    winograd1d_kernels.emit_winograd1d_kernels(source, f"{name}_transform", winograd, spec.weight)
+    winograd1d_kernels.emit_winograd1d_gradient(source, f"{name}_gradient", winograd, spec.weight, maps)
+    winograd2d_kernels.emit_winograd2d_clear(source, f"{name}_clear", sums)
     back, errors, winners = unpool(spec)
     transformed = spec.errors_buffer("transformed errors", winograd.product_floats)
-    winograd1d_kernels.emit_errors(source, f"{name}_errors", winograd)
+    winograd1d_kernels.emit_winograd1d_errors(source, f"{name}_errors", winograd)
     back.append(Call(f"{name}_errors", ("memory", errors, transformed)))
     _emit_to_weights(spec, winograd, maps)
-    forward = _forward(spec, winograd, kernels, winners)
-    to_weights = _to_weights(spec, winograd, (errors, transformed), gradient)
-    to_data = _to_data(spec, winograd, kernels, transformed)
+    forward = _winograd1d_forward(spec, winograd, kernels, winners)
+    to_weights = _winograd1d_to_weights(spec, winograd, (errors, transformed), gradient)
+    to_data = _winograd1d_to_data(spec, winograd, kernels, transformed)
     return Step(
         True,
         forward,
@@ -38,16 +38,16 @@ def step(spec: ConvSpec) -> Step:
     )
 
 
-def _forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, winners: Buffer | None) -> list[Call]:
-    """Emit the way forward and return its calls."""
+def _winograd1d_forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, winners: Buffer | None) -> list[Call]:
+    """Emit the forward kernels of Winograd along rows and return their calls."""
     name = spec.name
     source = spec.source
     values = spec.buffer("values", winograd.value_floats)
     products = spec.buffer("products", winograd.product_floats)
-    winograd1d_kernels.emit_values(source, f"{name}_values", winograd)
+    winograd1d_kernels.emit_winograd1d_values(source, f"{name}_values", winograd)
     tile = tiles.choose(spec.shape.maps, winograd.tiles, spec.registers, slide=2)
-    winograd1d_kernels.emit_products(source, f"{name}_products", winograd, tile)
-    winograd1d_kernels.emit_outputs(source, winograd, spec.forward_kernel("outputs", tiles.Tile(1, COLUMNS)))
+    winograd1d_kernels.emit_winograd1d_products(source, f"{name}_products", winograd, tile)
+    winograd1d_kernels.emit_winograd1d_outputs(source, winograd, spec.forward_kernel("outputs", tiles.Tile(1, COLUMNS)))
     outputs: tuple[Buffer | str, ...] = ("memory", "weights", products, spec.outputs)
     if winners:
         outputs += (winners, spec.buffer("unpooled", spec.window * spec.shape.columns * spec.lanes))
@@ -59,14 +59,16 @@ def _forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, winners: Buf
 
 
 def _emit_to_weights(spec: ConvSpec, winograd: Winograd1D, maps: int) -> None:
-    winograd1d_kernels.emit_sums(spec.source, f"{spec.name}_sums", winograd, maps)
+    winograd1d_kernels.emit_winograd1d_sums(spec.source, f"{spec.name}_sums", winograd, maps)
     if spec.bias is None:
         return
     with spec.source.kernel(f"{spec.name}_bias(memory, gradient, errors)", "Gradient of the bias."):
         conv_kernels.emit_bias(spec.source, spec.shape, spec.bias, spec.lanes)
 
 
-def _to_weights(spec: ConvSpec, winograd: Winograd1D, errors: tuple[Buffer, Buffer], gradient: Buffer) -> list[Call]:
+def _winograd1d_to_weights(
+    spec: ConvSpec, winograd: Winograd1D, errors: tuple[Buffer, Buffer], gradient: Buffer
+) -> list[Call]:
     """Return the calls back to the weights; `errors`: as they are, and transformed.
 
     The values are computed again: kept from the way forward they would fill the cache.
@@ -81,15 +83,15 @@ def _to_weights(spec: ConvSpec, winograd: Winograd1D, errors: tuple[Buffer, Buff
     ]
 
 
-def _to_data(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, transformed: Buffer) -> list[Call]:
+def _winograd1d_to_data(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, transformed: Buffer) -> list[Call]:
     """Emit the way back to the data and return its calls; none where no layer before this one learns."""
     if spec.input_errors is None:
         return []
     name = spec.name
     products = spec.buffer("products to data", winograd.back_floats)
     tile = tiles.choose(spec.shape.channels, winograd.across, spec.registers)
-    winograd1d_kernels.emit_back(spec.source, f"{name}_back", winograd, tile)
-    winograd1d_kernels.emit_spread(spec.source, f"{name}_spread", winograd, spec.masked)
+    winograd1d_kernels.emit_winograd1d_back(spec.source, f"{name}_back", winograd, tile)
+    winograd1d_kernels.emit_winograd1d_spread(spec.source, f"{name}_spread", winograd, spec.masked)
     return [
         Call(f"{name}_back", ("memory", kernels, transformed, products)),
         Call(f"{name}_spread", ("memory", products, spec.inputs, spec.input_errors)),

@@ -63,23 +63,23 @@ class Side:
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width of a plane with its border, filled up to whole tiles."""
+        """Return the height and width of a plane with its border, filled up to whole tiles."""
         lines, left, right = self.pads
         return tiles.up(self.height + 2 * lines, 2), tiles.up(self.width + left + right, 2)
 
     @property
     def group_rows(self) -> int:
-        """Rows of tiles in a group: as many as divide all and make no more than GROUP tiles."""
+        """Return the rows of tiles in a group: as many as divide all and make at most GROUP tiles."""
         fitting = [count for count in range(1, self.rows + 1) if self.rows % count == 0]
         return max((count for count in fitting if count * self.columns <= GROUP), default=1)
 
     @property
     def group(self) -> int:
-        """Tiles in a group."""
+        """Return the number of tiles in a group."""
         return self.group_rows * self.columns
 
 
-def fits(shape: Shape, window: int) -> bool:
+def winograd2d_fits(shape: Shape, window: int) -> bool:
     """Return whether tiles of 2x2 cover inputs and outputs, and there are products enough to pay for the transforms.
 
     Only the columns of a strip may be odd: the last tile of a row is half a tile then.
@@ -107,7 +107,7 @@ def square(width: int, lanes: int, inside: tuple[bool, bool]) -> list[int | None
     return [(i * width + j) * lanes if inside[j] else None for i in range(2) for j in range(2)]
 
 
-def emit_weights(source: Source, name: str, shape: Shape, weight: int) -> None:
+def emit_winograd2d_weights(source: Source, name: str, shape: Shape, weight: int) -> None:
     """Emit the kernel `name` that computes U[part][map][channel] of all kernels."""
     count = shape.maps * shape.channels
     with source.kernel(f"{name}(memory, weights, transformed)", "Kernels transformed, once for all images."):
@@ -126,7 +126,7 @@ def emit_weights(source: Source, name: str, shape: Shape, weight: int) -> None:
                     source(f"memory[transformed + {(4 * i + j) * count} + pair] = {value}")
 
 
-def emit_gradient(source: Source, name: str, shape: Shape, weight: int) -> None:
+def emit_winograd2d_gradient(source: Source, name: str, shape: Shape, weight: int) -> None:
     """Emit the kernel `name` that adds G' dU G to the gradient."""
     count = shape.maps * shape.channels
     with source.kernel(f"{name}(memory, gradient, transformed)", "Gradient of the kernels from that of U."):
@@ -145,14 +145,14 @@ def emit_gradient(source: Source, name: str, shape: Shape, weight: int) -> None:
                 source(f"gradient[w + {6 + j}] += g3_{j} + half * (g1_{j} + g2_{j})")
 
 
-def emit_clear(source: Source, name: str, floats: int) -> None:
+def emit_winograd2d_clear(source: Source, name: str, floats: int) -> None:
     """Emit the kernel `name` that makes `floats` floats zero."""
     with source.kernel(f"{name}(memory, place)", "Zero."):
         with source.inside(f"for i in range({floats}):"):
             source("memory[place + i] = 0")
 
 
-def emit_pad(source: Source, name: str, side: Side, lanes: int) -> None:
+def emit_winograd2d_pad(source: Source, name: str, side: Side, lanes: int) -> None:
     """Emit the kernel `name` that copies the planes of `side` into padded ones, with zeros around them."""
     planes = side.planes
     rows = side.height
@@ -175,7 +175,7 @@ def emit_pad(source: Source, name: str, side: Side, lanes: int) -> None:
                     source(f"store(memory, to + {left * lanes} + place, load(memory, v + place))")
 
 
-def emit_values(source: Source, name: str, side: Side, lanes: int) -> None:
+def emit_winograd2d_values(source: Source, name: str, side: Side, lanes: int) -> None:
     """Emit the kernel `name` that computes V of a group of tiles of the padded planes."""
     count = side.group
     planes = side.planes
@@ -192,7 +192,7 @@ def emit_values(source: Source, name: str, side: Side, lanes: int) -> None:
                 _store_parts(source, planes, count, lanes)
 
 
-def emit_errors(source: Source, name: str, shape: Shape, side: Side, lanes: int) -> None:
+def emit_winograd2d_errors(source: Source, name: str, shape: Shape, side: Side, lanes: int) -> None:
     """Emit the kernel `name` that computes A e A' of the 2x2 errors of each tile of a group; [part][tile][map]."""
     count = side.group
     with source.kernel(f"{name}(memory, errors, values, group)", f"{count} tiles of errors transformed."):
@@ -228,7 +228,7 @@ class Outputs:
     """Whether each tile is max-pooled into one value; `extra` takes the winners."""
 
 
-def emit_outputs(source: Source, name: str, made: Outputs) -> None:
+def emit_winograd2d_outputs(source: Source, name: str, made: Outputs) -> None:
     """Emit the kernel `name` that computes A' M A of a group, and what follows it."""
     count = made.side.group
     planes = made.planes
@@ -250,10 +250,10 @@ def emit_outputs(source: Source, name: str, made: Outputs) -> None:
 
 
 def _store_pooled(source: Source, made: Outputs) -> None:
-    pool_and_norm.emit_winner(source, [f"square[{number}]" for number in range(4)])
+    pool_and_norm.emit_pool_winner(source, [f"square[{number}]" for number in range(4)])
     source("best = add(best, start)")
     if made.relu:
-        pool_and_norm.through_relu(source)
+        pool_and_norm.emit_pool_through_relu(source)
     source(f"to = ((plane * {made.height // 2} + row // 2) * {made.width // 2} + column // 2) * {made.lanes}")
     source("store(memory, outputs + to, best)")
     source("store(memory, extra + to, winner)")

@@ -10,24 +10,24 @@ from adam_mpi.model.engine.schedule import Buffer, Call, Step
 from adam_mpi.model.engine.winograd2d_kernels import PARTS, ROTATED, Outputs, Side
 
 
-def step(spec: ConvSpec) -> Step:
-    """Emit the kernels of the convolution `spec` and return its step."""
+def emit_winograd2d_step(spec: ConvSpec) -> Step:
+    """Emit the kernels of the convolution `spec` by Winograd in tiles, and return its step."""
     name = spec.name
     source = spec.source
     inputs, errors = _sides(spec)
     floats = PARTS * spec.shape.maps * spec.shape.channels
     kernels = spec.buffer("transformed kernels", floats, lasting=True)
     sums = spec.buffer("gradient of transformed kernels", floats, lasting=True)
-    winograd2d_kernels.emit_weights(source, f"{name}_transform", spec.shape, spec.weight)
-    winograd2d_kernels.emit_clear(source, f"{name}_clear", floats)
-    winograd2d_kernels.emit_gradient(source, f"{name}_gradient", spec.shape, spec.weight)
+    winograd2d_kernels.emit_winograd2d_weights(source, f"{name}_transform", spec.shape, spec.weight)
+    winograd2d_kernels.emit_winograd2d_clear(source, f"{name}_clear", floats)
+    winograd2d_kernels.emit_winograd2d_gradient(source, f"{name}_gradient", spec.shape, spec.weight)
     back, output_errors, winners = unpool(spec)
-    forward = _forward(spec, (inputs, errors), winners, kernels)
-    to_weights = [_to_weights(spec, (inputs, errors), output_errors, sums)]
+    forward = _winograd2d_forward(spec, (inputs, errors), winners, kernels)
+    to_weights = [_winograd2d_to_weights(spec, (inputs, errors), output_errors, sums)]
     to_data = []
     if spec.input_errors:
-        _emit_data(spec, errors)
-        scratch = _scratch(spec, "to data", (inputs, errors))
+        _emit_winograd2d_data(spec, errors)
+        scratch = _winograd2d_scratch(spec, "to data", (inputs, errors))
         buffers = (output_errors, spec.input_errors, spec.inputs, kernels, *scratch)
         to_data.append(Call(f"{name}_data", ("memory", "weights", *buffers)))
     return Step(
@@ -62,8 +62,10 @@ def _sides(spec: ConvSpec) -> tuple[Side, Side]:
     return inputs, errors
 
 
-def _forward(spec: ConvSpec, sides: tuple[Side, Side], winners: Buffer | None, kernels: Buffer) -> list[Call]:
-    """Emit the way forward; return one call for all columns, or one for each span of them."""
+def _winograd2d_forward(
+    spec: ConvSpec, sides: tuple[Side, Side], winners: Buffer | None, kernels: Buffer
+) -> list[Call]:
+    """Emit the forward kernels of Winograd in tiles; return one call for all columns, or one for each span."""
     calls = []
     name = f"{spec.name}_forward"
     inputs, errors = sides
@@ -73,24 +75,24 @@ def _forward(spec: ConvSpec, sides: tuple[Side, Side], winners: Buffer | None, k
     for number, span in enumerate(spec.spans or (None,)):
         one = f"{name}{number if span else ''}"
         side = inputs.part(span) if span else inputs
-        _emit_forward(spec, one, side)
-        scratch = _scratch(spec, one.removeprefix(f"{spec.name}_"), (side, errors))
+        _emit_winograd2d_forward(spec, one, side)
+        scratch = _winograd2d_scratch(spec, one.removeprefix(f"{spec.name}_"), (side, errors))
         buffers = (spec.inputs, spec.outputs, winners or spec.outputs, kernels, *scratch)
         calls.append(Call(one, ("memory", "weights", *buffers)))
     return calls
 
 
-def _to_weights(spec: ConvSpec, sides: tuple[Side, Side], errors: Buffer, sums: Buffer) -> Call:
+def _winograd2d_to_weights(spec: ConvSpec, sides: tuple[Side, Side], errors: Buffer, sums: Buffer) -> Call:
     """Emit the way back to the weights and return its call; `errors` are those of the outputs."""
     side = sides[0]
-    _emit_weights(spec, side)
+    _emit_winograd2d_weights(spec, side)
     floats = dense_weights.transposed_floats(spec.shape.channels, spec.lanes)
     transposed = spec.buffer("transposed", side.group * floats)
-    scratch = _scratch(spec, "to weights", sides)
+    scratch = _winograd2d_scratch(spec, "to weights", sides)
     return Call(f"{spec.name}_weights", ("memory", "gradient", errors, spec.inputs, sums, *scratch, transposed))
 
 
-def _scratch(spec: ConvSpec, call: str, sides: tuple[Side, Side]) -> tuple[Buffer, ...]:
+def _winograd2d_scratch(spec: ConvSpec, call: str, sides: tuple[Side, Side]) -> tuple[Buffer, ...]:
     """Return buffers for padded planes, transformed tiles, products, and a panel of packed kernels.
 
     Each call has its own, so that none of them lives longer than it, and all share memory.
@@ -107,7 +109,7 @@ def _panel_floats(spec: ConvSpec, errors: Side) -> int:
     return dense_product.panel_floats(product, spec.lanes, tile)
 
 
-def _emit_forward(spec: ConvSpec, name: str, side: Side) -> None:
+def _emit_winograd2d_forward(spec: ConvSpec, name: str, side: Side) -> None:
     """Emit the kernel `name` that computes the outputs of the tiles of `side`."""
     shape = spec.shape
     outputs = Outputs(
@@ -120,11 +122,11 @@ def _emit_forward(spec: ConvSpec, name: str, side: Side) -> None:
         relu=spec.relu,
         pooled=spec.window == 2,
     )
-    winograd2d_kernels.emit_outputs(spec.source, f"{name}_outputs", outputs)
+    winograd2d_kernels.emit_winograd2d_outputs(spec.source, f"{name}_outputs", outputs)
     _emit_chain(spec, name, side, dense_product.forward(shape.maps, shape.channels), list(range(PARTS)))
 
 
-def _emit_data(spec: ConvSpec, side: Side) -> None:
+def _emit_winograd2d_data(spec: ConvSpec, side: Side) -> None:
     """Emit the kernel that computes the errors of the inputs; `side` are the errors of the outputs."""
     shape = spec.shape
     outputs = Outputs(
@@ -135,14 +137,14 @@ def _emit_data(spec: ConvSpec, side: Side) -> None:
         lanes=spec.lanes,
         masked=spec.masked,
     )
-    winograd2d_kernels.emit_outputs(spec.source, f"{spec.name}_data_outputs", outputs)
+    winograd2d_kernels.emit_winograd2d_outputs(spec.source, f"{spec.name}_data_outputs", outputs)
     _emit_chain(spec, f"{spec.name}_data", side, dense_product.to_data(shape.maps, shape.channels), ROTATED)
 
 
 def _emit_values(spec: ConvSpec, name: str, side: Side) -> None:
     """Emit the kernels that pad the planes of `side`, and transform their tiles."""
-    winograd2d_kernels.emit_pad(spec.source, f"{name}_pad", side, spec.lanes)
-    winograd2d_kernels.emit_values(spec.source, f"{name}_values", side, spec.lanes)
+    winograd2d_kernels.emit_winograd2d_pad(spec.source, f"{name}_pad", side, spec.lanes)
+    winograd2d_kernels.emit_winograd2d_values(spec.source, f"{name}_values", side, spec.lanes)
 
 
 def _emit_chain(spec: ConvSpec, name: str, side: Side, product: dense_product.Product, parts: list[int]) -> None:
@@ -169,13 +171,13 @@ def _emit_chain(spec: ConvSpec, name: str, side: Side, product: dense_product.Pr
             source(f"{name}_outputs(memory, weights, products, outputs, extra, group)")
 
 
-def _emit_weights(spec: ConvSpec, side: Side) -> None:
+def _emit_winograd2d_weights(spec: ConvSpec, side: Side) -> None:
     """Emit the kernel that adds up the gradient of the transformed kernels, and adds to that of the bias."""
     source = spec.source
     shape = spec.shape
     lanes = spec.lanes
     name = spec.name
-    winograd2d_kernels.emit_errors(source, f"{name}_weights_errors", shape, side, lanes)
+    winograd2d_kernels.emit_winograd2d_errors(source, f"{name}_weights_errors", shape, side, lanes)
     dense_weights.emit_transpose(source, f"{name}_weights_transpose", shape.channels, lanes)
     tile = dense_weights.choose(shape.maps, shape.channels, lanes, spec.registers)
     kernel = dense_weights.DenseKernel(f"{name}_weights_sums", shape.maps, shape.channels, lanes, tile)

@@ -28,6 +28,8 @@ class ReferenceExecutor:
         self.training = simplify(differentiate(graph)) if graph.losses else self.graph
         self.seed = seed
         self.dtype = np.dtype(dtype)
+        self.outputs: list[np.ndarray] = []
+        """Outputs of the last batch."""
 
     def train(
         self,
@@ -52,12 +54,15 @@ class ReferenceExecutor:
         for parameter, value in graph.gradients:
             start = graph.offsets[parameter]
             gradient[start : start + arrays[value].size] += arrays[value].ravel()
+        self.outputs = [arrays[name] for name in graph.outputs]
         return sums(graph, arrays)
 
     def evaluate(self, weights: np.ndarray, feed: Feed) -> dict[str, float]:
         """Return the sums over the samples, as in `train`, computed as outside training."""
         run = Run(False, None, self.dtype)
-        return sums(self.graph, self._compute(self.graph, weights, feed, run, [*self.graph.wanted]))
+        arrays = self._compute(self.graph, weights, feed, run, [*self.graph.wanted])
+        self.outputs = [arrays[name] for name in self.graph.outputs]
+        return sums(self.graph, arrays)
 
     def run(self, weights: np.ndarray, feed: Feed, fetch: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values named in `fetch`, samples first, computed as outside training."""

@@ -14,7 +14,8 @@ from adam_mpi.model import layers
 from adam_mpi.model.builder import GraphBuilder
 from adam_mpi.model.frontends import graph_json, layer_list
 from adam_mpi.model.graph import Graph, Loss, Value
-from adam_mpi.model.graph_layers import GraphLayers, checked_labels
+from adam_mpi.model.graph_layers import GraphLayers, check_fed
+from adam_mpi.model.input_format import BYTES, InputFormat
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.ops import fields
 from adam_mpi.model.ops.cross_entropy import Correct, SoftmaxCrossEntropy
@@ -34,40 +35,39 @@ class ModelSection(Protocol):
     graph: str
 
 
-def infer(model: ModelSection, shape: Sequence[int], classes: int, dtype: str) -> tuple[LayerShape, ...]:
-    """Return the layers of `model` for samples of `shape` and type `dtype`, which belong to `classes` classes.
+def infer(
+    model: ModelSection, shape: Sequence[int], classes: int, form: InputFormat, target: Value | None = None
+) -> tuple[LayerShape, ...]:
+    """Return the layers of `model` for samples of `shape` in the format `form`, which belong to `classes` classes.
 
-    Raises UserError for a model that does not fit together.
+    `target` is what the data set has as target. Raises UserError for a model that does not fit together, or the data.
     """
-    if model.graph:
-        made = GraphLayers(graph_json.read(model.graph))
-        _check_input(made, shape, dtype)
-    elif is_stack(model):
-        return layers.infer(layers.parse(model.layers), _three(shape), classes)
-    else:
-        made = GraphLayers(build(model, shape, classes, dtype))
-    checked_labels(made, classes)
+    if not model.graph and is_stack(model):
+        channels, rows, columns = shape
+        return layers.infer(layers.parse(model.layers), (channels, rows, columns), classes)
+    made = GraphLayers(graph_json.read(model.graph) if model.graph else build(model, shape, classes, form))
+    check_fed(made, Value("input", tuple(shape), _dtype(form)), target)
     return made
 
 
-def _three(shape: Sequence[int]) -> layers.Shape:
-    channels, rows, columns = shape
-    return channels, rows, columns
+def _dtype(form: InputFormat) -> str:
+    """Return the type of the values that arrive in the format `form`."""
+    return "byte" if form.bytes else "integer" if form.dtype.startswith("int") else "float"
 
 
-def _check_input(made: GraphLayers, shape: Sequence[int], dtype: str) -> None:
-    """Raise UserError unless the graph takes samples of `shape` and type `dtype`."""
-    given = "byte" if dtype == "uint8" else "float"
-    if made.fed.shape != tuple(shape) or made.fed.dtype != given:
-        sizes = "x".join(map(str, shape))
-        raise UserError(f"the model takes input {made.fed} of type {made.fed.dtype}; the data set has {given} {sizes}")
+def _levels(form: InputFormat) -> Levels:
+    """Return the levels of the bytes of `form`."""
+    if not form.mean:
+        return Levels()
+    top = BYTES - 1
+    return Levels(tuple(m / top for m in form.mean), tuple(1 / (f * top) for f in form.factor))
 
 
 def is_stack(model: ModelSection) -> bool:
     """Return whether `model` is a stack, or a list that is wrong in a way that a stack's reader explains."""
-    if model.losses or not isinstance(model.layers, list | tuple):
-        return not model.losses
-    return not any(_beyond(entry) for entry in model.layers)
+    if model.losses or model.graph:
+        return False
+    return not isinstance(model.layers, list | tuple) or not any(_beyond(entry) for entry in model.layers)
 
 
 def _beyond(entry: object) -> bool:
@@ -89,11 +89,11 @@ def _beyond(entry: object) -> bool:
     return lists or any(name in allowed - known for name in entry)
 
 
-def build(model: ModelSection, shape: Sequence[int], classes: int, dtype: str) -> Graph:
+def build(model: ModelSection, shape: Sequence[int], classes: int, form: InputFormat) -> Graph:
     """Return the graph of the layers and losses of `model`."""
     tape = GraphBuilder()
-    fed = tape.input(Value("input", tuple(shape), "byte" if dtype == "uint8" else "float"))
-    first = tape.add(Levels(), fed) if dtype == "uint8" else fed
+    fed = tape.input(Value("input", tuple(shape), _dtype(form)))
+    first = tape.add(_levels(form), fed) if form.bytes else fed
     scope = layer_list.Scope("", {"input": first})
     last = layer_list.build(tape, layer_list.read(model.layers), first, scope)
     outputs = [last.name]

@@ -10,13 +10,17 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def load_pixels(pixels: np.ndarray, count: int, levels: np.ndarray, outputs: np.ndarray) -> None:
-    """Look up the pixels of the first `count` images in `levels`, image-innermost; the other images become zero."""
+    """Look up the pixels of the first `count` images in `levels`, image-innermost; the other images become zero.
+
+    `levels` has a row for each channel, or one row for all.
+    """
     channels, height, width, images = outputs.shape
     for channel in range(channels):
+        table = levels[channel % len(levels)]
         for row in range(height):
             for column in range(width):
                 for image in range(count):
-                    outputs[channel, row, column, image] = levels[pixels[image, channel, row, column]]
+                    outputs[channel, row, column, image] = table[pixels[image, channel, row, column]]
                 for image in range(count, images):
                     outputs[channel, row, column, image] = 0
 
@@ -30,7 +34,7 @@ def relu(inputs: np.ndarray, outputs: np.ndarray) -> None:
 
 @njit(nogil=True, cache=True)
 def relu_backward(outputs: np.ndarray, errors: np.ndarray) -> None:
-    """Zero the errors of outputs that are not positive."""
+    """Set the errors of outputs that are not positive to zero."""
     for index in range(errors.size):
         if outputs[index] <= 0:
             errors[index] = 0
@@ -94,7 +98,7 @@ def drop(
     place: tuple[int, int, int],
     outputs: np.ndarray,
 ) -> None:
-    """Zero a share `rate` of the units (units, images) and scale the others; the same call serves errors.
+    """Set a share `rate` of the units (units, images) to zero and scale the others; the same call serves errors.
 
     `place` is (first, width, whole): of `whole` columns these are `width` ones from `first` on; a unit is numbered as
     in the whole layer.

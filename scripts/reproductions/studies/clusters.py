@@ -9,7 +9,7 @@ from adam_mpi import config
 from adam_mpi.data.sets import describe
 from adam_mpi.planning.plan import model
 from adam_mpi.simulate.hosts import Cluster
-from adam_mpi.simulate.prediction import Progress, predict
+from adam_mpi.simulate.prediction import Progress, predict_job
 
 TITLE = "The paper's testbed and a cluster of 1,000 machines"
 KIND = "simulated"
@@ -47,7 +47,7 @@ def measure(count: int, scale: Scale) -> dict[str, Any]:
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = count, 1, CORES
     cluster.costs.image = 6 * sum(shape.connections for shape in shapes) / CORE
     # Two pushes of every thread.
-    told = predict(cluster, settings, batches=2 * CORES * IMAGES // settings.train.batch, report=Progress())
+    told = predict_job(cluster, settings, batches=2 * CORES * IMAGES // settings.train.batch, report=Progress())
     return {
         "machines": count,
         "replicas": told.replicas,

@@ -7,7 +7,7 @@ from _study import Found, Points, Scale, Table, job
 
 from adam_mpi import config
 from adam_mpi.simulate.hosts import Cluster
-from adam_mpi.simulate.prediction import predict
+from adam_mpi.simulate.prediction import predict_job
 
 TITLE = "Figure 11: throughput by replicas"
 KIND = "measured up to 4 replicas, all on this machine; simulated with a machine of two cores for each"
@@ -37,7 +37,7 @@ def _simulated(count: int) -> dict[str, Any]:
     """Costs are measured here; every rank has a machine of its own, with 10 Gb/s between them."""
     cluster = Cluster()
     cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = 2 + count, 1, 2
-    told = predict(cluster, config.load(None, SETTINGS))
+    told = predict_job(cluster, config.load(None, SETTINGS))
     return {
         "kind": "simulated",
         "replicas": count,

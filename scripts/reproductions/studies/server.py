@@ -9,7 +9,8 @@ import numpy as np
 from _study import Found, Points, Scale, Table, by_threads
 from server import mailbox
 
-from adam_mpi.server import apply_kernels
+from adam_mpi.optimizer import kernels, rules
+from adam_mpi.optimizer.settings import BatchCounts, Settings
 
 TITLE = "Figure 9: parameter server by threads"
 KIND = "measured"
@@ -39,14 +40,17 @@ def _memory(threads: int, plain: bool) -> float:
     """Each thread applies one push to parameters of its own, by the server's kernel or by numpy."""
     size = SIZE // threads
     parts = [(np.zeros(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
-    starts, scales, one, none = np.zeros(1, np.int64), np.full(1, 1e-6, np.float32), np.float32(1), np.float32(0)
+    starts, scales = np.zeros(1, np.int64), np.full(1, 1e-6, np.float32)
+    rule = rules.RULES["descent"]
+    rows = rules.coefficients(rule, Settings(), 1.0, BatchCounts(0, 1, 1))
+    states = np.zeros((0, size), np.float32)
 
     def step(part: tuple[np.ndarray, np.ndarray]) -> None:
         weights, mail = part
         if plain:
             np.add(weights, mail, out=weights)
         else:
-            apply_kernels.step(apply_kernels.DESCENT, weights, mail, mail, starts, scales, one, one, none)
+            kernels.step(rule.kernel, weights, states, mail, starts, scales, rows)
 
     times = []
     with ThreadPoolExecutor(threads) as pool:

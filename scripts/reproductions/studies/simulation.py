@@ -13,7 +13,7 @@ from _training import Hosts
 from adam_mpi import config
 from adam_mpi.config.training_sections import LAYERS
 from adam_mpi.simulate.hosts import Cluster, Costs
-from adam_mpi.simulate.prediction import predict
+from adam_mpi.simulate.prediction import predict_job
 
 TITLE = "The simulation against real jobs"
 KIND = "measured and simulated"
@@ -66,13 +66,13 @@ def compare(
     wanted = config.load(None, [*settings, *scale.settings])
     cluster = Cluster()
     cluster.hosts.ranks, cluster.hosts.cores = ranks, CORES
-    told = predict(cluster, wanted)
+    told = predict_job(cluster, wanted)
     if hosts is not None:
         # Test hosts get in each other's way like threads of one host do: an image takes as long as it did there.
         cluster.costs = Costs(image=cluster.costs.image)
         cluster.hosts.count, cluster.hosts.ranks, cluster.hosts.cores = hosts[0], ranks // hosts[0], hosts[2]
         cluster.links.bandwidth, cluster.links.burst = BANDWIDTH, BURST
-        told = predict(cluster, wanted)
+        told = predict_job(cluster, wanted)
     return {
         "measured": found["images_per_second"],
         "simulated": told.images_per_second,

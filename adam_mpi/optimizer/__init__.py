@@ -1,0 +1,1 @@
+"""Optimizers: the table of rules, their coefficients, the kernels that take steps, and schedules. Pure."""

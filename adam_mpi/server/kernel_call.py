@@ -1,0 +1,51 @@
+"""One call of the kernels for the steps of many runs of parameters: Python is slow between kernels, as caches cool."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adam_mpi.optimizer import kernels
+from adam_mpi.server.message_values import kernel_messages
+
+
+class KernelCall:
+    """Collects the runs of parameters that one call of the kernels steps."""
+
+    def __init__(self, kernel: int) -> None:
+        self.kernel = kernel
+        self.places: list[kernels.Place] = []
+        self.ends: list[int] = []
+        self.starts: list[int] = []
+        self.scales: list[float] = []
+        self.row_ends: list[int] = []
+        self.rows: list[np.ndarray] = []
+
+    def add(
+        self,
+        place: kernels.Place,
+        starts: Sequence[int],
+        scales: Sequence[float],
+        rows: Sequence[np.ndarray],
+    ) -> None:
+        """Add a run at `place`: a row of coefficients for the sum of the gradients at `starts`, or one for each."""
+        if not rows:
+            return
+        self.places.append(place)
+        self.starts += starts
+        self.scales += scales
+        self.rows += rows
+        self.ends.append(len(self.starts))
+        self.row_ends.append(len(self.rows))
+
+    def run(self, memory: np.ndarray) -> None:
+        """Take the steps; the gradients lie in `memory`."""
+        if self.places:
+            kernels.steps(
+                self.kernel,
+                np.array(self.places, np.int64),
+                memory,
+                np.array(self.ends),
+                *kernel_messages(self.starts, self.scales),
+                np.array(self.row_ends),
+                np.array(self.rows),
+            )
