@@ -26,6 +26,7 @@ from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.data.sets import describe, describe_inputs, open_set
 from adam_mpi.model import parameters
+from adam_mpi.model.graph_layers import check_statistics
 from adam_mpi.model.partition import partition
 from adam_mpi.monitor import metrics
 from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
@@ -88,6 +89,7 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
     """
     description = describe_inputs(open_set(config.data))
     shapes = model(config, description)
+    check_statistics(shapes)
     metrics_of(config, description)
     partition(shapes, config.layout.partitions, config.layout.scheme)
     check_memory(_with_useful_copies(config, world), description, shapes, world.layout, world.survivable)
