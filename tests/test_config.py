@@ -55,7 +55,7 @@ def test_set_takes_toml_values_and_bare_words():
         (
             "train.zzz=3",
             "--set: unknown key train.zzz; allowed: batch, epochs, metrics, monitor, monitor_mode, patience, "
-            "target, test",
+            "target, on_divergence, test",
         ),
         ("train.epochs=many", "--set: train.epochs = 'many': expected a whole number"),
         ("train.epochs=2.5", "--set: train.epochs = 2.5: expected a whole number"),
@@ -68,7 +68,15 @@ def test_set_takes_toml_values_and_bare_words():
         ("train.batch=0", "--set: train.batch = 0: must be at least 1"),
         ("optimizer.learning_rate=nan", "--set: optimizer.learning_rate = nan: must be at least 0"),
         ("data.validation=0.9", "--set: data.validation = 0.9: must be between 0 and 0.5"),
-        ("optimizer.schedule=linear", "--set: optimizer.schedule = 'linear': must be one of constant, step, cosine"),
+        (
+            "optimizer.schedule=sine",
+            "--set: optimizer.schedule = 'sine': must be one of constant, step, cosine, linear, polynomial, one_cycle, "
+            "plateau",
+        ),
+        (
+            "optimizer.milestones=[2]",
+            'optimizer.milestones = [2]: only optimizer.schedule = "step" has milestones, not "cosine"',
+        ),
         ("consistency.staleness=1.5", "consistency.staleness = 1.5: must be a whole number or inf"),
         (
             "optimizer.decay=40",

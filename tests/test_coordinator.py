@@ -37,6 +37,11 @@ def state(**changes):
         "carried": {"3": 0.5},
         "spares_started": [{"seconds": 1.0, "cpu": 0.5}],
         "refusal_reported": False,
+        "snapshot_times": {"epoch-0001": 1050.0},
+        "good_snapshots": ["epoch-0001"],
+        "divergences": [],
+        "detector": {"best": 0.25},
+        "plateau": {"best": 0.5, "bad_epochs": 1, "scale": 0.3},
     }
     return CoordinatorState(**(values | changes))
 
@@ -128,7 +133,7 @@ def report(tmp_path):
     )
 
 
-def test_a_disk_that_hangs_does_not_keep_a_job_from_ending_that_computes_nan(report, monkeypatch):
+def test_a_disk_that_hangs_does_not_keep_a_job_from_ending_that_has_diverged(report, monkeypatch):
     hanging = threading.Event()
     back = threading.Event()
     written = []
@@ -137,9 +142,8 @@ def test_a_disk_that_hangs_does_not_keep_a_job_from_ending_that_computes_nan(rep
     monkeypatch.setattr(
         report, "write_summary", lambda summary: hanging.set() or back.wait(20) or written.append(summary)
     )
-    figures = {"images": 320, "images_not_finite": 320}
-    with pytest.raises(UserError, match="the loss of 320 of 320 images is not finite"):
-        report.check_losses(None, figures, done=True)
+    with pytest.raises(UserError, match="training has diverged"):
+        report.end_diverged("training has diverged")
     assert hanging.wait(20) and written == []
     back.set()
 

@@ -125,3 +125,20 @@ def test_a_nan_in_the_test_part_shows_before_the_job_has_a_directory(launch, tmp
     job = launch(2, "train", *settings(f"data.set={tmp_path / 'set.npz'}", layers))
     assert job.returncode == 2 and not job.run.exists(), job.said()
     assert re.search(r"^adam_mpi: \S+test_x.npy, image 41: holds NaN or infinity; repair it, or", job.stderr, re.M)
+
+
+def test_a_job_reports_and_monitors_the_metrics_that_it_is_given(launch):
+    """On normalized images, of which data ranks send bytes."""
+    wanted = 'train.metrics=["auc", "top3", "accuracy"]'
+    job = launch(3, *QUICK, *settings(wanted, "train.monitor=auc", "data.transform.normalize=true"))
+    assert job.returncode == 0, job.said()
+    summary = job.summary
+    assert summary["monitor"] == {"name": "auc", "mode": "max"}
+    assert 0.5 < summary["test_auc"] <= 1 and summary["test_accuracy"] <= summary["test_top3"] <= 1
+    lines = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]
+    validated = [line["auc"] for line in lines if line["part"] == "validation" and line["done"]]
+    assert summary["best_auc"] == max(validated) and summary["best_epoch"] == 1 + validated.index(max(validated))
+    # What is computed in evaluation only is not in the lines of training.
+    assert all("auc" not in line and "top3" in line for line in lines if line["part"] == "train")
+    assert f"test auc {summary['test_auc']:.4g}" in job.stdout and "top3 0." in job.stdout
+    assert 'kernels: reference (kernels.engine = "reference")' in job.stdout

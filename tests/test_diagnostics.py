@@ -88,7 +88,8 @@ def test_a_job_that_diverges_reports_the_layer_and_ends(launch):
     job = launch(3, "train", *settings, *given("consistency.staleness=0", "worker.threads=1"))
     assert job.returncode == 2 and not (job.run / "DONE").exists(), job.said()
     failure = job.summary["failure"]
-    assert re.match(r"rank 0, data on \S+: epoch 1/1 train: the loss of \d+ of \d+ images is not finite; set", failure)
+    assert re.match(r"rank 0, data on \S+: epoch 1/1 train: training has diverged after \d+ images: .* finite", failure)
+    assert "; set optimizer.learning_rate below 1e+12" in failure
     assert job.summary["status"] == "failed" and job.stderr.count(failure) == 1, job.said()
     (printed,) = re.findall(r"^rank \d+: (.*) is not finite: step (\d+), epoch 1, batch \d+", job.stdout, re.MULTILINE)
     reported = list(job.summary["not_finite"].values())

@@ -1,5 +1,6 @@
 """Faults are parsed strictly and triggered at the step they name."""
 
+import numpy as np
 import pytest
 
 from adam_mpi.base.errors import UserError
@@ -15,6 +16,29 @@ def test_raises_at_the_named_step_only():
         injector.at(point)
     with pytest.raises(InjectedFault, match="push, step 3, on rank 2, worker"):
         injector.at("push")
+
+
+def test_a_learning_rate_is_wrong_for_some_visits():
+    faults = parse_faults(["rate rank=2 factor=100 step=2 steps=2", "rate rank=2 factor=3 step=3"])
+    injector = Injector(faults, PLACE, seed=1)
+    factors = []
+    for _ in range(5):
+        injector.at("apply")
+        factors.append(injector.rate_factor())
+    assert factors == [1, 100, 300, 3, 3]
+    assert Injector(parse_faults([]), PLACE, seed=1).rate_factor() == 1
+
+
+def test_images_get_the_labels_of_others_from_a_visit_on():
+    injector = Injector(parse_faults(["labels rank=2 step=2"]), PLACE, seed=1)
+    injector.at("batch")
+    assert injector.target_order(100) == slice(None)
+    found = []
+    for _ in range(2):
+        injector.at("batch")
+        found.append(injector.target_order(100))
+    assert all(sorted(order) == list(range(100)) for order in found) and not np.array_equal(*found)
+    assert np.mean(found[0] == np.arange(100)) < 0.1
 
 
 def test_other_ranks_do_not_have_the_fault():
@@ -52,6 +76,8 @@ def test_a_fault_that_applies_to_no_rank_is_refused(line, complaint):
         "kill rank=x",
         "kill rank=1 at=lunch",
         "slow rank=1 at=push",
+        "rate role=server factor=100 at=push",
+        "labels role=data steps=x",
         "kill rank=1 at=push step=soon",
         "",
     ],

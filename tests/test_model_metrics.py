@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import load
 from adam_mpi.config.training_sections import Train
+from adam_mpi.inference.evaluate import Scores
 from adam_mpi.model import metrics
 from adam_mpi.model.metrics import BINS, CLASSES, SETS, VECTORS, Monitor, choose
 from adam_mpi.sharding.training_state import PhaseSchedule
@@ -201,3 +203,21 @@ def test_a_smaller_figure_may_be_better():
     assert epochs(Train(epochs=9, target=0.5), error, [3.0, 0.4, 0.1]) == (2, 0.4, "target")
     assert epochs(Train(epochs=3), error, [math.nan, 5.0, 6.0]) == (3, 5.0, "epochs")
     assert epochs(Train(epochs=2, patience=1), Monitor(), [0.0, 0.0]) == (2, 0.0, "patience")
+
+
+def test_eval_prints_the_metrics_the_classes_and_the_confusion_matrix():
+    data = SimpleNamespace(sources={"train": SimpleNamespace(names=("cat", "dog"))}, classes=2)
+    scores = Scores("test", choose(["accuracy", "top1"], "auto", "auto"), data, classes=True)
+    outputs = np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]], np.float32)
+    scores.add((1.5, 2), outputs, np.array([0, 0, 1]))
+    assert list(scores.lines()) == [
+        "test: accuracy 0.6667, top1 0.6667, loss 0.5000, 3 images",
+        "  cat: 0.5000 of 2 images, most often taken for dog (1)",
+        "  dog: 1.0000 of 1 images",
+        "  class \\ predicted  cat  dog",
+        "  cat                  1    1",
+        "  dog                  0    1",
+    ]
+    plain = Scores("test", metrics.ACCURACY, data, classes=False)
+    plain.add((1.5, 2), outputs, np.array([0, 0, 1]))
+    assert list(plain.lines()) == ["test: accuracy 0.6667, loss 0.5000, 3 images"]

@@ -64,6 +64,23 @@ def test_a_layer_is_dead_when_no_error_comes_through_it(layers, dead):
     assert aggregate_statistics.dead(layers) == dead
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "guesses"),
+    [
+        (0.1, 2.303, True),
+        (0.1, 40.0, True),
+        (0.1, math.nan, True),
+        # Rare classes: the largest one is always the best guess, but the loss knows more.
+        (0.1, 2.0, False),
+        (0.5, 2.303, False),
+    ],
+)
+def test_a_network_guesses_if_neither_accuracy_nor_loss_says_anything(accuracy, loss, guesses):
+    results = {"test_accuracy": accuracy, "test_loss": loss}
+    assert aggregate_statistics.at_chance(results, "test", TEN) is guesses
+    assert not aggregate_statistics.at_chance(results, "test", TEN[:0])
+
+
 def test_the_test_part_counts_before_the_validation_part():
     results, layers = {"test_accuracy": 0.1135, "validation_accuracy": 0.9}, {}
     (warning,) = aggregate_statistics.warnings(results, {"test": TEN, "validation": TEN}, layers)

@@ -162,13 +162,15 @@ def test_the_average_and_the_state_before_a_step_are_in_the_plan():
     assert both - averaged == pytest.approx(12 * count, rel=0.1)
 
 
-def test_each_state_vector_of_the_rule_is_in_the_plan():
-    """Also in a snapshot."""
+def test_each_state_vector_of_the_rule_and_a_clipped_gradient_are_in_the_plan():
+    """Vectors are in a snapshot too, the gradient of a clock that waits for its norm is not."""
     count = 784 * 4096 + 4096 + 4096 * 10 + 10
     rules = ["optimizer.momentum=0.0"], [], ["optimizer.momentum=0.0", "optimizer.kind=adam"]
     none, one, two = (needed("layout.servers=1", *rule)[1] for rule in rules)
     assert one - none == pytest.approx(8 * count, rel=0.1)
     assert two - one == pytest.approx(8 * count, rel=0.1)
+    in_step = "layout.servers=1", "consistency.staleness=0"
+    assert needed(*in_step, "optimizer.clip_norm=1")[1] - needed(*in_step)[1] == pytest.approx(4 * count, rel=0.1)
 
 
 def test_a_limit_that_mailboxes_alone_go_beyond_says_so():

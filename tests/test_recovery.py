@@ -1,13 +1,14 @@
 """How a job continues from what the surviving ranks have: whose copy serves, where training stands."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from adam_mpi.base.errors import LostState
 from adam_mpi.base.log import format_ranges
 from adam_mpi.cluster.layout import Layout, Place
-from adam_mpi.runtime.recovery import earliest, plan_recovery
+from adam_mpi.runtime.recovery import earliest, order_to_follow, plan_recovery
 from adam_mpi.runtime.shard_recovery import choose_members
 from adam_mpi.sharding.shards import Shard
 from adam_mpi.sharding.training_state import Position, RankState, batch_id
@@ -47,6 +48,37 @@ def test_a_lost_primary_is_followed_by_a_copy_of_the_newest_version():
     plan = plan_recovery(states, layout("server", "server", "worker"), SHARDS, 3, math.inf)
     assert plan.holders[3] == (1, 0) and (0, 3) in plan.lacking and len(plan.lacking) == 1
     assert plan.promoted >= 3
+
+
+def order(number):
+    values = {"snapshots": ["epoch-0001"], "from_start": False, "learning_rate": 0.1, "rate_scale": 0.5, "state": {}}
+    return {"number": number, **values}
+
+
+def followed(number):
+    """The restart point of an order that the roles of a rank have followed."""
+    return SimpleNamespace(number=number)
+
+
+@pytest.mark.parametrize(
+    ("states", "number"),
+    [
+        # Nobody has an order.
+        ([{}, {}], None),
+        # One rank has received it; the coordinator that sent it may be gone.
+        ([{}, {"order": order(1)}], 1),
+        # All have followed it.
+        ([{"restart": followed(1), "order": order(1)}, {"restart": followed(1)}], None),
+        # A rank was lost before all had: they go back again.
+        ([{"restart": followed(1)}, {"order": order(1)}], 1),
+        ([{"restart": followed(1), "order": order(2)}, {"restart": followed(1), "order": order(1)}], 2),
+        # A rank that joins has nothing to take back.
+        ([{"restart": followed(1), "order": order(1)}, {"new": True}], None),
+    ],
+)
+def test_all_ranks_go_back_if_one_has_not_followed_the_newest_order(states, number):
+    found = order_to_follow([RankState(member, **state) for member, state in enumerate(states)])
+    assert (found.number if found else None) == number
 
 
 def test_a_shard_of_which_no_copy_is_left_is_lost():

@@ -1,23 +1,26 @@
 """Learning-rate schedules."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launch import given as given_keys
 
 from adam_mpi.checkpoint.resume import merge_positions
 from adam_mpi.config import Optimizer, load
-from adam_mpi.optimizer.schedules import SCHEDULES, learning_rate
+from adam_mpi.optimizer.schedules import SCHEDULES, Plateau, Progress, learning_rate
 from adam_mpi.runtime.recovery import _position
 from adam_mpi.runtime.role_setup import initial_position
 from adam_mpi.server.progress import ServerProgress
 from adam_mpi.sharding.training_state import Position, batch_id
 
 
-def rates(schedule, images, total=900, warmup=0.0):
-    return [learning_rate(Optimizer(learning_rate=0.5, schedule=schedule, warmup=warmup), at, total) for at in images]
+def rates(schedule, images, total=900, warmup=0.0, batch=1, epoch=0, **fields):
+    optimizer = Optimizer(learning_rate=0.5, schedule=schedule, warmup=warmup, **fields)
+    return [learning_rate(optimizer, Progress(at, total, batch=batch, epoch=epoch)) for at in images]
 
 
 def test_constant_stays():
@@ -26,6 +29,98 @@ def test_constant_stays():
 
 def test_step_falls_after_each_third():
     assert rates("step", [0, 299, 300, 599, 600, 899]) == pytest.approx([0.5, 0.5, 0.15, 0.15, 0.045, 0.045])
+
+
+def test_milestones_are_epochs_or_steps():
+    fields = {"milestones": [1, 2.5], "schedule_factor": 0.1, "batch": 30, "epoch": 300}
+    assert rates("step", [0, 299, 300, 749, 750, 899], **fields) == pytest.approx([0.5, 0.5, *[0.05] * 2, *[0.005] * 2])
+    by_steps = rates("step", [0, 29, 30, 74, 75, 899], schedule_unit="steps", **fields)
+    assert by_steps == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
+
+
+def test_a_line_a_power_and_half_a_cosine_end_at_the_final_rate():
+    at = [0, 225, 450, 900, 1000]
+    assert rates("linear", at, final_rate=0.1) == pytest.approx([0.5, 0.4, 0.3, 0.1, 0.1])
+    assert rates("polynomial", at, final_rate=0.1, power=2.0) == pytest.approx([0.5, 0.325, 0.2, 0.1, 0.1])
+    half = 0.1 + 0.4 * (1 + np.cos(np.pi / 4)) / 2
+    assert rates("cosine", at, final_rate=0.1) == pytest.approx([0.5, half, 0.3, 0.1, 0.1])
+    assert rates("polynomial", at) == rates("linear", at)
+
+
+def test_a_schedule_may_be_over_before_the_training():
+    assert rates("linear", [0, 150, 300, 900], schedule_length=1, epoch=300) == pytest.approx([0.5, 0.25, 0, 0])
+    steps = rates("linear", [0, 15, 30, 900], schedule_length=10, schedule_unit="steps", batch=3, epoch=300)
+    assert steps == pytest.approx([0.5, 0.25, 0, 0])
+
+
+def test_one_cycle_rises_from_a_25th_and_falls_to_the_final_rate():
+    found = rates("one_cycle", range(0, 900, 9), batch=9, final_rate=0.001)
+    highest = int(np.argmax(found))
+    assert found[0] == pytest.approx(0.02) and found[-1] == pytest.approx(0.001)
+    assert found[highest] == pytest.approx(0.5) and highest == 29
+    assert np.all(np.diff(found[: highest + 1]) > 0) and np.all(np.diff(found[highest:]) < 0)
+
+
+STEPS = 60
+
+
+def of_torch(make, losses=()):
+    """Return the rates of a scheduler of PyTorch that `make` returns for an optimizer, one per step."""
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule = make(torch.optim.lr_scheduler, optimizer)
+    found = []
+    for loss in losses or [None] * STEPS:
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step() if loss is None else schedule.step(loss)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fields", "make"),
+    [
+        ("cosine", {"final_rate": 0.01}, lambda s, o: s.CosineAnnealingLR(o, STEPS, eta_min=0.01)),
+        ("linear", {"final_rate": 0.1}, lambda s, o: s.LinearLR(o, 1.0, 0.2, STEPS)),
+        ("polynomial", {"power": 1.7}, lambda s, o: s.PolynomialLR(o, STEPS, power=1.7)),
+        (
+            "step",
+            {"milestones": [7, 30], "schedule_unit": "steps", "schedule_factor": 0.2},
+            lambda s, o: s.MultiStepLR(o, [7, 30], gamma=0.2),
+        ),
+        ("one_cycle", {"final_rate": 0.002}, lambda s, o: s.OneCycleLR(o, 0.5, STEPS, final_div_factor=10)),
+        ("constant", {}, lambda s, o: s.ConstantLR(o, 1.0)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_schedule_is_that_of_pytorch(schedule, fields, make):
+    ours = rates(schedule, range(0, 8 * STEPS, 8), total=8 * STEPS, batch=8, epoch=240, **fields)
+    assert ours == pytest.approx(of_torch(make), rel=1e-6)
+
+
+LOSSES = [1.0, 0.5, 0.6, 0.5, 0.49999, 0.4, 0.45, 0.41, 0.43, 0.5, 0.39, *[0.39] * 6]
+
+
+def plateau(losses, factor=0.1, patience=2):
+    """Return the scale before each epoch and after the last one."""
+    optimizer = Optimizer(schedule="plateau", schedule_factor=factor, schedule_patience=patience)
+    state = Plateau()
+    scales = [state.scale]
+    for loss in losses:
+        state = Plateau(**json.loads(json.dumps(state.after(loss, optimizer).to_json())))
+        scales.append(state.scale)
+    return scales
+
+
+def test_a_plateau_reduces_the_rate_after_too_many_epochs_without_a_better_loss():
+    assert plateau([1.0, 0.9, 0.9, 0.95, 0.9, 0.9]) == pytest.approx([1, 1, 1, 1, 1, 0.1, 0.1])
+    # NaN is no better loss.
+    assert plateau([1.0, np.nan, np.nan], patience=1) == pytest.approx([1, 1, 1, 0.1])
+
+
+def test_a_plateau_is_that_of_pytorch():
+    found = of_torch(lambda s, o: s.ReduceLROnPlateau(o, factor=0.1, patience=2), LOSSES)
+    assert [0.5 * scale for scale in plateau(LOSSES)[:-1]] == pytest.approx(found)
 
 
 def test_cosine_goes_from_the_rate_to_zero():
@@ -113,3 +208,17 @@ def test_every_image_counts_once_in_order():
             before = (epoch - 1) * images + number * batch
             assert position.images_passed(batch, images) == pytest.approx(before, abs=1e-9)
             position = position.after(np.array([batch_id(epoch, number)]), min(batch, images - number * batch))
+
+
+@pytest.mark.slow
+def test_a_plateau_lowers_the_rate_of_a_job_and_of_the_job_that_resumes_it(launch):
+    """Weights that do not change have no better validation loss after the first epoch."""
+    settings = ["data.images=640", "optimizer.learning_rate=1e-12", "optimizer.schedule=plateau", "train.test=false"]
+    patience = ["optimizer.schedule_patience=0", "optimizer.schedule_factor=0.5", "train.epochs=3"]
+    job = launch(3, "train", *given_keys(*settings, *patience))
+    assert job.returncode == 0, job.said()
+    rates = {line["epoch"]: line["rate"] for line in job.metrics() if line["part"] == "train" and line["done"]}
+    assert rates == pytest.approx({1: 1e-12, 2: 1e-12, 3: 0.5e-12})
+    again = launch(4, "train", "--run", job.run, "--resume", *given_keys("train.epochs=4"))
+    assert again.returncode == 0, again.said()
+    assert [line["rate"] for line in again.metrics() if line["part"] == "train"][-1] == pytest.approx(0.25e-12)

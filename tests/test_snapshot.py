@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from local_server import LocalServer, additive
 
 from adam_mpi.base.errors import LostRun, UserError
-from adam_mpi.checkpoint import model_file, owner, snapshot
+from adam_mpi.checkpoint import divergences, model_file, owner, snapshot
 from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint.hdf5_file import FORMAT, new_file
 from adam_mpi.checkpoint.store_file import StoreContent, StoredShard
@@ -374,6 +374,59 @@ def test_a_disk_that_fails_when_another_coordinator_takes_over_costs_no_snapshot
     assert [path.name for path in folder.iterdir()] == ["epoch-0002-batch-000007"]
 
 
+def test_the_last_good_snapshot_stays_until_a_newer_one_is_known_to_be_good(tmp_path):
+    """A snapshot of diverged weights must not be the only one."""
+    servers = Servers(tmp_path, keep=1)
+
+    def names():
+        return [path.name for path in snapshot.list_snapshots(tmp_path)]
+
+    servers.take(1, 5, 0)
+    servers.snapshots.confirm(time.time())
+    servers.take(1, 6, 0)
+    servers.take(1, 7, 0)
+    assert names() == ["epoch-0000-batch-000005", "epoch-0000-batch-000007"]
+    # The loss was good before the last one was taken, which says nothing about it.
+    servers.snapshots.confirm(servers.snapshots.times["epoch-0000-batch-000007"])
+    assert servers.snapshots.good == ["epoch-0000-batch-000005", "epoch-0000-batch-000006"]
+    servers.snapshots.confirm(time.time())
+    servers.take(1, 8, 0)
+    assert names() == ["epoch-0000-batch-000007", "epoch-0000-batch-000008"]
+    # Another one of that name is not known to be good.
+    servers.take(1, 7, 0)
+    assert "epoch-0000-batch-000007" not in servers.snapshots.good
+
+
+def test_a_run_resumes_from_nothing_that_was_spoiled(tmp_path):
+    folder = tmp_path / "snapshots"
+    config = load(None, ["consistency.staleness=0"])
+    servers = Servers(folder, keep=5)
+    for batches in (5, 6, 7):
+        servers.take(1, batches, 0)
+    times = [servers.snapshots.times[f"epoch-0000-batch-00000{batches}"] for batches in (5, 6, 7)]
+    assert resume_points.find_resume_point(config, tmp_path)[0].position.count == 7
+    divergences.add(tmp_path, (times[0], times[2]), number=1, rate_scale=0.5)
+    found, passed_over = resume_points.find_resume_point(config, tmp_path)
+    assert found.position.count == 5 and len(passed_over) == 2
+    assert passed_over[0].endswith("epoch-0000-batch-000007: training diverged before it was taken")
+    # Later ones are good.
+    servers.take(1, 8, 0)
+    assert resume_points.find_resume_point(config, tmp_path)[0].position.count == 8
+    divergences.add(tmp_path, (time.time(), time.time() + 1), number=2, rate_scale=0.25)
+    known = divergences.read(tmp_path)
+    assert (known.number, known.rate_scale, len(known.spoiled)) == (2, 0.25, 2) and known.spoils(times[1])
+    assert divergences.read(folder) == divergences.Divergences()
+
+
+def test_a_store_that_was_begun_before_a_divergence_is_passed_over(tmp_path):
+    stored = store_of([300], Position(40, 1, 300))
+    config = load(None)
+    assert resume_points.find_resume_point(config, tmp_path, stored)[0].kind == "store"
+    divergences.add(tmp_path, (1.0, 2.0), number=1, rate_scale=0.5)
+    found, passed_over = resume_points.find_resume_point(config, tmp_path, stored)
+    assert found is None and passed_over[0].endswith("training diverged after it was begun")
+
+
 def test_a_job_that_has_lost_the_run_names_and_removes_nothing(tmp_path):
     servers = Servers(tmp_path, keep=1)
     servers.take(1, 5, 0)
@@ -392,7 +445,7 @@ def store_of(counts, position, **about):
     times = {"version": 1, "pushes": 3, "nanoseconds": 10**18}
     pieces = [StoredShard(start=0, size=10, images=images, values={}, **times) for images in counts]
     stored = StoreContent(pieces, position.pack(), 9, 400, 10**18 + 15 * 10**9)
-    description = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0}
+    description = {"parameters": SIZE, "replicas": 2, "order": {}, "interval": 2.0, "began": 1}
     return FoundStores(1, Attempt(Path("somewhere/0001"), description, {"server-00003.h5": stored}), **about)
 
 

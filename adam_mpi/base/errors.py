@@ -17,6 +17,10 @@ class Regroup(RankFailure):
         self.full = full
 
 
+class GoingBack(RankFailure):
+    """No rank is lost, but training has diverged: a new generation begins from an earlier state."""
+
+
 class LostRun(Exception):
     """Another job owns the run directory now: this one writes nothing more into it and ends."""
 

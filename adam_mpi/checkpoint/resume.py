@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from mpi4py import MPI
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.files import write_json
-from adam_mpi.checkpoint import snapshot, store_file, stores
+from adam_mpi.checkpoint import divergences, snapshot, store_file, stores
+from adam_mpi.checkpoint.divergences import Divergences
 from adam_mpi.checkpoint.hdf5_file import FORMAT
 from adam_mpi.checkpoint.run_directory import Identity, read_metrics
 from adam_mpi.checkpoint.stores import Attempt, FoundStores, StoreDescription
@@ -56,6 +57,8 @@ class Resume:
     """Of a store: images that every shard has, down to the oldest one."""
     readers: dict[str, int] | None = None
     """Of a store that not all ranks see: file -> the rank that reads it."""
+    plateau: dict[str, Any] = field(default_factory=dict)
+    """Of a snapshot: the state of the schedule plateau."""
     shared: Gathered | None = None
     """What the readers have broadcast, as far as this rank holds it."""
 
@@ -98,9 +101,12 @@ def describe_store(folder: Path, config: Config, replicas: int, parameters: int,
 
 def find_resume_point(config: Config, run: Path, seen: FoundStores = NO_STORES) -> tuple[Resume | None, list[str]]:
     """Return what `run` resumes from, or None; and what was passed over, a line each. `seen`: its stores."""
-    found, trouble = _newest_whole_snapshot(run)
+    diverged = divergences.read(run)
+    found, trouble = _newest_whole_snapshot(run, diverged)
     if not config.asynchronous:
         return found, trouble
+    if seen.attempt is not None and seen.attempt.description["began"] < diverged.last * 1e9:
+        return found, [*trouble, f"store {seen.attempt.path}: training diverged after it was begun", *seen.trouble]
     stored = None if seen.attempt is None else _from_store(seen.attempt, run, config)
     # A snapshot has every image up to its own in every shard; of a store the oldest shard says how much that is.
     complete = None if stored is None else stored.complete_images
@@ -108,17 +114,20 @@ def find_resume_point(config: Config, run: Path, seen: FoundStores = NO_STORES) 
     return stored if newer else found, [*trouble, *seen.trouble]
 
 
-def _newest_whole_snapshot(run: Path) -> tuple[Resume | None, list[str]]:
+def _newest_whole_snapshot(run: Path, diverged: Divergences) -> tuple[Resume | None, list[str]]:
     trouble: list[str] = []
     for path in snapshot.list_snapshots(run / "snapshots")[::-1]:
         try:
-            return _from_snapshot(path), trouble
+            if diverged.spoils(snapshot.manifest(path)["time"]):
+                raise UserError(f"{path}: training diverged before it was taken")
+            return from_snapshot(path), trouble
         except UserError as error:
             trouble.append(str(error))
     return None, trouble
 
 
-def _from_snapshot(path: Path) -> Resume:
+def from_snapshot(path: Path) -> Resume:
+    """Return the state in the snapshot `path`; raise UserError if it is not whole."""
     manifest = snapshot.manifest(path)
     position = snapshot.check_snapshot(path)
     if manifest["batches"] == 0:
@@ -136,6 +145,7 @@ def _from_snapshot(path: Path) -> Resume:
         order=manifest["order"],
         note=f"snapshot {path.name}, nothing lost up to it",
         parts=snapshot.stored_parts(path, manifest["files"]),
+        plateau=manifest.get("plateau", {}),
         residuals=tuple(files[first : first + strips] for first in range(0, len(files), strips)),
     )
 

@@ -60,6 +60,10 @@ class Manifest(TypedDict):
     order: dict[str, Any]
     best: float | None
     best_epoch: int
+    rate_scale: float
+    """The factor of the configured learning rate after divergences."""
+    plateau: dict[str, Any]
+    """The state of the schedule plateau."""
     kernels: dict[str, Any] | None
     config: str
     inputs: str

@@ -71,6 +71,25 @@ class StopTraining(Message):
 
 
 @dataclass(frozen=True)
+class GoBack(Message):
+    """Training has diverged: all ranks begin a new generation with the weights of a snapshot."""
+
+    kind = "go_back"
+    number: int
+    """How often the run has gone back, this time included."""
+    snapshots: list[str]
+    """Names of the snapshots that may be used, the best first."""
+    from_start: bool
+    """Whether training may begin where the run began if none of them is whole."""
+    learning_rate: float
+    """The learning rate from then on."""
+    rate_scale: float
+    """Its ratio to the one that the run was begun with."""
+    state: dict[str, Any]
+    """The coordinator's state, from which another rank continues if this one is lost."""
+
+
+@dataclass(frozen=True)
 class HoldSnapshot(Message):
     """Servers and pushers hold for a snapshot and answer with SnapshotHeld."""
 
@@ -121,6 +140,14 @@ class CopiesCompared(Message):
     kind = "copies_compared"
     copies: int
     different: int
+
+
+@dataclass(frozen=True)
+class SetRateScale(Message):
+    """Servers multiply the scheduled learning rate by `scale` and answer with their statistics."""
+
+    kind = "set_rate_scale"
+    scale: float
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ docs/explanation/failures.md lists the kinds and the points.
 """
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -43,7 +44,11 @@ KEYS: dict[str, dict[str, type]] = {
     "kill": {"at": str, "step": str},
     "stop": {"at": str, "step": str},
     "raise": {"at": str, "step": str},
+    "rate": {"factor": float, "step": str, "steps": int},
+    "labels": {"step": str, "steps": int},
 }
+LASTING = {"rate": "apply", "labels": "batch"}
+"""Kind of a fault that lasts for several visits -> the only point where it can be."""
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +64,8 @@ class Fault:
     last: int = 1
     factor: float = 1.0
     seconds: float = 0.0
+    steps: int = 0
+    """For how many visits it lasts; 0 is until the end."""
 
     def applies_to(self, place: Place) -> bool:
         """Return whether the rank at `place` has this fault."""
@@ -103,6 +110,8 @@ def _parse_line(name: str, line: str) -> Fault:
     if given.get("at", "compute") not in POINTS:
         raise UserError(f"{name} = {line!r}: unknown point; at= is one of {', '.join(POINTS)}")
     first, last = _steps(name, line, given.pop("step", "1"))
+    if kind in LASTING:
+        given["at"] = LASTING[kind]
     return Fault(kind, first=first, last=last, **given)
 
 
@@ -145,6 +154,27 @@ class Injector:
             elif fault.at == point and fault.kind != "slow" and visit == step:
                 self._trigger(fault.kind, point, visit)
 
+    def rate_factor(self) -> float:
+        """Return by what the learning rate of this visit of `apply` is multiplied."""
+        return math.prod(fault.factor for fault in self._lasting("rate"))
+
+    def target_order(self, images: int) -> np.ndarray | slice:
+        """Return which image's target each of `images` images gets in this visit of `batch`: its own, or any."""
+        if not self._lasting("labels"):
+            return slice(None)
+        draw = np.random.Generator(np.random.Philox(key=self.visits["batch"]))
+        return draw.permutation(images)
+
+    def _lasting(self, kind: str) -> list[Fault]:
+        """Return the faults of `kind` that have begun and are not over."""
+        if not self.faults:
+            return []
+        return [
+            fault
+            for fault, step in self.faults
+            if fault.kind == kind and 0 <= self.visits[fault.at] - step < (fault.steps or math.inf)
+        ]
+
     def latency(self, point: str) -> float:
         """Return the seconds that delays at `point` add to a transfer there, without blocking a thread."""
         return sum(fault.seconds for fault, _ in self.faults if fault.kind == "delay" and fault.at == point)
@@ -157,6 +187,8 @@ class Injector:
 
     def _trigger(self, kind: str, point: str, visit: int) -> None:
         log.warning("injected %s at %s, step %d", kind, point, visit)
+        if kind in LASTING:
+            return
         if kind == "raise":
             raise InjectedFault(f"injected at {point}, step {visit}, on {self.place}")
         os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)

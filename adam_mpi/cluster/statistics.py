@@ -157,6 +157,8 @@ class ServerStatistics(TypedDict):
     """Bytes received."""
     rate: float
     """The learning rate."""
+    rate_scale: float
+    """What the scheduled learning rate is multiplied by."""
     clocks: Histogram
     """Pusher -> its clock."""
     leads: Histogram

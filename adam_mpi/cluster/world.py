@@ -68,6 +68,11 @@ class Standing(NamedTuple):
     member: int
 
 
+def _survives_losses() -> bool:
+    """Return whether the MPI of this process continues when a rank is lost."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+
+
 class World:
     """The ranks of one generation as this rank sees them: communicators, hosts, layout, and its own place."""
 
@@ -119,6 +124,8 @@ class World:
         """Number of ranks that the job should have."""
         self.evicted: list[int] = []
         """Processes on this host that were declared dead."""
+        self.survivable: bool = before.survivable if before else joining is not None or _survives_losses()
+        """Whether the job can continue without a lost rank: Open MPI, started by mpirun --with-ft ulfm."""
         self.highest: int = max([before.highest if before else 0, *(place.member for place in self.layout.places)])
         """The highest member number used so far."""
         self.signal: int | None = before.signal if before else None
@@ -129,11 +136,6 @@ class World:
     def rank(self) -> int:
         """Return the rank of this process in this generation."""
         return self.comm.rank
-
-    @property
-    def survivable(self) -> bool:
-        """Return whether the job can continue without a lost rank: Open MPI, started by mpirun --with-ft ulfm."""
-        return self.generation > 0 or os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
     def _meet(self, known: layout.Place | None) -> tuple[list[str], list[layout.Place]]:
         """Return the host of each rank, and the places of those that had one in the previous generation.
@@ -202,6 +204,13 @@ class World:
             world.evicted = [*self.evicted, *(self.pids[place.rank] for place in dead if place.host == self.place.host)]
             world.catch_signals()
             return world
+
+    def renew(self) -> "World":
+        """Leave this generation, in which no rank is lost, and return the world of the next (collective)."""
+        world = World(self.comm.Dup(), self.config, before=self)
+        world.broken = self.broken
+        world.catch_signals()
+        return world
 
     def _admit_spares(self, comm: MPI.Intracomm, full: int) -> tuple[MPI.Intracomm, int]:
         """Return `comm` with the missing ranks added from responding spares, and the full number (collective)."""

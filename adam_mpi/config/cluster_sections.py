@@ -60,7 +60,8 @@ class Snapshot:
     minutes: float = limited(10.0, low=0.0)
     """Minutes between two snapshots within an epoch; 0 takes snapshots only at the ends of epochs."""
     keep: int = limited(2, low=1)
-    """Number of latest snapshots to keep; older ones are removed."""
+    """Number of latest snapshots to keep; older ones are removed, but not the last one that is known to be from before
+    any divergence."""
 
 
 @dataclass

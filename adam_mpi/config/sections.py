@@ -93,9 +93,22 @@ def check_together(config: Config) -> None:
     _check_shares(config)
     _check_rule(config.optimizer)
     _check_clipping(config)
+    _check_schedule(config)
     _check_push_size(config)
     _check_injection(config)
     _check_places(config.layout.place)
+
+
+def _check_schedule(config: Config) -> None:
+    """Raise UserError for milestones that no schedule uses, and for a plateau of losses that nothing measures."""
+    optimizer = config.optimizer
+    given = f"optimizer.milestones = {optimizer.milestones}"
+    if optimizer.milestones and optimizer.schedule != "step":
+        raise UserError(f'{given}: only optimizer.schedule = "step" has milestones, not "{optimizer.schedule}"')
+    if not all(isinstance(milestone, int | float) and milestone > 0 for milestone in optimizer.milestones):
+        raise UserError(f"{given}: expected numbers above 0")
+    if optimizer.schedule == "plateau" and not config.data.validation:
+        raise UserError('optimizer.schedule = "plateau": needs a validation part; set data.validation above 0')
 
 
 def _check_push_size(config: Config) -> None:

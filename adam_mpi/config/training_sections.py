@@ -143,6 +143,10 @@ class Train:
     """Stop after this many epochs without a better `train.monitor`; 0 never stops early."""
     target: float = limited(0.0, low=0.0)
     """Stop when `train.monitor` reaches this value, for example an accuracy of 0.98; 0 never stops early."""
+    on_divergence: str = limited("stop", choices=("stop", "back_off"))
+    """Reaction to divergence (a loss that is not finite, or lost again after it was below that of guessing): stop the
+    job, or let all ranks go back to the last good snapshot, or without one to the initial weights, with half the
+    learning rate, at most 5 times in a run."""
     test: bool = True
     """Evaluate the test part once at the end; set it to false in a search for hyperparameters."""
 
@@ -169,6 +173,9 @@ class Group:
     """Whether its parameters keep their first values: they are neither pushed nor stepped."""
 
 
+SCHEDULES = ("constant", "step", "cosine", "linear", "polynomial", "one_cycle", "plateau")
+
+
 @dataclass
 class Optimizer:
     kind: str = limited("momentum", choices=("momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl"))
@@ -179,9 +186,24 @@ class Optimizer:
     which then push the changes of their weights as in the paper."""
     learning_rate: float = limited(0.03, low=0.0)
     """Initial learning rate, for gradients averaged over `train.batch` images."""
-    schedule: str = limited("cosine", choices=("constant", "step", "cosine"))
-    """Learning rate over all epochs: constant, multiplied by 0.3 after each third, or decreasing to zero along a
-    cosine."""
+    schedule: str = limited("cosine", choices=SCHEDULES)
+    """Learning rate over the training: constant; multiplied at `milestones` (step); decreasing to `final_rate` along a
+    cosine, a line (linear) or a power (polynomial); rising from a 25th in 30 % of the steps before that (one_cycle);
+    or multiplied when the validation loss no longer improves (plateau)."""
+    schedule_unit: str = limited("epochs", choices=("epochs", "steps"))
+    """Unit of `milestones` and `schedule_length`; a step is a batch of `train.batch` images."""
+    schedule_length: float = limited(0.0, low=0.0)
+    """Epochs or steps after which `final_rate` is reached and kept; 0 is all epochs."""
+    milestones: list[float] = field(default_factory=list)
+    """Epochs or steps after which the rate is multiplied in the schedule step; empty is after each third."""
+    schedule_factor: float = limited(0.3, low=0.0, high=1.0)
+    """Factor of the rate at each milestone, and at each plateau."""
+    schedule_patience: int = limited(2, low=0)
+    """Epochs in a row without a better validation loss that the schedule plateau tolerates."""
+    final_rate: float = limited(0.0, low=0.0)
+    """Learning rate at the end of the schedules cosine, linear, polynomial and one_cycle."""
+    power: float = limited(1.0, low=0.0)
+    """Exponent of the schedule polynomial."""
     warmup: float = limited(0.0, low=0.0, high=0.9)
     """Fraction of the training over which the learning rate first rises linearly from zero."""
     momentum: float = limited(0.0, low=0.0, high=0.999)

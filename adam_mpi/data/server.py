@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from adam_mpi.data.batch_loader import BatchLoader, LoadedBatch
 from adam_mpi.data.served_phase import Ask, Resumed, ServedData, ServedPhase
 from adam_mpi.data.sets import DataSet
 from adam_mpi.sharding import message_formats
+from adam_mpi.sharding.batches import select
 from adam_mpi.sharding.training_state import Phase, RankState
 
 
@@ -99,6 +101,9 @@ class DataServer:
         if worked:
             self.served.busy += time.perf_counter() - began
         return worked
+
+    def end(self) -> None:
+        """End nothing: the data set stays open for the server of the next generation."""
 
     def export_state(self, state: RankState) -> None:
         """Add the progress of a training phase to what this rank brings into the next generation."""
@@ -226,6 +231,9 @@ class DataServer:
         """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
         assert self.current is not None
         hybrid = self.world.config.layout.scheme == "hybrid"
+        if self.current.phase.training:
+            order = self.world.injector.target_order(len(batch.ids))
+            batch = replace(batch, targets=select(batch.targets, order))
         with trace.span("serve"):
             messages = served_phase.batch_answer(
                 self.current.phase,

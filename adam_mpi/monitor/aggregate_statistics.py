@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from adam_mpi.cluster.statistics import LayerStatistics, ServerStatistics
+from adam_mpi.monitor.divergence import AT_CHANCE
 
 
 class BytesMoved(TypedDict):
@@ -108,12 +109,26 @@ def guessed(accuracy: float, labels: np.ndarray) -> float | None:
     return share if share < 1 and accuracy <= share + NOISE * spread else None
 
 
+def at_chance(results: Mapping[str, Any], part: str, labels: np.ndarray) -> bool:
+    """Return whether the network guesses: neither its accuracy nor its loss in `part` says anything about labels."""
+    if not len(labels) or guessed(results[f"{part}_accuracy"], labels) is None:
+        return False
+    shares = np.bincount(labels) / len(labels)
+    entropy = -float(np.sum(shares[shares > 0] * np.log(shares[shares > 0])))
+    return not results[f"{part}_loss"] < AT_CHANCE * entropy
+
+
 def dead(layers: Mapping[str, LayerStatistics]) -> list[str]:
     """Return the layers all of whose units are dead, unless there was no gradient at all."""
     last = list(layers.values())[-1] if layers else LayerStatistics()
     if not last.get("gradient_norm"):
         return []
     return [name for name, row in layers.items() if row.get("dead") == 1]
+
+
+def weight_norm(layers: Mapping[str, LayerStatistics]) -> float | None:
+    """Return the norm of the weights of all `layers`; None where no worker has looked at them."""
+    return sum(row["weight_norm"] ** 2 for row in layers.values()) ** 0.5 if layers else None
 
 
 def warnings(

@@ -12,6 +12,7 @@ from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.cluster.statistics import (
     DataStatistics,
+    LayerStatistics,
     NotFiniteStatistics,
     Reporter,
     RoleName,
@@ -31,6 +32,7 @@ from adam_mpi.monitor.aggregate_statistics import (
     distribution,
     mean,
 )
+from adam_mpi.monitor.divergence import LossTotals
 from adam_mpi.monitor.status import Activity, RankRow
 from adam_mpi.sharding.training_state import Phase
 
@@ -134,6 +136,21 @@ class JobStatistics:
             sums += share["sums"]
         return sums
 
+    def loss_totals(self, phase: Phase, ranks: int) -> LossTotals | None:
+        """Return the losses of `phase` so far; None until all `ranks` data ranks have reported."""
+        shares = self.shares(phase)
+        if len(shares) < ranks:
+            return None
+        return LossTotals(
+            images=sum(share["finished"] for share in shares),
+            loss=float(sum(share["sums"][0] for share in shares)),
+            not_finite=sum(share["not_finite"] for share in shares),
+        )
+
+    def layers(self) -> dict[str, LayerStatistics]:
+        """Return the norms of all layers, as workers saw them last."""
+        return {name: row for report in self.of_role("worker") for name, row in report["layers"].items()}
+
     def gauges(self) -> Gauges:
         """Return what `metrics.jsonl` says besides the figures of a phase."""
         servers = self.of_role("server")
@@ -149,7 +166,7 @@ class JobStatistics:
             "apply_batch": round(average(server_steps), 3),
             "store_lag": max((report["store"]["behind"] for report in servers if report["store"]), default=0.0),
             "busy": {role: round(self._busy(role), 3) for role in ("data", "worker", "server")},
-            "layers": {name: row for report in self.of_role("worker") for name, row in report["layers"].items()},
+            "layers": self.layers(),
         }
 
     def _busy(self, role: str) -> float:

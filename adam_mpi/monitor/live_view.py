@@ -19,6 +19,8 @@ from adam_mpi.sharding.training_state import Phase
 ENDS = {"DONE": "done", "STOPPED": "stopped", "log/failure.txt": "failed"}
 """File that a job leaves -> how it ended."""
 REFRESH_SECONDS = 0.5
+FIGURES = ("loss", "accuracy")
+"""What is shown of a run that does not name its metrics."""
 
 
 def run_line(run: dict[str, Any]) -> Text:
@@ -32,7 +34,7 @@ def run_line(run: dict[str, Any]) -> Text:
 
 def run_figures(run: dict[str, Any]) -> dict[str, str]:
     """Return the figures of the `run` part of a status as text, by name."""
-    found = {name.replace("_", " "): f"{run[name]:.4f}" for name in run["metrics"] if name in run} | {
+    found = {name.replace("_", " "): f"{run[name]:.4f}" for name in run.get("metrics", FIGURES) if name in run} | {
         "images/s": f"{run['images_per_second']:.0f}",
         "staleness": f"{run['staleness']:.2f}",
     }

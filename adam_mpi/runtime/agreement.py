@@ -14,9 +14,9 @@ from mpi4py import MPI
 from adam_mpi import config as configuration
 from adam_mpi.base import files
 from adam_mpi.base.errors import UserError
+from adam_mpi.checkpoint import divergences, run_directory, snapshot, stores
 from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import resume as resume_points
-from adam_mpi.checkpoint import run_directory, snapshot, stores
 from adam_mpi.checkpoint.owner import Process
 from adam_mpi.checkpoint.resume import Resume
 from adam_mpi.checkpoint.run_directory import Identity
@@ -141,6 +141,12 @@ def prepare_job(config: Config, claimed: ClaimedRun, request: JobRequest, world:
     )
     resume = run.find_resume_point() if request.resume else None
     _remove_marks(claimed.directory)
+    if not request.resume:
+        (claimed.directory / divergences.NAME).unlink(missing_ok=True)
+    diverged = divergences.read(claimed.directory)
+    if diverged.number:
+        known = f"training has diverged and gone back {diverged.number} times"
+        print(f"adam_mpi: {known}: optimizer.learning_rate is multiplied by {diverged.rate_scale:g}", file=sys.stderr)
     files.write_text(claimed.directory / "config.toml", to_toml(config))
     return Job(
         config=config,
@@ -154,6 +160,7 @@ def prepare_job(config: Config, claimed: ClaimedRun, request: JobRequest, world:
         until=until,
         identity=claimed.identity,
         owner=claimed.owner,
+        diverged=diverged,
     )
 
 
@@ -172,9 +179,13 @@ def adapt_to_node(world: World, job: Job) -> Job:
     Collective.
     """
     place = stores.folder(job.config, job.directory, job.identity)
+    given_rate = world.config.optimizer.learning_rate
     copies = _with_useful_copies(job.config, world).server.copies
     job.config.server.copies = copies
     world.config.server.copies = copies
+    rate = given_rate * job.diverged.rate_scale
+    job.config.optimizer.learning_rate = rate
+    world.config.optimizer.learning_rate = rate
     resume = job.resume
     if resume is not None:
         resume = resume_points.share_store(resume, world.comm, place, _held_spans(world, job))

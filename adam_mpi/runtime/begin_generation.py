@@ -2,9 +2,11 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from adam_mpi.base.errors import LostState
 from adam_mpi.base.log import print_and_log
@@ -12,7 +14,7 @@ from adam_mpi.checkpoint import owner as ownership
 from adam_mpi.checkpoint import resume as resume_points
 from adam_mpi.checkpoint import snapshot, stores
 from adam_mpi.cluster import fence
-from adam_mpi.cluster.control_messages import Statistics
+from adam_mpi.cluster.control_messages import GoBack, Statistics
 from adam_mpi.cluster.spares import JoinPackage
 from adam_mpi.cluster.world import World, gather
 from adam_mpi.data.served_phase import Resumed, ServedData
@@ -21,16 +23,18 @@ from adam_mpi.data.sets import DataSet, open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import partition
-from adam_mpi.runtime import compile
+from adam_mpi.optimizer.schedules import Plateau
+from adam_mpi.runtime import compile, going_back
 from adam_mpi.runtime.agreement import keeps_store
 from adam_mpi.runtime.coordinator import Coordinator
 from adam_mpi.runtime.job import CoordinatorState, Job
 from adam_mpi.runtime.rank_runtime import RankRuntime, Role
-from adam_mpi.runtime.recovery import RecoveryPlan, plan_recovery
+from adam_mpi.runtime.recovery import RecoveryPlan, newest_coordinator, order_to_follow, plan_recovery
 from adam_mpi.runtime.role_setup import Setup, attempt_folder, available_cores, initial_residual, initial_state, set_up
 from adam_mpi.server.server import Server
 from adam_mpi.sharding.batches import BatchCuts, first_cuts
 from adam_mpi.sharding.memory_layout import WorkerShards, cut_for
+from adam_mpi.sharding.training_state import RankState
 from adam_mpi.transport.conservation import ConservationRecorder
 from adam_mpi.worker.gradient_buffer import worker_pool
 from adam_mpi.worker.partitioned_replica import PartitionedReplica
@@ -57,7 +61,17 @@ def begin_generation(world: World, job: Job, previous: RankRuntime | None = None
         return _start_roles(setup, previous, previous.pushed)
     abandoned = previous.abandon()
     pusher = previous.roles.get("worker")
-    plan = _agree_on_recovery(world, job, previous)
+    states = gather(world.comm, previous.export_state(world.place.member))
+    order = order_to_follow(states)
+    if order is not None:
+        # Whoever knew it first may be lost before the generation has begun.
+        previous.order = order
+        runtime = _go_back(world, job, previous, order, newest_coordinator([state.coordinator for state in states]))
+        runtime.abandoned = abandoned
+        return runtime
+    restart = max((state.restart for state in states if state.restart), key=lambda point: point.number, default=None)
+    job = going_back.adapt(world, job, restart)
+    plan = _plan_recovery(world, job, states)
     _keep_ownership(world, job)
     # This comes first: another rank may be lost before the generation has begun.
     previous.cuts = plan.cuts
@@ -67,15 +81,35 @@ def begin_generation(world: World, job: Job, previous: RankRuntime | None = None
         _record_generation(world, job)
     runtime = _start_roles(setup, previous, pushed)
     runtime.abandoned = abandoned
+    runtime.restart = restart
     if pusher is not None and "worker" not in runtime.roles:
         # These are its last statistics: it pushes no more.
         runtime.channel.send(Statistics(pusher.stats()), world.layout.coordinator)
     return runtime
 
 
-def _agree_on_recovery(world: World, job: Job, previous: RankRuntime) -> RecoveryPlan:
-    """Return the plan that follows from the states of all ranks; collective. Raise LostState if there is none."""
-    states = gather(world.comm, previous.export_state(world.place.member))
+def _go_back(world: World, job: Job, previous: RankRuntime, order: GoBack, state: dict[str, Any] | None) -> RankRuntime:
+    """Return the runtime of this rank in a generation that begins from an earlier state of training; collective.
+
+    All roles are new, as in a job that resumes; only the data set stays open. `state` is that of the last coordinator.
+    """
+    assert state is not None, "an order to go back comes with the state of the coordinator"
+    _keep_ownership(world, job)
+    restart = going_back.agree_on_restart_point(world, job, order)
+    job = going_back.adapt(world, job, restart)
+    for role in previous.roles.values():
+        role.end()
+    setup = set_up(world, job, None, ())
+    if world.rank == world.layout.coordinator:
+        _record_generation(world, job)
+    kept = replace(previous, roles={name: role for name, role in previous.roles.items() if name == "data"})
+    runtime = _start_roles(setup, kept, (0, 0, 0.0), CoordinatorState.from_json(state))
+    runtime.restart = restart
+    return runtime
+
+
+def _plan_recovery(world: World, job: Job, states: Sequence[RankState]) -> RecoveryPlan:
+    """Return the plan that follows from the states of all ranks. Raise LostState if there is none."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
@@ -108,10 +142,13 @@ def _record_generation(world: World, job: Job) -> None:
             resume_points.describe_store(folder, job.config, job.replicas, total, job.identity)
 
 
-def _start_roles(setup: Setup, previous: RankRuntime, pushed: tuple[int, int, float]) -> RankRuntime:
+def _start_roles(
+    setup: Setup, previous: RankRuntime, pushed: tuple[int, int, float], before: CoordinatorState | None = None
+) -> RankRuntime:
     """Return the runtime with the roles of this rank, new or from `previous`; collective.
 
-    `pushed` are the pushes of this rank as another worker before; see RankRuntime.
+    `pushed` are the pushes of this rank as another worker before; see RankRuntime. `before` is the state of the
+    coordinator before all ranks have gone back to an earlier state of training.
     """
     world = setup.world
     generation = setup.generation
@@ -122,7 +159,7 @@ def _start_roles(setup: Setup, previous: RankRuntime, pushed: tuple[int, int, fl
         data = _data(setup, _role(previous, "data", DataServer), previous.data)
         roles["data"] = data
         if world.rank == world.layout.coordinator:
-            coordinator = Coordinator(generation, data, setup.job, plan, previous.coordinator)
+            coordinator = Coordinator(generation, data, setup.job, plan, previous.coordinator, before)
     if "server" in world.place.roles:
         roles["server"] = _server(setup, _role(previous, "server", Server))
     # Workers read weights at once: all servers must have them in place.
@@ -137,13 +174,13 @@ def _start_roles(setup: Setup, previous: RankRuntime, pushed: tuple[int, int, fl
         windows.extend(worker.replica.windows)
     world.started = True
     world.spares.begin_generation(JoinPackage(setup.job, setup.captured))
-    state = plan.coordinator if plan else None
+    state = None if plan is None or plan.coordinator is None else CoordinatorState.from_json(plan.coordinator)
     return RankRuntime(
         channel=generation.channel,
         roles=roles,
         coordinator=coordinator,
         windows=windows,
-        coordinator_state=None if state is None else CoordinatorState.from_json(state),
+        coordinator_state=state or before,
         captured=setup.captured,
         cuts=_cuts(setup),
         pushed=pushed,
@@ -201,6 +238,7 @@ def _server(setup: Setup, kept: Server | None) -> Server:
         kept = Server(setup.generation, job.description.train, setup.position)
         # A thread that writes wants the interpreter often and briefly; it should not wait 5 ms each time.
         sys.setswitchinterval(SWITCH_SECONDS)
+    kept.progress.rate_scale = _rate_scale(setup)
     if recovery is None:
         kept.start(initial_state(job, [(own.shard.start, own.shard.stop) for own in kept.shard_copies.values()]))
     else:
@@ -215,6 +253,13 @@ def _server(setup: Setup, kept: Server | None) -> Server:
         forget = partial(stores.remove_earlier_attempts, folder, job.identity, job.owner)
         kept.open_store(folder / snapshot.file_name(world.place.member), forget)
     return kept
+
+
+def _rate_scale(setup: Setup) -> float:
+    """Return what the schedule plateau multiplies the learning rate by when the generation begins."""
+    if setup.recovery is not None:
+        return Plateau(**(setup.recovery.coordinator or {}).get("plateau", {})).scale
+    return Plateau(**(setup.job.resume.plateau if setup.job.resume else {})).scale
 
 
 def _worker(setup: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:

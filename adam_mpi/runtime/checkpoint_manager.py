@@ -35,6 +35,8 @@ class CheckpointManager:
         self.owner = job.owner
         self.heartbeat = job.owner.heartbeat()
         self.snapshots = SnapshotCoordinator(generation.channel, _settings(generation, job), self._describe)
+        if job.resume is not None and job.resume.kind == "snapshot":
+            self.snapshots.good = [job.resume.path.name]
         self.stale = job.resume is None or job.resume.kind == "store"
         """Whether the weights are newer than the newest snapshot."""
         self.last_ordered = False

@@ -73,6 +73,7 @@ class Completion:
         self.check_weights()
         stopped = bool(self.report.record.stopped_by)
         if not stopped:
+            self.report.check_outcome()
             self.report.record.results["warnings"] = self.report.warnings()
         summary = self.report.summary("stopped" if stopped else "done")
         seconds = disk_seconds(self.report.world.config)

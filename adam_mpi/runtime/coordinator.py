@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from adam_mpi.cluster.control_messages import (
     ClosePhase,
     CompareCopies,
     CopiesCompared,
+    GoBack,
     Message,
     SnapshotHeld,
     SnapshotWritten,
@@ -22,19 +24,22 @@ from adam_mpi.cluster.control_messages import (
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.data.inputs import Inputs
 from adam_mpi.data.server import DataServer
+from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.monitor.live_view import Progress
+from adam_mpi.optimizer.schedules import Plateau
+from adam_mpi.runtime import handover
 from adam_mpi.runtime.checkpoint_manager import CheckpointManager
 from adam_mpi.runtime.completion import Completion
+from adam_mpi.runtime.guard import Guard
 from adam_mpi.runtime.job import CoordinatorResources, CoordinatorState, Job, JobRecord, phase_to_json
 from adam_mpi.runtime.job_report import JobReport
+from adam_mpi.runtime.plateau_control import PlateauControl
 from adam_mpi.runtime.recovery import RecoveryPlan
 from adam_mpi.runtime.recovery_log import RecoveryLog
 from adam_mpi.runtime.supervision import LivenessMonitor, SpareKeeper, send_to_all, survivable_losses
 from adam_mpi.sharding.training_state import Phase, PhaseSchedule
 from adam_mpi.transport.generation import Generation
 
-SNAPSHOTS_PER_GENERATION = 1000
-"""Snapshots of different generations have different numbers: a rank may still be writing one of the last generation."""
 log = logging.getLogger(__name__)
 
 
@@ -48,11 +53,12 @@ class Coordinator:
         job: Job,
         recovery: RecoveryPlan | None = None,
         previous: "Coordinator | None" = None,
+        before: CoordinatorState | None = None,
     ) -> None:
         """Begin the first phase, or the one that a lost generation was in.
 
         `recovery` is the plan by which this generation begins; `previous` is the coordinator of the generation before
-        if it was on this rank.
+        if it was on this rank; `before` is the state from before all ranks have gone back to an earlier state.
         """
         self.world = generation.world
         self.config = generation.world.config
@@ -60,6 +66,9 @@ class Coordinator:
         self.job = job
         self.data = data
         self.resources: CoordinatorResources = _resources(job, previous)
+        if before is not None:
+            # All pushes are counted from the restart on.
+            self.resources.statistics = JobStatistics()
         self.statistics = self.resources.statistics
         self.schedule = _schedule(job, data)
         self.record = JobRecord.start(job.resume)
@@ -69,6 +78,12 @@ class Coordinator:
         self.recoveries = RecoveryLog(self.world.generation, self.statistics)
         self.spares = SpareKeeper(self.world, self.channel, self.recoveries, self.progress.say)
         self.report = self._make_report()
+        plateau = Plateau(**(job.resume.plateau if job.resume else {}))
+        self.plateau = PlateauControl(self.world, self.channel, self.statistics, plateau)
+        self.between = False
+        """Whether the next phase waits until all servers have its learning rate."""
+        continued = recovery is not None or (before is None and job.resume is not None)
+        self.guard = Guard(self.report, self._order_to_go_back, continued)
         self.completion = Completion(self.channel, self.report, self.checkpoints, self.resources)
         self.copies_compared: dict[int, CopiesCompared] = {}
         self.number = 0
@@ -77,7 +92,7 @@ class Coordinator:
         """Whether no more batches of this phase are handed out."""
         self.shown = time.monotonic()
         """When the figures were last shown."""
-        self._start(recovery)
+        self._start(recovery, before)
 
     def _make_report(self) -> JobReport:
         return JobReport(
@@ -95,10 +110,12 @@ class Coordinator:
             metrics=self.resources.metrics,
         )
 
-    def _start(self, recovery: RecoveryPlan | None) -> None:
+    def _start(self, recovery: RecoveryPlan | None, before: CoordinatorState | None) -> None:
         """Begin the phase with which this generation starts."""
         if recovery is not None:
-            self._continue(recovery)
+            handover.continue_after_loss(self, recovery)
+        elif before is not None:
+            handover.begin_again(self, before)
         elif self.job.resume is not None:
             self.progress.say(f"resuming from {self.job.resume.note}")
         if recovery is None and self.config.kernels.engine == "reference":
@@ -112,63 +129,17 @@ class Coordinator:
 
     def state(self) -> CoordinatorState:
         """Return what the coordinator of the next generation continues from."""
-        checkpoints = self.checkpoints
-        return CoordinatorState(
-            number=self.number,
-            phase=self.schedule.phase,
-            phase_started_at=self.record.phase_started_at,
-            best=self.schedule.best,
-            best_epoch=self.schedule.best_epoch,
-            reason=self.schedule.reason,
-            results=self.record.results,
-            train_seconds=self.record.train_seconds,
-            started_at=self.record.started_at,
-            stopped_by=self.record.stopped_by,
-            # A snapshot that is being taken is given up with the generation.
-            stale=checkpoints.stale or checkpoints.snapshots.busy,
-            snapshots=checkpoints.snapshots.taken,
-            recoveries=self.recoveries.to_json(),
-            pushes=self.statistics.push_counts(),
-            carried=self.statistics.carried(),
-            spares_started=self.spares.started,
-            refusal_reported=self.spares.refusal_reported,
-        )
-
-    def _continue(self, recovery: RecoveryPlan) -> None:
-        """Continue where the coordinator of the generation before was, and report the loss."""
-        if recovery.coordinator is not None:
-            self._restore(CoordinatorState.from_json(recovery.coordinator), recovery)
-        gone = self.world.lost
-        self.recoveries.add(recovery, gone)
-        names = "; ".join(map(str, gone))
-        seconds = time.time() - recovery.detected
-        ranks = len(self.world.layout.places)
-        text = f"generation {self.world.generation} continues with {ranks} ranks after {seconds:.2f} s"
-        self.progress.say(f"{names} lost; {text}" if names else f"ranks have joined; {text}")
-        log.warning("%s: lost %s", text, names or "no rank")
-
-    def _restore(self, state: CoordinatorState, recovery: RecoveryPlan) -> None:
-        """Take over `state`; a phase that was not over begins again with a new number."""
-        phase = state.phase
-        self.schedule.phase = None if phase is None else Phase(phase.number + 1, phase.part, phase.epoch)
-        self.schedule.best = state.best
-        self.schedule.best_epoch = state.best_epoch
-        self.schedule.reason = state.reason
-        self.record.continue_from(state)
-        self.number = state.number
-        self.checkpoints.stale = state.stale
-        self.checkpoints.snapshots.taken = state.snapshots
-        self.checkpoints.snapshots.number = SNAPSHOTS_PER_GENERATION * self.world.generation
-        self.recoveries.resume(state.recoveries, recovery.resumed_at)
-        self.statistics.continue_from(state.pushes, state.carried)
-        self.spares.started = state.spares_started
-        self.spares.refusal_reported = state.refusal_reported
+        return handover.state_of(self)
 
     def step(self) -> bool:
         """Move the job on if it can be; return whether it was. Raise what ends the job."""
         self.liveness.step()
         self.resources.status_writer.poll()
+        if self.guard.ordered:
+            return False
         self.checkpoints.snapshots.step()
+        if self.between:
+            return self._begin_next()
         phase = self.schedule.phase
         if phase is None:
             return self.completion.step()
@@ -184,7 +155,8 @@ class Coordinator:
             send_to_all(self.channel, self.world, ClosePhase())
         if time.monotonic() - self.shown >= self.config.observe.interval:
             self.shown = time.monotonic()
-            self.report.running(phase, self.record.phase_seconds)
+            figures = self.report.running(phase, self.record.phase_seconds)
+            self.guard.check_figures(phase, figures, done=False)
         return False
 
     def handle(self, source: int, message: Message) -> None:
@@ -193,6 +165,7 @@ class Coordinator:
         match message:
             case Statistics():
                 self.statistics.update(self.world.layout.places[source].member, message)
+                self.guard.look(self.schedule.phase)
                 self.checkpoints.remove_old_stores(self.statistics)
             case CopiesCompared():
                 self._handle_comparison(source, message)
@@ -228,6 +201,14 @@ class Coordinator:
         path = self.job.directory / "copies.json"
         self.resources.status_writer.request(path.name, partial(write_json, path, content))
 
+    def _begin_next(self) -> bool:
+        """Begin the next phase if all servers have its learning rate; return whether it was begun."""
+        if not self.plateau.settled:
+            return False
+        self.between = False
+        self._begin_phase(self.schedule.phase)
+        return True
+
     def _begin_phase(self, phase: Phase | None) -> None:
         """Let all ranks begin `phase`; None ends training."""
         self.number += 1
@@ -255,11 +236,22 @@ class Coordinator:
         """Report the figures of `phase` and begin the next one."""
         seconds = self.record.phase_seconds
         figures = self.report.phase_ended(phase, seconds)
+        self.guard.check_figures(phase, figures, done=True)
+        if self.guard.ordered:
+            return
         self.record.end_phase(phase, figures, seconds, self.job.metrics)
         if phase.training:
             self.checkpoints.epoch_ended()
+        elif phase.part == "validation":
+            self.plateau.validated(figures["loss"])
         self.report.want_summary()
-        self._begin_phase(self.schedule.advance(figures.get(self.schedule.monitor.name, math.nan)))
+        self.schedule.advance(figures.get(self.schedule.monitor.name, math.nan))
+        self.between = True
+
+    def _order_to_go_back(self, order: GoBack) -> None:
+        """Send `order` to all ranks, with the newest state of all."""
+        self.number += 1
+        send_to_all(self.channel, self.world, replace(order, state=self.state().to_json()))
 
     def _stop(self, reason: str) -> None:
         """End the job in order, within an epoch if need be; `--resume` continues from there."""
@@ -281,6 +273,8 @@ class Coordinator:
             "inputs": Inputs.of(self.data.loader).to_json(),
             "best": self.schedule.best,
             "best_epoch": self.schedule.best_epoch,
+            "rate_scale": self.job.diverged.rate_scale,
+            "plateau": self.plateau.plateau.to_json(),
         }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adam_mpi.checkpoint.disk_task import DiskTask
+from adam_mpi.checkpoint.divergences import Divergences
 from adam_mpi.checkpoint.owner import Owner
 from adam_mpi.checkpoint.resume import Resume
 from adam_mpi.checkpoint.run_directory import Identity, RequestWatcher
@@ -72,6 +73,8 @@ class Job:
     identity: Identity
     owner: Owner
     """The claim under which the job may write into the run directory."""
+    diverged: Divergences = Divergences()
+    """The divergences of the run when the job began."""
 
     @property
     def metrics(self) -> MetricSet:
@@ -111,6 +114,16 @@ class CoordinatorState:
     """Pusher -> the norm of what its codec carries."""
     spares_started: list[dict[str, float]]
     refusal_reported: bool
+    snapshot_times: dict[str, float]
+    """Snapshot -> when its state was copied, in seconds since 1970."""
+    good_snapshots: list[str]
+    """Snapshots that are known to be from before any divergence."""
+    divergences: list[dict[str, Any]]
+    """The divergences that the job has noticed, as the summary reports them."""
+    detector: dict[str, Any]
+    """What the detector of divergence continues from."""
+    plateau: dict[str, Any]
+    """The state of the schedule plateau."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON values."""
@@ -163,6 +176,11 @@ class JobRecord:
         # Other phases begin again: they count only the images of this generation.
         if state.phase is not None and state.phase.training:
             self.phase_began = time.monotonic() - (time.time() - state.phase_started_at)
+
+    def begin_again(self, state: CoordinatorState) -> None:
+        """Keep the start of the job, though its figures begin again from an earlier state."""
+        self.started_at = state.started_at
+        self.began = time.monotonic() - (time.time() - state.started_at)
 
     def end_phase(self, phase: Phase, figures: dict[str, Any], seconds: float, metrics: MetricSet = ACCURACY) -> None:
         """Add the `figures` of a phase that has taken `seconds`, `metrics` among them; the next one begins."""

@@ -1,9 +1,9 @@
 """What people see of a running job: its progress on the terminal, metrics.jsonl, status.json and summary.json."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from adam_mpi.base.errors import UserError
 from adam_mpi.base.files import write_json, write_status
@@ -25,6 +25,8 @@ from adam_mpi.sharding.training_state import Phase, PhaseSchedule
 from adam_mpi.worker.diagnostics import describe
 
 Figures = dict[str, Any]
+JUDGED_IMAGES = 10_000
+"""A network that still guesses after training on so many images has learned nothing."""
 
 
 @dataclass
@@ -44,14 +46,17 @@ class JobReport:
     status_writer: StatusWriter
     metrics: Metrics
     nan_reported: bool = False
+    divergences: list[dict[str, Any]] = field(default_factory=list)
+    """What the guard of the job has noticed."""
 
     def __post_init__(self) -> None:
         self.provenance = provenance(self.world.hosts, self.world.config.run.seed)
 
-    def running(self, phase: Phase, seconds: float) -> None:
-        """Report the figures of `phase`, which has been running for `seconds`."""
+    def running(self, phase: Phase, seconds: float) -> Figures:
+        """Report the figures of `phase`, which has been running for `seconds`, and return them."""
         figures = self.statistics.figures(phase, seconds)
         self.progress.update(self._report(phase, figures, done=False))
+        return figures
 
     def phase_ended(self, phase: Phase, seconds: float) -> Figures:
         """Report the figures of `phase`, which has taken `seconds`, and return them."""
@@ -60,13 +65,12 @@ class JobReport:
         return figures
 
     def _report(self, phase: Phase, figures: Figures, done: bool) -> dict[str, Any]:
-        """Write a line of metrics and the status of the job; return the status. Raise UserError for a loss of NaN."""
+        """Write a line of metrics and the status of the job; return the status."""
         self._write_metrics(phase, figures, done)
         job_status = self._status(phase, figures)
         path = self.job.directory / "status.json"
         self.status_writer.request(path.name, partial(write_status, path, job_status))
         self._report_nan()
-        self.check_losses(phase, figures, done)
         return job_status
 
     def _write_metrics(self, phase: Phase, figures: Figures, done: bool) -> None:
@@ -120,19 +124,11 @@ class JobReport:
                 on_nan = self.world.config.server.on_nan
                 self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {on_nan})")
 
-    def check_losses(self, phase: Phase, figures: Figures, done: bool) -> None:
-        """Raise UserError if the job computes nothing but NaN; `done` says whether the phase is over."""
-        config = self.world.config
-        if config.inject.conserve or not outcome.diverged(figures, config.train.batch, done):
-            return
+    def end_diverged(self, text: str) -> NoReturn:
+        """Raise UserError with `text`, which says why the job ends, after its last summary is written."""
         self.want_summary()
         self.status_writer.wait_until_written(DISK_SECONDS)
-        count = figures["images_not_finite"]
-        rate = config.optimizer.learning_rate
-        raise UserError(
-            f"{self.progress.name(phase)}: the loss of {count} of {figures['images']} images is not finite; set "
-            f"optimizer.learning_rate below {rate:g}, or data.transform.normalize = true where inputs are large"
-        )
+        raise UserError(text)
 
     def want_summary(self) -> None:
         """Have the summary of a running job written soon."""
@@ -174,6 +170,7 @@ class JobReport:
             "snapshots": self.snapshots.taken,
             "store": stores,
             "recoveries": self.recoveries.to_json(),
+            "divergences": self.divergences,
             "started": self.spares.started,
             "provenance": self.provenance,
         }
@@ -211,11 +208,33 @@ class JobReport:
         """Return what makes the end of this job no success."""
         if self.world.config.inject.conserve:
             return []
+        labels = {part: self.data.data.labels(part) for part in self._evaluated}
+        return outcome.warnings(self.record.results, labels, self.statistics.layers())
+
+    def check_outcome(self) -> None:
+        """Raise UserError if the trained network only guesses: a job that has learned nothing is no success.
+
+        After few images that is no surprise, and from noise nothing can be learned.
+        """
+        config = self.world.config
         results = self.record.results
+        trained = self.record.images_before + results["images"]
+        if trained < JUDGED_IMAGES or config.inject.conserve or config.data.set.startswith("noise:"):
+            return
+        for part in self._evaluated[:1]:
+            if outcome.at_chance(results, part, self.data.data.labels(part)):
+                reached = f"{part} accuracy {results[f'{part}_accuracy']:.2%}, loss {results[f'{part}_loss']:.3g}"
+                rate = config.optimizer.learning_rate
+                self.end_diverged(
+                    f"nothing was learned from {trained} images: {reached}, which is guessing; set "
+                    f"optimizer.learning_rate below {rate:g}, or less momentum; check labels and the range of inputs"
+                )
+
+    @property
+    def _evaluated(self) -> list[str]:
+        """Return the parts whose classes were predicted, the one that counts first."""
         classes = self.data.data.target.kind == CLASSES
-        parts = [part for part in ("test", "validation") if classes and f"{part}_accuracy" in results]
-        labels = {part: self.data.data.labels(part) for part in parts}
-        return outcome.warnings(results, labels, self.statistics.gauges()["layers"])
+        return [part for part in ("test", "validation") if classes and f"{part}_accuracy" in self.record.results]
 
     def say_result(self) -> None:
         """Show the accuracy of the trained network, what it has taken, and the warnings."""

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, cast
 
-from adam_mpi.base.errors import Regroup
+from adam_mpi.base.errors import GoingBack, Regroup
 from adam_mpi.cluster import watchdog
 from adam_mpi.cluster.control_messages import (
     BeginPhase,
@@ -15,11 +15,13 @@ from adam_mpi.cluster.control_messages import (
     ControlChannel,
     DumpStacks,
     FinishServer,
+    GoBack,
     Grow,
     HoldSnapshot,
     JobOver,
     Message,
     RemoveOldStores,
+    SetRateScale,
     SignOfLife,
     Spawn,
     Statistics,
@@ -32,6 +34,7 @@ from adam_mpi.cluster.windows import Window
 from adam_mpi.cluster.world import World
 from adam_mpi.data.sets import DataSet
 from adam_mpi.runtime.coordinator import Coordinator
+from adam_mpi.runtime.going_back import RestartPoint
 from adam_mpi.runtime.job import CoordinatorState
 from adam_mpi.sharding.batches import BatchCuts, Progress
 from adam_mpi.sharding.training_state import RankState
@@ -51,6 +54,9 @@ class Role(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics of this role for the coordinator."""
+
+    def end(self) -> None:
+        """End the threads of the role, because training begins again from an earlier state."""
 
     def export_state(self, state: RankState) -> None:
         """Add to `state` what the role brings into the next generation."""
@@ -115,6 +121,10 @@ class RankRuntime:
     data: DataSet | None = None
     """The data set that a spare has opened before it joined."""
     spares: Spares = field(default_factory=Spares)
+    order: GoBack | None = None
+    """The last order to go back to a snapshot that this rank has received."""
+    restart: RestartPoint | None = None
+    """Where training has begun again when all ranks last went back; None if they never did."""
 
     @classmethod
     def without_roles(cls, world: World, data: DataSet | None = None) -> "RankRuntime":
@@ -168,7 +178,10 @@ class RankRuntime:
         return False
 
     def _handle(self, source: int, message: Message, dog: Watchdog) -> None:
-        """Pass a message of rank `source` to what it is for; raise Regroup if spares are to join."""
+        """Pass a message of rank `source` to what it is for.
+
+        Raise Regroup if spares are to join, GoingBack if training begins again from an earlier state.
+        """
         match message:
             case BeginPhase() | ClosePhase() | StopTraining():
                 if isinstance(message, BeginPhase):
@@ -177,10 +190,14 @@ class RankRuntime:
                     self.roles["data"].handle(message)
             case HoldSnapshot() | TakeSnapshot():
                 self.roles[message.role].handle(message)
-            case CompareCopies() | RemoveOldStores() | FinishServer() | ClockNorms():
+            case CompareCopies() | RemoveOldStores() | FinishServer() | ClockNorms() | SetRateScale():
                 self.roles["server"].handle(message)
             case Grow():
                 raise Regroup(message.full)
+            case GoBack():
+                self.order = message
+                self.coordinator_state = CoordinatorState.from_json(message.state)
+                raise GoingBack("training has diverged and goes back to an earlier state")
             case Spawn():
                 self.spares.order(message.ranks)
             case DumpStacks():
@@ -199,6 +216,9 @@ class RankRuntime:
             detected=self.detected,
             coordinator=newest.to_json() if newest is not None else None,
             captured=self.captured,
+            order=None if self.order is None else asdict(self.order),
+            restart=self.restart,
+            new=not self.roles,
         )
         state.progress = Progress(self.cuts)
         for role in self.roles.values():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from adam_mpi.base.errors import LostState
+from adam_mpi.cluster.control_messages import GoBack
 from adam_mpi.cluster.layout import Layout
 from adam_mpi.runtime.shard_recovery import choose_holders, find_sound_copies, find_stale_copies
 from adam_mpi.sharding import batches
@@ -66,6 +67,16 @@ class RecoveryPlan:
     """The layers that push factors."""
 
 
+def order_to_follow(states: Sequence[RankState]) -> GoBack | None:
+    """Return the order to go back that all ranks follow now; None if every rank with roles has followed the newest."""
+    orders = [GoBack(**state.order) for state in states if state.order is not None]
+    newest = max(orders, key=lambda order: order.number, default=None)
+    if newest is None:
+        return None
+    followed = [state.restart.number if state.restart else 0 for state in states if not state.new]
+    return newest if min(followed, default=newest.number) < newest.number else None
+
+
 def plan_recovery(
     states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float
 ) -> RecoveryPlan:
@@ -101,7 +112,7 @@ def plan_recovery(
         mean=_mean(tallies),
         detected=min(state.detected for state in states if state.detected),
         resumed_at=earliest(state.resumed_at for state in states),
-        coordinator=_newest_coordinator([state.coordinator for state in states]),
+        coordinator=newest_coordinator([state.coordinator for state in states]),
         resent=sum(state.unacknowledged for state in states),
         captured=max(state.captured for state in states),
     )
@@ -229,7 +240,7 @@ def earliest(times: Iterable[Sequence[float | None]]) -> tuple[float | None, flo
     return min(filter(None, any_pusher), default=None), min(filter(None, all_pushers), default=None)
 
 
-def _newest_coordinator(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+def newest_coordinator(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     """Return the state with the highest number; None if no rank has one."""
     return max((state for state in states if state), key=lambda state: state["number"], default=None)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from adam_mpi.base import log as logs
-from adam_mpi.base.errors import RankFailure, UserError
+from adam_mpi.base.errors import GoingBack, RankFailure, UserError
 from adam_mpi.cluster import failure_report, fence, sentinel
 from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.sentinel import SentinelConnection
@@ -28,6 +28,8 @@ from adam_mpi.runtime.rank_runtime import RankRuntime
 from adam_mpi.runtime.standby import wait_to_join
 from adam_mpi.runtime.supervision import connect_sentinel, join_sentinel, watch_recoveries
 
+LOSS_SECONDS = 0.5
+"""Seconds between two reports of a data rank, which has the losses that the guard of the job judges."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -177,6 +179,10 @@ def _run_generations(
                 connection.send(sentinel.RECOVERED)
             _run_roles(world, runtime)
             return world, runtime
+        except GoingBack as order:
+            assert runtime is not None, "a rank with roles has received the order"
+            job.owner.check()
+            world = _recover(world, runtime, order, watch) if world.survivable else world.renew()
         except fence.Evicted as eviction:
             watch.out(eviction)
         except (RankFailure, MPI.Exception) as failure:
@@ -194,9 +200,11 @@ def _run_generations(
 def _recover(world: World, runtime: RankRuntime, failure: Exception, watch: fence.MembershipWatch) -> World:
     """Agree with the surviving ranks on a new membership; return the world of the next generation."""
     log.warning("generation %d ends: %s", world.generation, failure)
+    world.broken = True
     runtime.detected = time.time()
     watch.begin(world.generation, world.place.member)
-    runtime.compute_on()
+    if not isinstance(failure, GoingBack):
+        runtime.compute_on()
     # The rank that knows of joining spares says how many ranks there will be; the others follow it.
     return world.recover(getattr(failure, "full", 0))
 
@@ -204,6 +212,9 @@ def _recover(world: World, runtime: RankRuntime, failure: Exception, watch: fenc
 def _run_roles(world: World, runtime: RankRuntime) -> None:
     """Run the roles of this rank until the job is over: steps, messages, the check for failures, rest."""
     coordinator = world.layout.coordinator
+    interval = world.config.observe.interval / 2
+    if "data" in world.place.roles:
+        interval = min(interval, LOSS_SECONDS)
     watchdog = Watchdog(world, runtime.channel)
     # Strips of a replica wait for each other in every batch; asynchronous replicas wait for no other rank.
     patient = world.config.asynchronous and world.layout.partitions == 1
@@ -219,7 +230,7 @@ def _run_roles(world: World, runtime: RankRuntime) -> None:
         runtime.step_spares(coordinator)
         world.check()
         watchdog.check(runtime.awaits)
-        if time.monotonic() - reported > world.config.observe.interval / 2 and not over:
+        if time.monotonic() - reported > interval and not over:
             reported = time.monotonic()
             runtime.report(coordinator)
         idle.back_off(worked)

@@ -45,6 +45,12 @@ class SnapshotCoordinator:
         self.sealing: DiskTask[list[str]] | None = None
         self.taken: list[str] = []
         """The names of the snapshots of this job."""
+        self.times: dict[str, float] = {}
+        """Snapshot -> when all members had copied their state, in seconds since 1970."""
+        self.good: list[str] = []
+        """The names of snapshots that are known to be from before any divergence."""
+        self.sealed = 0.0
+        """When all members had copied their state for the snapshot that is being taken."""
         self.error = ""
         """Why the last snapshot could not be taken."""
         self.hung = False
@@ -115,6 +121,7 @@ class SnapshotCoordinator:
     def _seal(self, answers: Sequence[dict[str, Any]]) -> None:
         """Give the snapshot its name on a thread, so that a slow disk keeps no rank waiting."""
         self.stage = "sealed"
+        self.sealed = time.time()
         self._check(answers)
         seal = SnapshotSeal(
             settings=self.settings,
@@ -122,7 +129,9 @@ class SnapshotCoordinator:
             description=self.description,
             answers=answers,
             taken=self.taken,
+            good=self.good,
             began=self.began,
+            sealed=self.sealed,
         )
         work = seal.discard if self.error else seal.seal
         self.sealing = DiskTask("seal", work, self.settings.seconds)
@@ -144,6 +153,8 @@ class SnapshotCoordinator:
         self.sealing = None
         try:
             self.taken = sealing.result()
+            if not self.error:
+                self._note_taken(self.taken[-1])
         except LostRun:
             raise
         except Exception as error:
@@ -156,6 +167,15 @@ class SnapshotCoordinator:
         self.ended = time.monotonic()
         if self.again:
             self.order()
+
+    def _note_taken(self, name: str) -> None:
+        """Note when the state of the snapshot `name` was copied; another one of that name is replaced."""
+        self.times[name] = self.sealed
+        self.good = [other for other in self.good if other != name]
+
+    def confirm(self, until: float) -> None:
+        """Note that snapshots up to the time `until` are good: the loss was good afterward."""
+        self.good += [name for name in self.taken if name not in self.good and self.times.get(name, until) < until]
 
     def _warn(self) -> None:
         """Warn on the terminal, but only in the log for each of many short epochs."""

@@ -75,7 +75,11 @@ class SnapshotSeal:
     """What the members have reported, in the order of `settings.members`."""
     taken: Sequence[str]
     """The names of the snapshots of this job so far."""
+    good: Sequence[str]
+    """The names of those that are known to be from before any divergence; the last of them is kept."""
     began: float
+    sealed: float
+    """When all members had copied their state, in seconds since 1970."""
 
     @property
     def part(self) -> Path:
@@ -136,7 +140,7 @@ class SnapshotSeal:
             "residuals": dict(sizes[servers:]),
             "strips": self.settings.strips,
             "tensors": {tensor.name: [tensor.offset, list(tensor.shape)] for tensor in tensors},
-            "time": time.time(),
+            "time": self.sealed,
         }
 
     def _rename(self, path: Path) -> None:
@@ -155,6 +159,7 @@ class SnapshotSeal:
     def _remove_old(self, taken: Sequence[str]) -> None:
         """Remove all but `keep` snapshots: the newest that this job has `taken`, then those before its first one.
 
+        The last one that is known to be good stays too: the newest may turn out to have diverged weights.
         Snapshots of earlier jobs that are further than the first of this job are removed: this job went another way.
         """
         settings = self.settings
@@ -162,7 +167,7 @@ class SnapshotSeal:
         newest = list(taken[-settings.keep :])
         first = min((found.index(name) for name in taken if name in found), default=0)
         before = [name for name in found[:first] if name not in taken]
-        kept = newest + before[::-1][: settings.keep - len(newest)]
+        kept = [*newest, *before[::-1][: settings.keep - len(newest)], *self.good[-1:]]
         for name in found:
             if name not in kept and snapshot.recorded_name(settings.folder / name) == name:
                 shutil.rmtree(settings.folder / name, ignore_errors=True)

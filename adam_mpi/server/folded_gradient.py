@@ -36,7 +36,7 @@ class FoldedGradient:
         """Sum the messages."""
         scaled = list(zip(self.messages, stepper.scales(self.delays), strict=True))
         self.partial = not stepper.stays and is_partial(self.messages[0], self.band[0].size)
-        if not stepper.steps.is_frozen(self.band[0].index):
+        if self.band[0].index not in stepper.steps.frozen:
             self.buffer = stepper.values.fold(self.band, scaled, self.partial)
         self.image_counts = stepper.count_images(self.messages)
 

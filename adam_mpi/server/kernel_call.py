@@ -13,39 +13,40 @@ class KernelCall:
 
     def __init__(self, kernel: int) -> None:
         self.kernel = kernel
-        self.places: list[kernels.Place] = []
+        self.places: list[int] = []
+        """The numbers of each `Place`, one after the other."""
         self.ends: list[int] = []
         self.starts: list[int] = []
         self.scales: list[float] = []
         self.row_ends: list[int] = []
         self.rows: list[np.ndarray] = []
+        self.count = 0
+        """The number of rows of coefficients."""
 
     def add(
-        self,
-        place: kernels.Place,
-        starts: Sequence[int],
-        scales: Sequence[float],
-        rows: Sequence[np.ndarray],
+        self, place: kernels.Place, starts: Sequence[int], scales: Sequence[float], rows: Sequence[np.ndarray]
     ) -> None:
         """Add a run at `place`: a row of coefficients for the sum of the gradients at `starts`, or one for each."""
-        if not rows:
+        count = len(rows[0]) if len(rows) == 1 else sum(map(len, rows))
+        if not count:
             return
-        self.places.append(place)
+        self.places += place
         self.starts += starts
         self.scales += scales
         self.rows += rows
+        self.count += count
         self.ends.append(len(self.starts))
-        self.row_ends.append(len(self.rows))
+        self.row_ends.append(self.count)
 
     def run(self, memory: np.ndarray) -> None:
         """Take the steps; the gradients lie in `memory`."""
-        if self.places:
+        if self.ends:
             kernels.steps(
                 self.kernel,
-                np.array(self.places, np.int64),
+                np.array(self.places, np.int64).reshape(-1, 4),
                 memory,
                 np.array(self.ends),
                 *kernel_messages(self.starts, self.scales),
                 np.array(self.row_ends),
-                np.array(self.rows),
+                np.concatenate(self.rows),
             )

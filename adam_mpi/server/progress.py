@@ -78,6 +78,8 @@ class ServerProgress:
         self.epoch_images = epoch_images
         self.total_images = config.train.epochs * epoch_images
         self.first_clock = position.clock
+        self.rate_scale = 1.0
+        """The scale of the schedule plateau."""
         self.synchronous = config.consistency.staleness == 0
         self.positions = {0: position}
         """In synchronous training by clock: before and after the current one."""
@@ -106,8 +108,10 @@ class ServerProgress:
         return self._rate_at(self.position)
 
     def _rate_at(self, position: Position) -> float:
-        images = position.images_passed(self.config.train.batch, self.epoch_images)
-        return schedules.learning_rate(self.config.optimizer, images, self.total_images)
+        batch = self.config.train.batch
+        images = position.images_passed(batch, self.epoch_images)
+        progress = schedules.Progress(images, self.total_images, batch=batch, epoch=self.epoch_images)
+        return schedules.learning_rate(self.config.optimizer, progress) * self.rate_scale
 
     def rate_of(self, version: int, batches: np.ndarray, images: int) -> float:
         """Return the rate of the step to `version`: the current one; in synchronous training that of its clock."""
@@ -191,6 +195,7 @@ def server_statistics(session: "ServerSession", busy: float) -> dict[str, Any]:
         "queue": len(session.staged),
         "bytes": counts["bytes"],
         "rate": progress.rate,
+        "rate_scale": progress.rate_scale,
         "clocks": dict(zip(queue.members, session.clocks.clocks, strict=True)),
         "leads": dict(progress.leads),
         "delays": dict(progress.delays),

@@ -41,6 +41,7 @@ from adam_mpi.cluster.control_messages import (
     HoldSnapshot,
     Message,
     RemoveOldStores,
+    SetRateScale,
     SnapshotHeld,
     SnapshotWritten,
     Statistics,
@@ -129,6 +130,11 @@ class Server:
         shards = [own.shard for own in self.shard_copies.values()]
         self.thread_pool.run((shard.index, partial(stepper.start, shard, state)) for shard in shards)
         self.session.published.rate[0] = self.progress.rate
+
+    def end(self) -> None:
+        """End the threads and the store; nothing is applied any more."""
+        self.session.close()
+        self.thread_pool.close()
 
     def discard(self, shards: Collection[int]) -> None:
         """Mark our copies of `shards` as not whole: they may lack acknowledged pushes, or cannot be taken back."""
@@ -228,7 +234,7 @@ class Server:
         self.session.generation.channel.send(message, self.session.world.layout.coordinator)
 
     def handle(self, message: Message) -> None:
-        """Handle an order of the coordinator about snapshots, copies, the store, or the end."""
+        """Handle an order of the coordinator about snapshots, copies, the store, the rate, or the end."""
         session = self.session
         match message:
             case HoldSnapshot():
@@ -242,6 +248,9 @@ class Server:
                 if session.store is not None:
                     # Large files take long to remove, on some disks forever.
                     threading.Thread(target=self.remove_old_stores, name="remove old stores", daemon=True).start()
+            case SetRateScale():
+                session.set_rate_scale(message.scale)
+                self._send_to_coordinator(Statistics(self.stats()))
             case FinishServer():
                 self.finishing = message
             case ClockNorms():

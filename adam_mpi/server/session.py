@@ -185,7 +185,8 @@ class ServerSession:
         """Return the learning rate of the steps on `ready`."""
         shard, messages = next(iter(ready.items()))
         version = self.shard_copies[shard].version + 1
-        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
+        rate = self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
+        return rate * self.world.injector.rate_factor()
 
     def _works(self, ready: Mapping[int, list[ReceivedMessage]]) -> list[Work]:
         """Return the steps to take, with the delay of each message."""
@@ -274,6 +275,11 @@ class ServerSession:
         """Publish the learning rate and the clock that all pushers have reached."""
         self.published.rate[0] = self.progress.rate
         self.published.clock[0] = self.clocks.slowest
+
+    def set_rate_scale(self, scale: float) -> None:
+        """Multiply the scheduled learning rate by `scale` from now on."""
+        self.progress.rate_scale = scale
+        self.published.rate[0] = self.progress.rate
 
     def close(self) -> None:
         """End the session: drop messages to other servers, and end the store, which gets no more."""

@@ -39,6 +39,10 @@ class ShardSteps:
         self.settings = settings_of(config.optimizer)
         self.parts = {index: self._parts(own, groups) for index, own in shard_copies.items()}
         """Shard -> its parts that are stepped; frozen ones are left out."""
+        self.frozen = frozenset(index for index, parts in self.parts.items() if not parts)
+        """Shards of which no parameter is stepped."""
+        self.last: tuple[tuple[Settings, float, BatchCounts], np.ndarray] | None = None
+        """Settings, rate and batches of the coefficients that were looked up last, and those."""
 
     def _parts(self, own: ShardCopy, groups: Sequence[GroupSpan]) -> list[Part]:
         """Return the parts of the shard `own` that are stepped."""
@@ -56,10 +60,6 @@ class ShardSteps:
             for part, group in grouped
             if not group.frozen
         ]
-
-    def is_frozen(self, index: int) -> bool:
-        """Return whether no parameter of shard `index` is stepped."""
-        return not self.parts[index]
 
     def rows(self, index: int, rate: float, images: ImageCounts) -> np.ndarray:
         """Return the coefficients of the steps of shard `index`, without groups, on a gradient; count its batches."""
@@ -98,17 +98,27 @@ class ShardSteps:
 
         `counts` are the images of all `gradients` together, or of each of them, which are then taken in turn.
         """
-        first, stop, _ = part.indices(self.shard_copies[index].shard.size)
         batches = [self._count(index, images) for images in counts]
+        starts, scales = gradients
+        first = part.start or 0
         for alike in self.parts[index]:
             low = max(first, alike.first)
-            high = min(stop, alike.stop)
+            high = alike.stop if part.stop is None else min(part.stop, alike.stop)
             if low < high:
-                rows = [rules.coefficients(self.rule, alike.settings, rate * alike.rate, each) for each in batches]
-                starts, scales = _in_turn(gradients, rows)
-                starts = [start + low - first for start in starts]
+                rows = [self._rows(alike, rate, each) for each in batches]
+                own = gradients if low == first else ([start + low - first for start in starts], scales)
                 place = kernels.part_of_place(alike.place, low - alike.first, high - low)
-                call.add(place, starts, scales, [row for of in rows for row in of])
+                call.add(place, *_in_turn(own, rows), rows)
+
+    def _rows(self, part: Part, rate: float, counts: BatchCounts) -> np.ndarray:
+        """Return the coefficients of `part`, mostly those of the part before: shards are stepped alike."""
+        key = (part.settings, rate * part.rate, counts)
+        last = self.last
+        # Another thread may replace it meanwhile.
+        if last is None or last[0] != key:
+            last = (key, rules.coefficients(self.rule, *key))
+            self.last = last
+        return last[1]
 
     def _count(self, index: int, images: ImageCounts) -> BatchCounts:
         """Return the batches of a gradient of `images`, and count them in shard `index`."""
@@ -121,7 +131,7 @@ class ShardSteps:
 def _in_turn(gradients: Gradients, rows: Sequence[np.ndarray]) -> Gradients:
     """Return each of the `gradients` as often as it has rows of coefficients; all once if they have rows together."""
     starts, scales = gradients
-    if len(rows) != len(starts):
+    if len(rows) != len(starts) or sum(map(len, rows)) == len(starts):
         return gradients
     return (
         [start for start, of in zip(starts, rows, strict=True) for _ in of],

@@ -133,7 +133,7 @@ class Stepper:
             if self.remembers:
                 for shard in band:
                     self.shard_copies[shard.index].remember()
-            if self.steps.is_frozen(band[0].index):
+            if band[0].index in self.steps.frozen:
                 continue
             if are_plain(messages, band_size(band)):
                 gradients = [message.start for message in messages], self.scales(delays)

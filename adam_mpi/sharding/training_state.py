@@ -231,3 +231,9 @@ class RankState:
     """The last state of the coordinator that it has received."""
     captured: tuple[str, ...] = ()
     """Layers that push factors; empty on a new rank."""
+    order: dict[str, Any] | None = None
+    """The last order to go back to a snapshot that it has received, the fields of a GoBack."""
+    restart: Any = None
+    """The RestartPoint of the last order that its roles have followed."""
+    new: bool = False
+    """Whether it has no roles yet: then it has nothing to take back."""

@@ -125,8 +125,10 @@ def figures(
     for tensor in tensors:
         part = slice(tensor.offset, tensor.offset + tensor.size)
         layer = squares.setdefault(tensor.layer, {"weight_norm": 0.0, "gradient_norm": 0.0})
-        layer["weight_norm"] += float(weights[part] @ weights[part])
-        layer["gradient_norm"] += float(values[part] @ values[part]) / images**2
+        # Diverged weights overflow.
+        with np.errstate(over="ignore", invalid="ignore"):
+            layer["weight_norm"] += float(weights[part] @ weights[part])
+            layer["gradient_norm"] += float(values[part] @ values[part]) / images**2
         # No error comes through relu to a unit that is active for none of the images: its bias has no gradient at all.
         if tensor.name.endswith("/bias") and tensor.layer in rectified:
             layer["dead"] = round(float(np.mean(values[part] == 0)), 4)

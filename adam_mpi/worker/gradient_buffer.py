@@ -188,8 +188,7 @@ class StepScales:
     | predicted | local += predicted * push       | -r                       | 1                        |
 
     So `weights` is always `push * predicted`: local weights change by what the servers are expected to apply. Where the
-    servers' rule is not predicted by descent, or not everywhere at one rate, these two are 0: local weights change with
-    pulls only.
+    servers' rule is not predicted by descent, these two are 0: local weights change with pulls only.
     """
 
     weights: float
@@ -202,7 +201,7 @@ class StepScales:
         step = -rate / config.train.batch
         if config.optimizer.where == "worker":
             return cls(weights=step, push=step, predicted=1.0)
-        if config.optimizer.groups or not rule_of(config.optimizer).predicts:
+        if not rule_of(config.optimizer).predicts:
             return cls(weights=0.0, push=1.0, predicted=0.0)
         return cls(weights=step, push=1.0, predicted=step)
 

@@ -102,6 +102,10 @@ class PushClient:
             self.residual.forget_encodings(buffer.encoded)
         return given_up
 
+    def discard(self) -> list[GradientBuffer]:
+        """Send nothing again of what is under way; return it, to be freed."""
+        return self._stop_sending()
+
     def _stop_sending(self) -> list[GradientBuffer]:
         """Send nothing again of what is under way; return it."""
         self.rings.clear_sent()

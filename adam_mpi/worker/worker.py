@@ -146,6 +146,13 @@ class Worker:
         if self.left_behind:
             log.warning("this rank no longer pushes its strip: a residual of length %.3g is lost", self.left_behind)
 
+    def end(self) -> None:
+        """End the threads; what they compute and what was pushed is of no use any more."""
+        self.replica.abandon()
+        # Threads that wait for a buffer have to reach the end.
+        self._give_back(self.pushes.discard())
+        self.replica.end_threads()
+
     def _give_back(self, buffers: list[GradientBuffer]) -> None:
         for buffer in buffers:
             self.pool.give(buffer)
