@@ -16,7 +16,7 @@ from adam_mpi.model.frontends import graph_json, layer_list
 from adam_mpi.model.graph import Graph, Loss, Value
 from adam_mpi.model.graph_layers import GraphLayers, checked_labels
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.ops import fields
+from adam_mpi.model.ops import external, fields
 from adam_mpi.model.ops.cross_entropy import Correct, SoftmaxCrossEntropy
 from adam_mpi.model.ops.levels import Levels
 from adam_mpi.model.ops.operator import REGISTRY, Operator
@@ -32,6 +32,7 @@ class ModelSection(Protocol):
     layers: list
     losses: list
     graph: str
+    operators: str
 
 
 def infer(model: ModelSection, shape: Sequence[int], classes: int, dtype: str) -> tuple[LayerShape, ...]:
@@ -39,6 +40,8 @@ def infer(model: ModelSection, shape: Sequence[int], classes: int, dtype: str) -
 
     Raises UserError for a model that does not fit together.
     """
+    if model.operators:
+        external.load(model.operators)
     if model.graph:
         made = GraphLayers(graph_json.read(model.graph))
         _check_input(made, shape, dtype)
