@@ -54,11 +54,59 @@ def cross_entropy(shape, classes_first=False, **values):
     return nn.graph(scores, loss, {"correct": nn.correct(scores, target)})
 
 
+def matmul(first, second, **values):
+    return squares(nn.matmul(mixed(first), mixed(second, name="other"), **values))
+
+
+def attention(queries, keys, values, **options):
+    given = [mixed(shape, name=name) for shape, name in ((queries, "query"), (keys, "key"), (values, "value"))]
+    return squares(nn.attention(*given, **options))
+
+
+def mixed_cross_entropy(**values):
+    scores = mixed((3,))
+    targets = [nn.target(name=name) for name in ("target", "target2")]
+    return nn.graph(scores, nn.mixed_cross_entropy(scores, *targets, nn.input((), name="weight"), **values))
+
+
+def soft_cross_entropy(shape):
+    scores = mixed(shape)
+    return nn.graph(scores, nn.soft_cross_entropy(scores, nn.softmax(nn.target(shape, "float"))))
+
+
+def among_the_first(top):
+    scores = mixed((4,))
+    target = nn.target()
+    loss = nn.softmax_cross_entropy(scores, target)
+    return nn.graph(scores, loss, {"correct": nn.correct(scores, target, top=top)})
+
+
+def upsample(shape, **values):
+    return squares(nn.upsample(mixed(shape), **values))
+
+
+def gather(places, rows=4):
+    index = nn.input(places, "integer", name="index")
+    return squares(nn.gather(mixed((rows, 3)), index))
+
+
+def segment_sum(shape, places, segments):
+    index = nn.input(places, "integer", name="index")
+    return squares(nn.segment_sum(mixed(shape), index, segments))
+
+
+def recurrent(kind, length=3, **values):
+    return squares(getattr(nn, kind)(mixed((length, 4), axes=("token", "unit")), 5, **values))
+
+
 CASES = {
     "relu": lambda: unary("relu"),
     "tanh": lambda: unary("tanh"),
     "sigmoid": lambda: unary("sigmoid"),
     "gelu": lambda: unary("gelu"),
+    "gelu by tanh": lambda: unary("gelu", form="tanh"),
+    "maximum": lambda: binary("maximum"),
+    "minimum": lambda: binary("minimum"),
     "silu": lambda: unary("silu"),
     "exp": lambda: unary("exp"),
     "log": lambda: unary("log", positive=True),
@@ -80,6 +128,18 @@ CASES = {
     "sum": lambda: squares(nn.sum(mixed((2, 3, 4)), axes=[0, 2])),
     "mean": lambda: squares(nn.mean(mixed((2, 3, 4)), axes=[-1], keep=True)),
     "softmax": lambda: squares(nn.softmax(mixed((2, 4)))),
+    "softmax of channels": lambda: squares(nn.softmax(mixed((3, 2, 2)), axis=0)),
+    "softmax in the middle": lambda: squares(nn.softmax(mixed((2, 3, 2)), axis=-2)),
+    "matmul": lambda: matmul((2, 5, 3), (2, 3, 6)),
+    "matmul transposed first": lambda: matmul((3, 5), (3, 4), transpose_first=True),
+    "matmul transposed second": lambda: matmul((3, 5), (4, 5), transpose_second=True),
+    "matmul transposed both": lambda: matmul((3, 5), (7, 3), transpose_first=True, transpose_second=True),
+    "attention": lambda: attention((5, 6), (7, 6), (7, 4), heads=2),
+    "attention causal": lambda: attention((6, 4), (6, 4), (6, 8), heads=2, causal=True),
+    "attention of many queries": lambda: attention((19, 3), (19, 3), (19, 2), causal=True),
+    "embedding": lambda: squares(nn.embedding(nn.input((4,), "integer"), 3, 5)),
+    "embedding of categories": lambda: squares(nn.embedding(nn.input((), "integer"), 4, 3)),
+    "position_embedding": lambda: squares(nn.position_embedding(mixed((3, 2)))),
     "dropout": lambda: squares(nn.dropout(mixed((2, 3)), 0.0)),
     "dense": lambda: squares(nn.dense(mixed((3, 5), axes=("token", "unit")), 9)),
     "conv": lambda: conv((2, 5, 6), 3, 3, pad=1),
@@ -95,6 +155,32 @@ CASES = {
     "avg_pool": lambda: squares(nn.avg_pool(mixed((2, 5, 6)), [2, 3], stride=2, pad=1)),
     "avg_pool counting": lambda: squares(nn.avg_pool(mixed((2, 4, 4)), 3, stride=1, pad=1, count_pad=True)),
     "global_avg_pool": lambda: squares(nn.global_avg_pool(mixed((3, 4, 2)))),
+    "layer_norm": lambda: squares(nn.layer_norm(mixed((3, 7)))),
+    "layer_norm of one number": lambda: squares(nn.layer_norm(mixed((4, 1)))),
+    "group_norm": lambda: squares(nn.group_norm(mixed((6, 3, 2)), groups=3)),
+    "group_norm of vectors": lambda: squares(nn.group_norm(mixed((6,)), groups=2, epsilon=0.1)),
+    "batch_norm": lambda: squares(nn.batch_norm(mixed((3, 2, 2)))),
+    "batch_norm in small groups": lambda: squares(nn.batch_norm(mixed((3,)), images=3)),
+    "lrn": lambda: squares(nn.lrn(mixed((7, 2, 2)), scale=0.3)),
+    "lrn even": lambda: squares(nn.lrn(mixed((5, 3)), size=4, scale=0.5, offset=1.0, power=0.6)),
+    "max_pool 1-D": lambda: squares(nn.max_pool(mixed((3, 9)), 3, stride=2, pad=1)),
+    "avg_pool 3-D": lambda: squares(nn.avg_pool(mixed((2, 4, 3, 4)), 2, stride=[2, 1, 2], pad=[1, 0, 0, 0, 1, 1])),
+    "global_max_pool": lambda: squares(nn.global_max_pool(mixed((3, 4, 2)))),
+    "upsample": lambda: upsample((2, 3, 2), factor=[2, 3]),
+    "upsample 1-D": lambda: upsample((2, 5)),
+    "upsample bilinear": lambda: upsample((2, 3, 4), factor=[3, 2], mode="bilinear"),
+    "upsample bilinear 3-D": lambda: upsample((1, 2, 1, 3), mode="bilinear"),
+    "split": lambda: squares(*nn.split(mixed((3, 5)), [1, 3, 1], axis=1)),
+    "split in part": lambda: squares(nn.split(mixed((6, 2)), 3)[1]),
+    "gather": lambda: gather((5,)),
+    "gather table": lambda: gather((2, 3)),
+    "segment_sum": lambda: segment_sum((5, 2), (5,), 3),
+    "segment_sum of several axes": lambda: segment_sum((2, 3, 2), (2, 3), 4),
+    "lstm": lambda: recurrent("lstm"),
+    "lstm bidirectional": lambda: recurrent("lstm", depth=2, bidirectional=True),
+    "lstm last": lambda: recurrent("lstm", depth=2, bidirectional=True, last=True),
+    "gru": lambda: recurrent("gru", depth=2),
+    "gru of one step": lambda: recurrent("gru", length=1, last=True),
     "mean_squared_error": lambda: loss_of("mean_squared_error"),
     "mean_absolute_error": lambda: loss_of("mean_absolute_error"),
     "huber": lambda: loss_of("huber", delta=0.7),
@@ -102,7 +188,13 @@ CASES = {
     "softmax_cross_entropy": lambda: cross_entropy((3,)),
     "softmax_cross_entropy smoothed": lambda: cross_entropy((2, 3), smoothing=0.1),
     "softmax_cross_entropy of maps": lambda: cross_entropy((3, 2, 2), classes_first=True),
+    "softmax_cross_entropy weighed": lambda: cross_entropy((2, 3), smoothing=0.2, weights=[0.5, 2.0, 1.5]),
+    "softmax_cross_entropy with a label that is ignored": lambda: cross_entropy((4, 3), ignore=1),
+    "mixed_cross_entropy": lambda: mixed_cross_entropy(smoothing=0.1),
+    "soft_cross_entropy": lambda: soft_cross_entropy((4,)),
+    "soft_cross_entropy of a sequence": lambda: soft_cross_entropy((2, 3)),
     "correct": lambda: cross_entropy((3,)),
+    "correct among the first two": lambda: among_the_first(2),
 }
 
 
@@ -173,8 +265,46 @@ def test_a_missing_rule_names_operator_and_rule():
         (lambda: nn.concat(nn.input((3, 4)), nn.input((2, 5), name="b")), "node concat1 .* do not meet"),
         (lambda: nn.mean_squared_error(nn.input((3,)), nn.target((4,), "float")), "prediction 3 and target 4"),
         (lambda: nn.dense(nn.input((3,), "integer"), 4), "integer"),
+        (lambda: nn.matmul(nn.input((3, 4)), nn.input((3, 4), name="b")), "3x4 and 3x4 do not meet: 4 columns and 3"),
+        (lambda: nn.attention(*[nn.input((3, 5), name=n) for n in "abc"], heads=2), "do not divide into 2 heads"),
+        (lambda: nn.attention(*[nn.input((len(n), 4), name=n) for n in ("a", "bb", "cc")], causal=True), "do not meet"),
+        (lambda: nn.embedding(nn.input((3,)), 4, 2), "an embedding looks up integers"),
+        (lambda: nn.embedding(nn.input((3,), "integer"), 1 << 25, 2), "entries is too large; 16777216 are allowed"),
+        (lambda: nn.softmax(nn.input((3,)), axis=1), "axis 1 does not exist; there are 1 axes"),
+        (lambda: nn.soft_cross_entropy(nn.input((3,)), nn.target((4,), "float")), "scores 3 and target 4 do not meet"),
+        (lambda: nn.softmax_cross_entropy(nn.input((3,)), nn.target(), weights=[1.0]), "1 class weights .* 3 classes"),
     ],
 )
 def test_shapes_that_do_not_meet(build, message):
     with pytest.raises(UserError, match=message):
         nn.graph(build())
+
+
+def test_an_entry_that_a_table_lacks_is_named_or_makes_nan():
+    value = nn.embedding(nn.input((2,), "integer"), 4, 3)
+    graph = nn.graph(value, nn.mean(value))
+    feed = {"input": np.array([[0, 3], [4, -1]])}
+    weights = graphs.random_weights(graph).astype(np.float32)
+    with pytest.raises(UserError, match="an embedding of 4 entries is asked for entry 4"):
+        graphs.ReferenceExecutor(graph).evaluate(weights, feed)
+    emitted = graphs.GeneratedExecutor(graph, 2, compiled=False, lanes=4)
+    found = emitted.run(weights, feed, graph.outputs)[graph.outputs[0]]
+    np.testing.assert_array_equal(np.isnan(found).any(axis=2), [[False, False], [True, True]])
+    gradient, _ = graphs.gradient_of(emitted, weights, feed)
+    np.testing.assert_allclose(gradient.reshape(4, 3), [[1 / 6] * 3, [0] * 3, [0] * 3, [1 / 6] * 3], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_compiled_attention_and_products():
+    tokens = nn.input((19,), "integer", axes=("token",))
+    x = nn.position_embedding(nn.embedding(tokens, 3, 12, deviation=1.0))
+    heads = [nn.dense(x, 12) for _ in range(3)]
+    y = nn.layer_norm(nn.add(x, nn.attention(*heads, heads=2, causal=True)))
+    weighed = nn.matmul(nn.softmax(nn.matmul(y, y, transpose_second=True), axis=0), y)
+    z = nn.dense(nn.gelu(weighed, form="tanh"), 5)
+    target = nn.target((19,))
+    loss = nn.softmax_cross_entropy(z, target, smoothing=0.1, weights=[1, 2, 1, 1, 0.5], ignore=1)
+    graph = nn.graph(z, loss, {"correct": nn.correct(z, target, top=2)})
+    graphs.check_emitted(
+        graph, graphs.random_feed(graph, 67), graphs.random_weights(graph), tolerance=2e-4, compiled=True
+    )

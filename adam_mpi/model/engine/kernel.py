@@ -61,9 +61,12 @@ class Kernel:
     (of all samples), `training`, and in a kernel for all blocks `blocks`.
     """
 
-    def __init__(self, source: Source, lanes: int, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+    def __init__(
+        self, source: Source, lanes: int, registers: int, inputs: Sequence[Operand], outputs: Sequence[Operand]
+    ) -> None:
         self.source = source
         self.lanes = lanes
+        self.registers = registers
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.scratches: list[tuple[str, int]] = []
@@ -92,12 +95,12 @@ class Kernel:
             yield
 
     @contextmanager
-    def each_block(self) -> Iterator[None]:
-        """Emit a loop over all blocks, in the kernel of an operator with `whole_batch`; operands follow the block."""
+    def each_block(self, stop: str = "blocks", start: str = "0") -> Iterator[None]:
+        """Emit a loop over blocks, in the kernel of an operator with `whole_batch`; operands follow the block."""
         operands = [operand for operand in (*self.inputs, *self.outputs) if operand.value.batched]
         for operand in operands:
             operand.block = f" + block * {operand.value.size * self.lanes}"
-        with self.loop("block", "blocks"):
+        with self.loop("block", stop, start):
             yield
         for operand in operands:
             operand.block = ""
