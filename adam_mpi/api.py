@@ -12,6 +12,8 @@ from mpi4py import MPI
 from adam_mpi.base.errors import UserError
 from adam_mpi.config import Given
 from adam_mpi.inference.trained import Trained, load
+from adam_mpi.model.frontends import graph_json
+from adam_mpi.model.graph import Graph
 from adam_mpi.runtime.run import run_job
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -21,6 +23,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 def train(
     config: Given = None,
     *,
+    model: Graph | None = None,
     overrides: Overrides = (),
     run: str | Path | None = None,
     resume: bool = False,
@@ -34,6 +37,8 @@ def train(
     config : str, pathlib.Path, dict or Config, optional
         A TOML file, the name of a ready model, a dict of sections, or a `Config`; the defaults train the network of
         the paper on generated digits.
+    model : Graph, optional
+        A model that `adam_mpi.nn` built, in place of the layers in the configuration.
     overrides : sequence of str or dict, optional
         Keys to set besides, as ``["train.epochs=1"]`` or ``{"train.epochs": 1}``.
     run : str or pathlib.Path, optional
@@ -76,7 +81,7 @@ def train(
         directory = run_job(
             comm or MPI.COMM_WORLD,
             config,
-            _as_settings(overrides),
+            [*_as_settings(overrides), *(_as_settings({"model.graph": graph_json.write(model)}) if model else ())],
             str(run) if run else None,
             resume=resume,
             take_over=take_over,

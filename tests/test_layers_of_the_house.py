@@ -26,7 +26,8 @@ LAYERS = [
     {"sweep"},
     {"report"},
     {"parameter_server"},
-    {"api", "options"},
+    {"api", "nn", "options"},
+    {"ready_models"},
     {"cli"},
     {"__init__", "__main__"},
 ]

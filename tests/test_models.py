@@ -8,7 +8,9 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.cli import main
 from adam_mpi.config import Data, models
 from adam_mpi.data.sets import open_set
-from adam_mpi.model import layers, parameters
+from adam_mpi.model import parameters
+from adam_mpi.model.frontends import configured
+from adam_mpi.model.input_format import SCALED_BYTES
 from adam_mpi.planning.report import plan_text
 
 SHAPES = {"mnist": ((1, 28, 28), 10)}
@@ -17,11 +19,11 @@ SHAPES = {"mnist": ((1, 28, 28), 10)}
 def shapes(name):
     loaded = config.load(name)
     if loaded.data.set in SHAPES:
-        shape, classes = SHAPES[loaded.data.set]
+        shape, classes, form = *SHAPES[loaded.data.set], SCALED_BYTES
     else:
         description = open_set(loaded.data).description
-        shape, classes = description.shape, description.classes
-    return layers.infer(layers.parse(loaded.model.layers), shape, classes)
+        shape, classes, form = description.shape, description.classes, description.form
+    return configured.infer(loaded.model, shape, classes, form)
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -32,7 +34,7 @@ def test_every_model_fits_its_data_set(name):
 def test_the_list_and_the_files(capsys):
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == models.names() and len(lines) == 6
+    assert [line.split()[0] for line in lines] == models.names() and len(lines) == 11
     assert all(line.endswith(".") for line in lines)
     assert main(["models", "lenet"]) == 0
     assert capsys.readouterr().out.strip() == (models.FOLDER / "lenet.toml").read_text().strip()
@@ -56,13 +58,15 @@ def test_the_large_one_can_be_planned_without_its_images():
 
 def test_noise_is_the_same_whenever_it_is_asked_for():
     data = open_set(Data(set="noise:3x5x4:7"))
-    assert data.description.shape == (3, 5, 4) and data.description.classes == 7 and data.description.dtype == "uint8"
+    assert (
+        data.description.shape == (3, 5, 4) and data.description.classes == 7 and data.description.form.dtype == "uint8"
+    )
     images, labels = data.read("train", np.array([3, 9, 11]))
     again, _ = data.read("train", np.array([9]))
     assert images.shape == (3, 3, 5, 4) and (images[1] == again[0]).all() and (images[0] != images[1]).any()
     assert labels.max() < 7
     numbers = open_set(Data(set="noise:40:3"))
-    assert numbers.description.shape == (40, 1, 1) and numbers.description.dtype == "float32"
+    assert numbers.description.shape == (40, 1, 1) and numbers.description.form.dtype == "float32"
 
 
 @pytest.mark.parametrize("name", ["noise:", "noise:3x5:2", "noise:3x5x5", "noise:0x5x5:3"])

@@ -102,8 +102,17 @@ LAYERS: list[Any] = [
 @dataclass
 class Model:
     layers: list[Any] = limited(LAYERS)
-    """List of layers: conv, max_pool, avg_pool, lrn, dense, relu, tanh, sigmoid, dropout; a softmax over the units of
-    the last dense layer follows."""
+    """List of layers: conv, max_pool, avg_pool, lrn, dense, relu, tanh, sigmoid, dropout, and the other operators of
+    docs/explanation/models.md. A layer takes the one before it, or those that `inputs` names; `name` names a layer,
+    `shared` the one whose parameters it uses, and a table with `repeat` and `layers` is a block that is repeated."""
+    losses: list[Any] = limited([])
+    """List of losses, each a kind or a table with `kind`, `weight` and `input`, the layer it is computed of; empty:
+    softmax cross-entropy of the last layer, which has one unit per class."""
+    graph: str = ""
+    """A model that was built in Python, as JSON; it stands in for `layers` and `losses`."""
+    operators: str = ""
+    """Python file that registers operators of your own, which `layers` and `losses` may then name; all ranks read
+    it."""
     weights: str = ""
     """File of initial weights, the `weights.h5` of a run or of `adam_mpi import`; empty draws random ones."""
 

@@ -14,8 +14,12 @@ from adam_mpi.checkpoint import model_file, snapshot
 from adam_mpi.checkpoint.hdf5_file import open_file
 from adam_mpi.config import Config, from_toml
 from adam_mpi.data.inputs import Inputs
-from adam_mpi.model import layers, parameters
+from adam_mpi.model import parameters
 from adam_mpi.model.engine.engine_context import EngineContext
+from adam_mpi.model.executors.reference import ReferenceExecutor
+from adam_mpi.model.frontends import configured
+from adam_mpi.model.graph_context import GraphContext
+from adam_mpi.model.graph_layers import GraphLayers
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.network import Network
 from adam_mpi.model.reference_context import Context
@@ -74,7 +78,7 @@ def _read_inputs(file: Path, opened: h5py.File) -> Inputs:
 
 def infer_shapes(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
     """Return the layers of the configured network with their shapes on `inputs`."""
-    return layers.infer(layers.parse(config.model.layers), inputs.network_shape(config.data.transform), inputs.classes)
+    return configured.infer(config.model, inputs.network_shape(config.data.transform), inputs.classes, inputs.form)
 
 
 def weights_file(path: Path) -> Path:
@@ -122,7 +126,7 @@ class Trained:
         self.directory = directory
         self.config = config
         self.inputs = inputs
-        self.shapes = tuple(shapes)
+        self.shapes = shapes if isinstance(shapes, GraphLayers) else tuple(shapes)
         self.weights = weights
 
     @property
@@ -209,6 +213,8 @@ class Trained:
         """
         arrays = {name: np.asarray(values) for name, values in feed.items()}
         wanted = list(fetch)
+        if isinstance(self.shapes, GraphLayers):
+            return self._run_graph(self.shapes, arrays, wanted)
         self._check_fetch(arrays, wanted)
         count = len(next(iter(arrays.values())))
         batch = self.config.train.batch
@@ -218,8 +224,16 @@ class Trained:
         ]
         return [np.concatenate(pieces) for pieces in zip(*blocks, strict=True)]
 
+    def _run_graph(self, layers: GraphLayers, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> list[np.ndarray]:
+        """Return values of a graph by name, from what is fed for its inputs."""
+        graph = layers.graph
+        arrays = {name: self._prepare(values) if name == layers.fed.name else values for name, values in feed.items()}
+        names = [graph.outputs[0] if name == PROBABILITIES else name for name in fetch]
+        found = ReferenceExecutor(graph, self.config.run.seed).run(self.weights, arrays, names)
+        return [found[name] for name in names]
+
     @cached_property
-    def _context(self) -> Context | EngineContext:
+    def _context(self) -> Context | EngineContext | GraphContext:
         """Return the context that training used, with cached kernels."""
         config = self.config
         return Network(

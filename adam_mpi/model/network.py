@@ -1,6 +1,7 @@
 """A network ready to run: its shapes, the engine that computes them, and the contexts that hold a block of images."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -10,6 +11,8 @@ from adam_mpi.model import parameters, reference_buffers
 from adam_mpi.model.engine import jit, program
 from adam_mpi.model.engine.engine_context import EngineContext, EngineStripContext
 from adam_mpi.model.engine.program import Program
+from adam_mpi.model.graph_context import GraphContext
+from adam_mpi.model.graph_layers import GraphLayers, graph_bytes
 from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import (
     Activation,
@@ -56,11 +59,14 @@ class Network:
         self.strip = strip
         self.form = form
         self.captured = tuple(captured)
-        self.shapes = tuple(shapes)
+        self.shapes = shapes if isinstance(shapes, GraphLayers) else tuple(shapes)
         self.images = images
         self.seed = seed
         self.dtype = np.dtype(dtype)
         self.program = None
+        self.generated = engine == "generated" and self.dtype == np.float32
+        if isinstance(shapes, GraphLayers):
+            return
         if engine == "generated" and self.dtype == np.float32:
             stack = strip.stack if strip else self.shapes
             self.program = program.build(
@@ -74,6 +80,11 @@ class Network:
                 form=form,
             )
 
+    @cached_property
+    def statistics(self) -> bool:
+        """Return whether the model has running statistics."""
+        return any(tensor.statistic for tensor in parameters.tensors(self.shapes))
+
     @property
     def choices(self) -> dict:
         """Return how each convolution is computed, as JSON, which is kept where the same bits are wanted again."""
@@ -82,6 +93,8 @@ class Network:
     @property
     def bytes(self) -> int:
         """Return the bytes of memory of one context."""
+        if isinstance(self.shapes, GraphLayers):
+            return graph_bytes(self.shapes, self.images)
         if self.program:
             return 4 * self.program.floats
         return working_set(self.strip.stack if self.strip else self.shapes, self.images, self.dtype)
@@ -104,8 +117,10 @@ class Network:
         """Return the spans of the flat parameter vector that threads have copies of."""
         return self.spans_without(self.uncopied)
 
-    def context(self, shared: np.ndarray | None = None) -> Context | EngineContext:
+    def context(self, shared: np.ndarray | None = None) -> Context | EngineContext | GraphContext:
         """Return a new context, for one thread or one block in flight; it reads `uncopied` layers in `shared`."""
+        if isinstance(self.shapes, GraphLayers):
+            return GraphContext(self.shapes, self.images, self.seed, self.dtype, self.generated)
         if self.program:
             text = self.program.text
             lanes = self.program.lanes
@@ -145,6 +160,8 @@ def working_set(
     shapes: Sequence[LayerShape], images: int, dtype: DTypeLike = np.float32, engine: str = "reference"
 ) -> int:
     """Return the bytes of one context's buffers."""
+    if isinstance(shapes, GraphLayers):
+        return graph_bytes(shapes, images)
     if engine == "generated":
         return Network(shapes, images, 0, dtype, engine).bytes
     return sum(buffer.bytes for buffer in reference_buffers.plan(shapes, images, dtype).values())
@@ -152,6 +169,9 @@ def working_set(
 
 def warm(shapes: Sequence[LayerShape], images: int = 1, engine: str = "reference", choices: dict | None = None) -> None:
     """Compile the kernels that these layers need, or load them from the cache."""
+    if isinstance(shapes, GraphLayers):
+        Network(shapes, images, 0, engine=engine).context()
+        return
     if engine == "generated":
         Network(shapes, images, 0, engine=engine, choices=choices).context()
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.graph_layers import GraphLayers
 from adam_mpi.model.layers import (
     Activation,
     Conv,
@@ -17,6 +18,7 @@ from adam_mpi.model.layers import (
     MaxPool,
     missing_rule,
 )
+from adam_mpi.model.passes.initial import activation_behind, pieces
 
 PIECE = 1 << 20
 """Values that are drawn at a time."""
@@ -31,10 +33,28 @@ class Tensor:
     shape: tuple[int, ...]
     offset: int
     size: int
+    factored: bool = True
+    """Whether the gradient of a matrix can be pushed as activations and errors."""
+    statistic: bool = False
+    """Whether its values are averages over images, which no rule steps."""
 
 
 def tensors(shapes: Sequence[LayerShape]) -> tuple[Tensor, ...]:
     """Return the weight, then the bias, of each layer, one after the other without gaps."""
+    if isinstance(shapes, GraphLayers):
+        graph = shapes.graph
+        return tuple(
+            Tensor(
+                name=p.name,
+                layer=p.layer,
+                shape=p.shape,
+                offset=graph.offsets[p.name],
+                size=p.size,
+                factored=False,
+                statistic=p.kind == "statistic",
+            )
+            for p in graph.parameters
+        )
     found: list[Tensor] = []
     offset = 0
     for layer in shapes:
@@ -77,6 +97,9 @@ def initial(shapes: Sequence[LayerShape], seed: int) -> np.ndarray:
 
 def drawn(shapes: Sequence[LayerShape], seed: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the initial values that are not zero, in pieces with their offsets: a layer may be larger than memory."""
+    if isinstance(shapes, GraphLayers):
+        yield from pieces(shapes.graph, seed)
+        return
     offsets = {tensor.name: tensor.offset for tensor in tensors(shapes)}
     for index, layer in enumerate(shapes):
         if layer.weight:
@@ -99,6 +122,13 @@ def _deviation(shapes: Sequence[LayerShape], index: int) -> float:
         return math.sqrt(2 / inputs)
     # The slope of a sigmoid at 0 is a quarter of the one that Glorot's rule assumes.
     return (4 if function == "sigmoid" else 1) * math.sqrt(2 / (inputs + outputs))
+
+
+def rectified(shapes: Sequence[LayerShape]) -> set[str]:
+    """Return the layers whose outputs go through relu before other weights."""
+    if isinstance(shapes, GraphLayers):
+        return {p.layer for p in shapes.graph.parameters if activation_behind(shapes.graph, p.name) == "relu"}
+    return {shape.name for index, shape in enumerate(shapes) if feeds(shapes[index + 1 :]) == "relu"}
 
 
 def feeds(following: Sequence[LayerShape]) -> str | None:

@@ -14,6 +14,7 @@ from functools import cached_property
 from adam_mpi.base.errors import UserError
 from adam_mpi.model import parameters
 from adam_mpi.model.exchange import Exchange, Span, ranks_of
+from adam_mpi.model.graph_layers import GraphLayers
 from adam_mpi.model.layers import Conv, Dense, Extent, LayerShape
 from adam_mpi.model.strips import (
     Owned,
@@ -207,6 +208,8 @@ class Partition:
         pieces: list[Piece] = []
         local = 0
         layers = {shape.name: index for index, shape in enumerate(self.shapes)}
+        if len(self) == 1:
+            return tuple(Piece(tensor.offset, tensor.size, tensor.offset) for tensor in parameters.tensors(self.shapes))
         for tensor in parameters.tensors(self.shapes):
             start = tensor.offset
             size = tensor.size
@@ -225,6 +228,8 @@ def partition(shapes: Sequence[LayerShape], strips: int, scheme: str = "strips")
 
     Raises a UserError that names the layer that is too small, and the most strips that the model allows.
     """
+    if isinstance(shapes, GraphLayers):
+        return _whole(shapes, strips)
     shapes = tuple(shapes)
     if scheme == "hybrid" and not any(isinstance(shape.layer, Conv) for shape in shapes):
         raise UserError('layout.scheme = "hybrid": the model has no convolution to share by images; set "strips"')
@@ -235,8 +240,20 @@ def partition(shapes: Sequence[LayerShape], strips: int, scheme: str = "strips")
     raise UserError(f"layout.partitions = {strips}: {trouble}; set at most {most}")
 
 
+def _whole(layers: GraphLayers, strips: int) -> Partition:
+    """Return a graph as one strip; raise UserError if it is to be cut."""
+    if strips > 1:
+        raise UserError(
+            f"layout.partitions = {strips}: a model with named inputs, or operators beyond a stack of conv, pool, lrn, "
+            "dense, dropout and activations, is computed whole; set layout.partitions = 1"
+        )
+    return Partition(layers, tuple(((0, shape.output[2]),) for shape in layers), {})
+
+
 def largest_strip_count(shapes: Sequence[LayerShape], scheme: str = "strips") -> int:
     """Return the largest number of strips that a model can be cut into."""
+    if isinstance(shapes, GraphLayers):
+        return 1
     shapes = tuple(shapes)
     shortest = min(axis_length(shapes, group[-1]) for group in groups_to_cut(shapes, scheme))
     return next(count for count in range(shortest, 0, -1) if _try(shapes, count, scheme)[1] is not None)
@@ -248,6 +265,7 @@ def fitting(shapes: Sequence[LayerShape], images: int, cache: int, most: int, sc
     Where none fits, return the one with the most strips.
     """
     best = partition(shapes, 1, scheme)
+    most = 1 if isinstance(shapes, GraphLayers) else most
     for strips in range(2, most + 1):
         if max(strip.bytes(images) for strip in best.strips) <= cache:
             break

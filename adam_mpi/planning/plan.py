@@ -12,7 +12,9 @@ from adam_mpi.base.log import format_bytes
 from adam_mpi.cluster.layout import Layout, arrange
 from adam_mpi.config import Config
 from adam_mpi.data.sets import Description, describe
-from adam_mpi.model import layers, parameters
+from adam_mpi.model import parameters
+from adam_mpi.model.frontends import configured
+from adam_mpi.model.graph import Value
 from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.metrics import MetricSet
 from adam_mpi.model.metrics import choose as choose_metrics
@@ -39,14 +41,23 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
     """Return the layers of the configured network on the data set of `description`."""
-    _check_fields(description)
-    return layers.infer(layers.parse(config.model.layers), description.shape, description.classes)
+    graph = not configured.is_stack(config.model)
+    _check_fields(description, graph)
+    return configured.infer(
+        config.model, description.shape, description.classes, description.form, target=_target(description)
+    )
 
 
-def _check_fields(description: Description) -> None:
-    """Raise UserError for fields that a list of layers with a softmax cannot take."""
+def _target(description: Description) -> Value:
+    """Return what a graph is fed as the first target of a data set."""
+    field = description.target
+    return Value(field.name, field.shape, "integer" if field.dtype.startswith("int") else "float")
+
+
+def _check_fields(description: Description, graph: bool) -> None:
+    """Raise UserError for fields that a `graph`, or a list of layers with a softmax, cannot take."""
     inputs = [field for field in description.fields if field.role == INPUT]
-    if len(inputs) > 1 or inputs[0].dtype.startswith("int"):
+    if len(inputs) > 1 or (inputs[0].dtype.startswith("int") and not graph):
         shown = ", ".join(f"{field.name} ({field.dtype})" for field in inputs)
         raise UserError(f"data.inputs: model.layers takes one input of bytes or floats, not {shown}")
     if WEIGHT in [field.name for field in description.fields]:
@@ -54,6 +65,8 @@ def _check_fields(description: Description) -> None:
             "data.transform: mixup and cutmix give each image two classes, the softmax after model.layers takes one; "
             "set both to 0"
         )
+    if graph:
+        return
     if description.target.kind != CLASSES or len(description.fields) > 2:
         shown = ", ".join(f"{field.name} ({field.kind})" for field in description.fields if field.role != INPUT)
         raise UserError(f"data.targets: the softmax after model.layers takes one target of classes, not {shown}")

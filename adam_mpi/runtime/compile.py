@@ -130,7 +130,7 @@ def _warm_worker(message: np.ndarray, net: Network) -> None:
     ranges = np.zeros((1, 2), np.int64)
     if net.program and net.strip:
         net.strip_context()
-    elif net.program:
+    elif net.generated:
         net.context(values)
     else:
         warm(net.shapes)

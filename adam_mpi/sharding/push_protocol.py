@@ -171,7 +171,7 @@ def _count(edges: Callable[[Shard], tuple[int, int]], shards: Sequence[Shard]) -
 
 def matrices(tensors: Sequence[Tensor]) -> dict[str, Matrix]:
     """Return layer -> its matrix, of the dense layers."""
-    return {t.layer: Matrix(t.offset, t.shape[1], t.shape[0]) for t in tensors if len(t.shape) == 2}
+    return {t.layer: Matrix(t.offset, t.shape[1], t.shape[0]) for t in tensors if t.factored and len(t.shape) == 2}
 
 
 def plans(

@@ -10,9 +10,11 @@ import numpy as np
 
 from adam_mpi.cluster.statistics import NotFiniteStatistics
 from adam_mpi.model.exchange import Exchange
+from adam_mpi.model.graph_context import GraphContext
+from adam_mpi.model.graph_layers import GraphLayers
 from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.parameters import Tensor, feeds, tensors, views
+from adam_mpi.model.parameters import Tensor, rectified, tensors, views
 from adam_mpi.model.reference_context import Context
 from adam_mpi.sharding.batches import Batch
 
@@ -76,12 +78,15 @@ def suspects(
     if not np.isfinite(pixels).all():
         yield "the input", "input"
     named = views(weights, tensors(shapes))
+    owned: dict[str, list[str]] = {}
+    for tensor in tensors(shapes):
+        owned.setdefault(tensor.layer, []).append(tensor.name)
     # A strip alone does not know what its neighbors would have sent.
     whole = not any(isinstance(shape.layer, Exchange) for shape in shapes)
     outputs = activations(shapes, weights, pixels, form) if whole else {}
     for shape in shapes:
-        for name in (f"{shape.name}/weight", f"{shape.name}/bias"):
-            if name in named and not np.isfinite(named[name]).all():
+        for name in owned.get(shape.name, ()):
+            if not np.isfinite(named[name]).all():
                 yield name, shape.name
         if shape.name in outputs and not np.isfinite(outputs[shape.name]).all():
             yield f"the output of {shape.name}", shape.name
@@ -100,7 +105,7 @@ class Probe:
         self.interval = interval
         self.next = 0.0
         """When to look next."""
-        self.rectified = {shape.name for index, shape in enumerate(shapes) if feeds(shapes[index + 1 :]) == "relu"}
+        self.rectified = rectified(shapes)
         self.layers: dict[str, dict[str, float]] = {}
 
     def look(self, values: np.ndarray, images: int, weights: np.ndarray) -> None:
@@ -137,6 +142,8 @@ def activations(
     shapes: Sequence[LayerShape], weights: np.ndarray, pixels: np.ndarray, form: InputFormat = SCALED_BYTES
 ) -> dict[str, np.ndarray]:
     """Return, by layer, its output (images, channels, rows, columns); without dropout, the last before softmax."""
+    if isinstance(shapes, GraphLayers):
+        return GraphContext(shapes, len(pixels), seed=0).outputs(weights, pixels, [shape.name for shape in shapes])
     context = Context(shapes, len(pixels), seed=0, dtype=np.float32, form=form)
     return {shape.name: output for shape, output in zip(shapes, context.walk(weights, pixels), strict=True)}
 

@@ -11,6 +11,7 @@ import numpy as np
 from adam_mpi.base import trace
 from adam_mpi.cluster.fault_injection import Injector
 from adam_mpi.config.sections import MOST_BATCHES
+from adam_mpi.model.graph_context import GraphContext
 from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.batches import Batch
@@ -93,6 +94,7 @@ class Trainer(threading.Thread):
         The errors are multiplied by `scale`, as the gradient was.
         """
         for layer, factors in buffer.factors.items():
+            assert not isinstance(self.context, GraphContext), "graphs push gradients"
             activations, errors = self.context.factors(layer)
             factors.add(activations, errors if scale == 1 else errors * np.float32(scale))
 

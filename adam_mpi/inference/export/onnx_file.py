@@ -9,7 +9,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.inference.export import onnx_graph
 from adam_mpi.inference.trained import INPUT, PROBABILITIES, Trained
+from adam_mpi.model.graph_layers import GraphLayers
 from adam_mpi.model.layers import (
     Activation,
     AvgPool,
@@ -30,6 +32,18 @@ POINTWISE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
 def write(model: Trained, path: Path) -> None:
     """Write `model` to `path` as ONNX; raise UserError for a layer that ONNX computes in another way."""
+    if isinstance(model.shapes, GraphLayers):
+        graph = onnx_graph.make(model.shapes.graph, model.weights, PROBABILITIES)
+    else:
+        graph = _stack(model)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPERATORS)], ir_version=FORMAT)
+    helper.set_model_props(made, {"classes": "\n".join(model.names)})
+    onnx.checker.check_model(made)
+    onnx.save(made, path)
+
+
+def _stack(model: Trained) -> onnx.GraphProto:
+    """Return the graph of a stack of layers."""
     last = model.shapes[-1].name
     constants = {**model.tensors, **_scaling(model)}
     nodes = [
@@ -39,17 +53,13 @@ def write(model: Trained, path: Path) -> None:
     ]
     inner = model.inputs.network_shape(model.config.data.transform)
     pixels = TensorProto.UINT8 if model.inputs.dtype == "uint8" else TensorProto.FLOAT
-    graph = helper.make_graph(
+    return helper.make_graph(
         nodes,
         "adam_mpi",
         [helper.make_tensor_value_info(INPUT, pixels, ["images", *inner])],
         [helper.make_tensor_value_info(PROBABILITIES, TensorProto.FLOAT, ["images", model.inputs.classes])],
         [numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in constants.items()],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPERATORS)], ir_version=FORMAT)
-    helper.set_model_props(made, {"classes": "\n".join(model.names)})
-    onnx.checker.check_model(made)
-    onnx.save(made, path)
 
 
 def _scaling(model: Trained) -> dict[str, np.ndarray]:

@@ -82,7 +82,10 @@ def _forward_rows(source: Source, kernel: ForwardKernel, planes: int) -> None:
     cut = tiles.runs(last, kernel.tile.columns, lambda *at: forward_taps(shape, *at), first)
     for run in tiles.each(source, "column", cut):
         starts = [plane for plane in range(planes) for _ in range(run.width)]
-        source(f"sums = {source.make('broadcasts', *starts)}(weights, {kernel.bias} + plane)")
+        if kernel.bias is None:
+            source(f"sums = {source.make('zeros', len(starts))}()")
+        else:
+            source(f"sums = {source.make('broadcasts', *starts)}(weights, {kernel.bias} + plane)")
         _sum_forward(source, kernel, planes, run)
         if kernel.relu and window == 1:
             source(f"sums = {source.make('positives', planes * run.width)}(sums)")
@@ -269,8 +272,10 @@ def add_sums(source: Source, shape: Shape, weight: int, sums: Sums, prefix: str 
     source(f"{source.make(f'{prefix}add_totals', *places)}(gradient, w, sums)")
 
 
-def emit_bias(source: Source, shape: Shape, bias: int, lanes: int) -> None:
-    """Emit the gradient of the bias: several maps side by side, as additions wait for each other."""
+def emit_bias(source: Source, shape: Shape, bias: int | None, lanes: int) -> None:
+    """Emit the gradient of the bias, if there is one: several maps side by side, as additions wait for each other."""
+    if bias is None:
+        return
     area = shape.rows * shape.columns * lanes
     for run in tiles.each(source, "map", tiles.runs(shape.maps, BIASES)):
         for map in range(run.width):

@@ -26,7 +26,7 @@ class ConvSpec:
     masked: bool
     """Whether a relu made the inputs, so that their errors have to be masked."""
     weight: int
-    bias: int
+    bias: int | None
     inputs: Buffer
     outputs: Buffer
     errors: Buffer
@@ -34,6 +34,8 @@ class ConvSpec:
     """None when no layer before this one learns."""
     errors_first: bool = False
     """Whether another strip waits for the errors of the inputs: those of all blocks come first, then the gradient."""
+    place: str = ""
+    """What the names of buffers begin with, where several convolutions share kernels; empty: the name."""
     spans: tuple[Span, ...] = ()
     """Columns of the outputs in the order they are computed: all but the last are what other strips wait for.
 
@@ -41,11 +43,11 @@ class ConvSpec:
 
     def buffer(self, what: str, floats: int, lasting: bool = False) -> Buffer:
         """Return a buffer for one block at a time, or one that is `lasting` through all blocks."""
-        return Buffer(f"{self.name}/{what}", floats, each_block=False, lasting=lasting)
+        return Buffer(f"{self.place or self.name}/{what}", floats, each_block=False, lasting=lasting)
 
     def errors_buffer(self, what: str, floats: int) -> Buffer:
         """Return a buffer that both the errors of the inputs and the gradient are computed from."""
-        return Buffer(f"{self.name}/{what}", floats, each_block=self.errors_first)
+        return Buffer(f"{self.place or self.name}/{what}", floats, each_block=self.errors_first)
 
     def kernel(self, suffix: str) -> ConvKernel:
         """Return the kernel called `suffix` of this convolution."""
@@ -148,6 +150,6 @@ def unpool(spec: ConvSpec) -> tuple[list[Call], Buffer, Buffer | None]:
     shape = spec.shape
     windows = pool_and_norm.Windows((shape.maps, shape.rows, shape.columns), spec.window, spec.window, spec.lanes)
     pool_and_norm.emit_max_pool_backward(spec.source, f"{spec.name}_unpool", windows)
-    winners = Buffer(f"{spec.name}/winners", spec.outputs.floats)
+    winners = Buffer(f"{spec.place or spec.name}/winners", spec.outputs.floats)
     before = spec.errors_buffer("errors before pooling", shape.maps * shape.rows * shape.columns * spec.lanes)
     return [Call(f"{spec.name}_unpool", ("memory", spec.errors, winners, before))], before, winners

@@ -58,12 +58,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class ConvKernel:
-    """A kernel to emit for a convolution; `weight` and `bias` are offsets in the flat vector of parameters."""
+    """A kernel to emit for a convolution; `weight` and `bias` are offsets in the flat vector; no bias: None."""
 
     name: str
     shape: Shape
     weight: int
-    bias: int
+    bias: int | None
     lanes: int
 
 

@@ -61,6 +61,12 @@ def run(text: str, lanes: int, pixels: str = "uint8") -> Callable:
 
 
 @cache
+def graph_run(text: str, lanes: int, signature: str) -> Callable:
+    """Return the compiled function `run` of the program of a graph."""
+    return _compiled(text, lanes, "run", signature)
+
+
+@cache
 def apply_fused(text: str, lanes: int) -> Callable:
     """Return the compiled function of a program that applies fused updates, if it has large layers."""
     return _compiled(text, lanes, "apply_fused", "(float32[::1], float32[::1], float32[::1], int64, float32, float32)")

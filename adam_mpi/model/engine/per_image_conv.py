@@ -153,7 +153,10 @@ def _emit_conv_forward(spec: ConvSpec, spread: Spread) -> None:
                 cut = tiles.row_runs(shape.columns, spread.lanes, tile.columns)
                 for run in tiles.each(source, "vector", cut):
                     starts = [plane for plane in range(maps.width) for _ in range(run.width)]
-                    source(f"sums = {source.make('row_broadcasts', *starts)}(weights, {spec.bias} + plane)")
+                    if spec.bias is None:
+                        source(f"sums = {source.make('row_zeros', len(starts))}()")
+                    else:
+                        source(f"sums = {source.make('row_broadcasts', *starts)}(weights, {spec.bias} + plane)")
                     _sum_forward(spec, spread, tiles.Tile(maps.width, run.width))
                     _store_forward(spec, spread, maps.width, run)
 
@@ -214,8 +217,10 @@ def _emit_conv_weights(spec: ConvSpec, spread: Spread) -> None:
         _emit_conv_bias(source, spread, spec.bias)
 
 
-def _emit_conv_bias(source: Source, spread: Spread, bias: int) -> None:
-    """Emit the gradient of the bias."""
+def _emit_conv_bias(source: Source, spread: Spread, bias: int | None) -> None:
+    """Emit the gradient of the bias, if there is one."""
+    if bias is None:
+        return
     shape = spread.shape
     with source.inside(f"for map in range({shape.maps}):"):
         source("sum0 = row_zero()")

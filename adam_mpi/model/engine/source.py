@@ -45,7 +45,8 @@ class Source:
     def make(self, function: str, *arguments: object) -> str:
         """Return the name of a function that `function(arguments)` makes; it is made once, before all kernels."""
         call = f"{function}({', '.join(map(str, arguments))})"
-        return self.made.setdefault(call, f"{function}_{len(self.made) + 1}")
+        # Kernels have names of operators, some of which are names of functions too: none of those begins like this.
+        return self.made.setdefault(call, f"made_{function.replace('.', '_')}_{len(self.made) + 1}")
 
     @property
     def text(self) -> str:
@@ -114,7 +115,7 @@ def _emit_parts(source: Source, entry: Entry, plan: BufferPlan) -> None:
         when = f"part == {number}" if entry.cut else "training" if part.training else ""
         with source.inside(f"if {when}:") if when else nullcontext():
             for phase in part.phases:
-                _phase(source, phase, plan, entry.lanes)
+                emit_phase(source, phase, plan, entry.lanes)
             if not part.phases:
                 source("pass")
 
@@ -143,12 +144,13 @@ def emit_timed(source: Source, phases: Sequence[Phase]) -> BufferPlan:
         source("start, blocks = 0, 1")
         with source.inside("for _ in range(repeat):"):
             for phase in phases:
-                _phase(source, phase, plan, 1)
+                emit_phase(source, phase, plan, 1)
         source("restore(before)")
     return plan
 
 
-def _phase(source: Source, phase: Phase, plan: BufferPlan, lanes: int) -> None:
+def emit_phase(source: Source, phase: Phase, plan: BufferPlan, lanes: int) -> None:
+    """Emit the calls of `phase`; `start` is the first block, and `blocks` their number."""
     if not phase.by_block:
         source(f"first = start * {lanes}")
         for call in phase.calls:

@@ -112,10 +112,11 @@ def _runnable(spec: ConvSpec, choice: Choice) -> source.Timed:
     run = jit.timed(spec.source.text, spec.lanes)
     memory = aligned(plan.floats)
     memory[:] = np.random.default_rng(0).standard_normal(plan.floats)
-    weights = np.zeros(spec.bias + spec.shape.maps, np.float32)
+    size = spec.shape.maps * spec.shape.channels * spec.shape.kernel**2
+    weights = np.zeros(size + spec.shape.maps, np.float32)
     gradient = np.zeros_like(weights)
     # Long enough for the clock: about ten million multiply-adds.
-    work = spec.bias * spec.shape.rows * spec.shape.columns
+    work = size * spec.shape.rows * spec.shape.columns
     repeat = max(1, math.ceil(1e7 / work))
 
     def timed() -> float:

@@ -89,7 +89,7 @@ def emit_winograd1d_outputs(source: Source, winograd: Winograd1D, kernel: Forwar
     arguments = "products, outputs" if window == 1 else "products, outputs, winners, unpooled"
     with source.kernel(f"{kernel.name}(memory, weights, {arguments})", f"{shape.maps} planes transformed back."):
         with source.inside(f"for plane in range({shape.maps}):"):
-            source(f"start = broadcast(weights, {kernel.bias} + plane)")
+            source("start = zero()" if kernel.bias is None else f"start = broadcast(weights, {kernel.bias} + plane)")
             with source.inside(f"for top in range({shape.rows // window}):"):
                 with source.inside(f"for step in range({window}):"):
                     source(f"line = plane * {shape.rows} + top * {window} + step")

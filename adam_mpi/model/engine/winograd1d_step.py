@@ -14,7 +14,7 @@ def emit_winograd1d_step(spec: ConvSpec) -> Step:
     winograd = Winograd1D(shape, spec.lanes)
     maps = winograd1d_kernels.sum_maps(shape, spec.registers)
     sums = winograd1d_kernels.sum_floats(winograd, maps)
-    rows = (spec.bias - spec.weight) // shape.kernel
+    rows = shape.maps * shape.channels * shape.kernel
     kernels = spec.buffer("transformed kernels", winograd.points * rows, lasting=True)
     gradient = spec.buffer("gradient of transformed kernels", sums, lasting=True)
     winograd1d_kernels.emit_winograd1d_kernels(source, f"{name}_transform", winograd, spec.weight)
@@ -60,6 +60,8 @@ def _winograd1d_forward(spec: ConvSpec, winograd: Winograd1D, kernels: Buffer, w
 
 def _emit_to_weights(spec: ConvSpec, winograd: Winograd1D, maps: int) -> None:
     winograd1d_kernels.emit_winograd1d_sums(spec.source, f"{spec.name}_sums", winograd, maps)
+    if spec.bias is None:
+        return
     with spec.source.kernel(f"{spec.name}_bias(memory, gradient, errors)", "Gradient of the bias."):
         conv_kernels.emit_bias(spec.source, spec.shape, spec.bias, spec.lanes)
 
@@ -73,8 +75,9 @@ def _winograd1d_to_weights(
     """
     plain, transformed = errors
     values = spec.buffer("values again", winograd.value_floats)
+    bias = [] if spec.bias is None else [Call(f"{spec.name}_bias", ("memory", "gradient", plain))]
     return [
-        Call(f"{spec.name}_bias", ("memory", "gradient", plain)),
+        *bias,
         Call(f"{spec.name}_values", ("memory", spec.inputs, values)),
         Call(f"{spec.name}_sums", ("memory", transformed, values, gradient)),
     ]

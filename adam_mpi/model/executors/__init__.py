@@ -1,0 +1,1 @@
+"""Executors: what computes a graph, on flat weight and gradient vectors."""
