@@ -9,7 +9,7 @@ from adam_mpi.config import load
 from adam_mpi.worker.velocity import BatchFilter
 
 
-def made(momentum=0.0, clip="none", *settings):
+def made(momentum=0.0, clip="none", spans=((0, 3),)):
     config = load(
         None,
         [
@@ -17,10 +17,9 @@ def made(momentum=0.0, clip="none", *settings):
             f"optimizer.momentum={momentum}",
             "optimizer.momentum_where=replica",
             f"optimizer.clip_norm={clip}",
-            *settings,
         ],
     )
-    return BatchFilter(config, 3)
+    return BatchFilter(config, 3, spans)
 
 
 def test_a_long_gradient_is_scaled_to_the_limit_of_the_mean_over_the_batch():
@@ -69,4 +68,12 @@ def test_a_gradient_that_is_not_finite_is_left_to_the_servers_and_out_of_the_vel
 def test_nothing_is_done_with_clocks_or_without_clip_and_momentum():
     assert not made().active
     clocked = load(None, ["consistency.staleness=0", "optimizer.clip_norm=1", "optimizer.momentum=0.9"])
-    assert not BatchFilter(clocked, 3).active
+    assert not BatchFilter(clocked, 3, [(0, 3)]).active
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_running_statistics_are_neither_measured_nor_changed(momentum):
+    batch_filter = made(momentum=momentum, clip=1, spans=[(0, 1), (2, 3)])
+    gradient = np.array([3.0, 1000.0, 0.0], np.float32)
+    assert batch_filter.apply(gradient) == 1
+    np.testing.assert_allclose(gradient, [3.0 * (1 + momentum), 1000.0, 0.0])

@@ -76,7 +76,7 @@ class ThreadReplica:
         self.joint: JointShare | None = None
         self.batches_per_push = -(-config.push.images // config.train.batch)
         self.single = threads == 1
-        filters = [BatchFilter(config, pool.size) for _ in range(threads)]
+        filters = [BatchFilter(config, pool.size, network.stepped_spans) for _ in range(threads)]
         self.trainers = [
             Trainer(
                 index=index,

@@ -6,6 +6,7 @@ by the late gradients of others: Hakimi et al., Taming Momentum in a Distributed
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numba import njit
@@ -16,9 +17,13 @@ from adam_mpi.config import Config
 class BatchFilter:
     """Clip the gradient of each batch of one thread, and keep the thread's `velocity`."""
 
-    def __init__(self, config: Config, size: int) -> None:
-        """Prepare for gradients of `size` parameters, summed over the images of a batch."""
+    def __init__(self, config: Config, size: int, spans: Sequence[tuple[int, int]]) -> None:
+        """Prepare for gradients of `size` parameters, summed over the images of a batch.
+
+        What is not in `spans`, the running statistics of a model, is neither measured nor changed.
+        """
         optimizer = config.optimizer
+        self.ranges = np.array(spans, np.int64).reshape(-1, 2)
         self.limit = clip_limit(config) * config.train.batch
         self.momentum = optimizer.momentum if keeps_velocity(config) else 0.0
         self.velocity = np.zeros(size if self.momentum else 0, np.float32)
@@ -35,15 +40,15 @@ class BatchFilter:
 
         A gradient that is not finite stays as it is, for the servers to refuse, and does not enter the velocity.
         """
-        norm = math.sqrt(squared_norm(gradient))
+        norm = math.sqrt(squared_norm(gradient, self.ranges))
         if not math.isfinite(norm):
             return 1.0
         scale = min(1.0, self.limit / norm) if norm else 1.0
         self.clipped += scale < 1
         if self.momentum:
-            add_velocity(gradient, self.velocity, np.float32(scale), np.float32(self.momentum))
+            add_velocity(gradient, self.velocity, self.ranges, np.float32(scale), np.float32(self.momentum))
         elif scale < 1:
-            gradient *= np.float32(scale)
+            multiply(gradient, self.ranges, np.float32(scale))
         return scale
 
 
@@ -60,19 +65,33 @@ def clip_limit(config: Config) -> float:
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
-def squared_norm(values: np.ndarray) -> float:
-    """Return the sum of the squares of `values`."""
+def squared_norm(values: np.ndarray, ranges: np.ndarray) -> float:
+    """Return the sum of the squares of `values` in `ranges`."""
     total = 0.0
-    for i in range(values.size):
-        total += values[i] * values[i]
+    for row in range(len(ranges)):
+        part = values[ranges[row, 0] : ranges[row, 1]]
+        for i in range(part.size):
+            total += part[i] * part[i]
     return total
 
 
 @njit(nogil=True, cache=True)
-def add_velocity(gradient: np.ndarray, velocity: np.ndarray, scale: float, momentum: float) -> None:
+def multiply(gradient: np.ndarray, ranges: np.ndarray, scale: float) -> None:
+    """Multiply `gradient` by `scale` in `ranges`."""
+    for row in range(len(ranges)):
+        part = gradient[ranges[row, 0] : ranges[row, 1]]
+        for i in range(part.size):
+            part[i] *= scale
+
+
+@njit(nogil=True, cache=True)
+def add_velocity(gradient: np.ndarray, velocity: np.ndarray, ranges: np.ndarray, scale: float, momentum: float) -> None:
     """Add `scale * gradient` to `momentum * velocity`, and set `gradient` to their sum in Nesterov's form."""
-    for i in range(gradient.size):
-        own = scale * gradient[i]
-        kept = momentum * velocity[i] + own
-        velocity[i] = kept
-        gradient[i] = own + momentum * kept
+    for row in range(len(ranges)):
+        part = gradient[ranges[row, 0] : ranges[row, 1]]
+        past = velocity[ranges[row, 0] : ranges[row, 1]]
+        for i in range(part.size):
+            own = scale * part[i]
+            kept = momentum * past[i] + own
+            past[i] = kept
+            part[i] = own + momentum * kept
