@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from adam_mpi.config import load
+from adam_mpi.config import Group, load
+from adam_mpi.optimizer.groups import ALL, STATISTICS, GroupSpan
 from adam_mpi.worker.velocity import BatchFilter
 
+WHOLE = [GroupSpan(0, 3, ALL)]
 
-def made(momentum=0.0, clip="none", spans=((0, 3),)):
+
+def made(momentum=0.0, clip="none", spans=WHOLE):
     config = load(
         None,
         [
@@ -68,12 +71,21 @@ def test_a_gradient_that_is_not_finite_is_left_to_the_servers_and_out_of_the_vel
 def test_nothing_is_done_with_clocks_or_without_clip_and_momentum():
     assert not made().active
     clocked = load(None, ["consistency.staleness=0", "optimizer.clip_norm=1", "optimizer.momentum=0.9"])
-    assert not BatchFilter(clocked, 3, [(0, 3)]).active
+    assert not BatchFilter(clocked, 3, WHOLE).active
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_running_statistics_are_neither_measured_nor_changed(momentum):
-    batch_filter = made(momentum=momentum, clip=1, spans=[(0, 1), (2, 3)])
+    batch_filter = made(
+        momentum=momentum, clip=1, spans=[GroupSpan(0, 1, ALL), GroupSpan(1, 2, STATISTICS), GroupSpan(2, 3, ALL)]
+    )
     gradient = np.array([3.0, 1000.0, 0.0], np.float32)
     assert batch_filter.apply(gradient) == 1
     np.testing.assert_allclose(gradient, [3.0 * (1 + momentum), 1000.0, 0.0])
+
+
+def test_frozen_parameters_have_no_gradient_and_no_part_in_the_norm():
+    frozen = GroupSpan(1, 3, Group("*", frozen=True))
+    gradient = np.array([3.0, 1000.0, math.nan], np.float32)
+    assert made(clip=1, spans=[GroupSpan(0, 1, ALL), frozen]).apply(gradient) == 1
+    np.testing.assert_array_equal(gradient, [3.0, 0.0, 0.0])

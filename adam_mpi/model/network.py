@@ -85,17 +85,6 @@ class Network:
         """Return whether the model has running statistics."""
         return any(tensor.statistic for tensor in parameters.tensors(self.shapes))
 
-    @cached_property
-    def stepped_spans(self) -> list[tuple[int, int]]:
-        """Return the spans of the flat parameter vector that rules step: all but running statistics."""
-        found: list[tuple[int, int]] = []
-        for tensor in parameters.tensors(self.shapes):
-            if tensor.statistic:
-                continue
-            start = found.pop()[0] if found and found[-1][1] == tensor.offset else tensor.offset
-            found.append((start, tensor.offset + tensor.size))
-        return found
-
     @property
     def choices(self) -> dict:
         """Return how each convolution is computed, as JSON, which is kept where the same bits are wanted again."""

@@ -16,6 +16,8 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.model.network import Network
+from adam_mpi.model.parameters import tensors
+from adam_mpi.optimizer.groups import group_spans
 from adam_mpi.sharding.batches import cut_batch
 from adam_mpi.sharding.fields import Field
 from adam_mpi.worker import trainer
@@ -76,7 +78,8 @@ class ThreadReplica:
         self.joint: JointShare | None = None
         self.batches_per_push = -(-config.push.images // config.train.batch)
         self.single = threads == 1
-        filters = [BatchFilter(config, pool.size, network.stepped_spans) for _ in range(threads)]
+        spans = group_spans(tensors(network.shapes), config.optimizer.groups)
+        filters = [BatchFilter(config, pool.size, spans) for _ in range(threads)]
         self.trainers = [
             Trainer(
                 index=index,

@@ -12,18 +12,21 @@ import numpy as np
 from numba import njit
 
 from adam_mpi.config import Config
+from adam_mpi.optimizer.groups import STATISTICS, GroupSpan
 
 
 class BatchFilter:
     """Clip the gradient of each batch of one thread, and keep the thread's `velocity`."""
 
-    def __init__(self, config: Config, size: int, spans: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, config: Config, size: int, spans: Sequence[GroupSpan]) -> None:
         """Prepare for gradients of `size` parameters, summed over the images of a batch.
 
-        What is not in `spans`, the running statistics of a model, is neither measured nor changed.
+        Running statistics of a model are neither measured nor changed; frozen parameters get no gradient.
         """
         optimizer = config.optimizer
-        self.ranges = np.array(spans, np.int64).reshape(-1, 2)
+        stepped = [(s.start, s.stop) for s in spans if not s.group.frozen and s.group is not STATISTICS]
+        self.ranges = np.array(stepped, np.int64).reshape(-1, 2)
+        self.frozen = [slice(span.start, span.stop) for span in spans if span.group.frozen]
         self.limit = clip_limit(config) * config.train.batch
         self.momentum = optimizer.momentum if keeps_velocity(config) else 0.0
         self.velocity = np.zeros(size if self.momentum else 0, np.float32)
@@ -33,13 +36,15 @@ class BatchFilter:
     @property
     def active(self) -> bool:
         """Return whether a gradient may be changed."""
-        return bool(self.momentum) or self.limit < math.inf
+        return bool(self.momentum or self.frozen) or self.limit < math.inf
 
     def apply(self, gradient: np.ndarray) -> float:
         """Replace `gradient` by what is pushed; return what it was multiplied by to be clipped.
 
         A gradient that is not finite stays as it is, for the servers to refuse, and does not enter the velocity.
         """
+        for part in self.frozen:
+            gradient[part] = 0
         norm = math.sqrt(squared_norm(gradient, self.ranges))
         if not math.isfinite(norm):
             return 1.0
