@@ -23,7 +23,7 @@ def open_parts(name: str) -> dict[str, Source]:
 
 
 def _source(part: str, shape: tuple[int, int, int], dtype: np.dtype, classes: int) -> Source:
-    """Return images whose pixels depend on `part` and index only, and whose labels take turns."""
+    """Return noise images whose pixels depend on `part` and index only, and whose labels take turns."""
     key = list(IMAGES).index(part)
     labels = np.arange(IMAGES[part]) % classes
 

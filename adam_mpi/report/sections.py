@@ -33,19 +33,19 @@ FIGURES = {
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return an HTML table with the heads of its columns."""
+    """Return an HTML table of the report with the heads of its columns."""
     cells = "".join(f"<th>{escape(str(cell))}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{cells}</tr>{body}</table>"
 
 
 def note(text: str) -> str:
-    """Return a paragraph in place of what cannot be shown."""
+    """Return a paragraph of the report in place of what cannot be shown."""
     return f"<p class=note>{escape(text)}</p>"
 
 
 def figures(runs: Sequence[Run]) -> str:
-    """Return the table of the main figures, a column for each run."""
+    """Return the section with the table of the main figures, a column for each run."""
 
     def shown(run: Run, key: str) -> str:
         value = run.summary.get(key)
@@ -63,7 +63,7 @@ def figures(runs: Sequence[Run]) -> str:
 
 
 def _monitored(runs: Sequence[Run]) -> list[list[object]]:
-    """Return the rows of the monitored figures: of the test part, and the best of the validation part."""
+    """Return the table rows of the report's monitored figures: of the test part, and the best validation."""
 
     def shown(run: Run, name: str, key: str) -> str:
         value = run.summary.get(key)
@@ -78,12 +78,12 @@ def _monitored(runs: Sequence[Run]) -> list[list[object]]:
 
 
 def _ranks(ranks: Mapping[str, int]) -> str:
-    """Return the numbers of ranks by role as text."""
+    """Return the numbers of ranks by role as text of the report."""
     return f"{ranks['total']}: {ranks['data']} data, {ranks['worker']} worker, {ranks['server']} server"
 
 
 def differences(runs: Sequence[Run]) -> str:
-    """Return the table of the configuration keys in which the runs differ."""
+    """Return the section with the table of the configuration keys in which the runs differ."""
     settings = [dict(_keys(run.config)) for run in runs]
     keys = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1 and key != "run.name"]
     if len(runs) == 1:
@@ -94,7 +94,7 @@ def differences(runs: Sequence[Run]) -> str:
 
 
 def _keys(section: Config | Any, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every key of a section, with those of the sections in it, and its value."""
+    """Yield every key of a configuration section, with those of the sections in it, and its value, to report."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
@@ -104,7 +104,7 @@ def _keys(section: Config | Any, prefix: str = "") -> Iterator[tuple[str, object
 
 
 def curves(runs: Sequence[Run]) -> str:
-    """Return charts of loss and monitored figures over images and over time; dots are of the validation part."""
+    """Return the section with charts of loss and monitored figures over images and time; dots: validation."""
     shown = []
     for axis, unit in (("images_trained", "images trained on"), ("seconds", "seconds")):
         for figure in dict.fromkeys(["loss", *(run.monitor.name for run in runs)]):
@@ -120,13 +120,13 @@ def curves(runs: Sequence[Run]) -> str:
 
 
 def _series(lines: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Return the values of `x` and of `y` in all lines."""
+    """Return the values of `x` and of `y` in all lines of metrics, for a chart of the report."""
     shown = [line for line in lines if y in line]
     return [line[x] for line in shown], [line[y] for line in shown]
 
 
 def throughput(runs: Sequence[Run]) -> str:
-    """Return charts of the training speed, the busy share of each role and the CPU time of each rank."""
+    """Return the section with charts of training speed, busy share of each role and CPU time of each rank."""
     speeds = {run.name: _series(run.lines(), "seconds", "images_per_second") for run in runs}
     shown = [charts.lines("training speed", speeds, "seconds", "images/s")]
     for run in runs:
@@ -139,7 +139,7 @@ def throughput(runs: Sequence[Run]) -> str:
 
 
 def staleness(runs: Sequence[Run]) -> str:
-    """Return charts of staleness and delay, and the table of the time that clocks cost."""
+    """Return the section with charts of staleness and delay, and the table of the time that clocks cost."""
     shown = []
     for key, title in (("staleness", "clocks ahead of the slowest replica"), ("delay", "steps between pull and push")):
         heights = {run.name: _coarse(run.summary[key]["histogram"]) for run in runs}
@@ -150,13 +150,13 @@ def staleness(runs: Sequence[Run]) -> str:
 
 
 def _coarse(histogram: Mapping[str, int]) -> dict[str, float]:
-    """Return a histogram of the summary with wider bins for larger values."""
+    """Return a histogram of the summary with wider bins for larger values, for a chart of the report."""
     counts = Counter({int(value): count for value, count in histogram.items()})
     return {str(value): float(count) for value, count in coarse(counts).items()}
 
 
 def traffic(runs: Sequence[Run]) -> str:
-    """Return charts of the bytes that each layer pushed, by protocol."""
+    """Return the section with charts of the bytes that each layer pushed, by protocol."""
     shown = []
     for run in runs:
         heights: dict[str, dict[str, float]] = defaultdict(dict)
@@ -168,7 +168,7 @@ def traffic(runs: Sequence[Run]) -> str:
 
 
 def balance(runs: Sequence[Run]) -> str:
-    """Return charts of the time that the threads of each worker were busy or waited."""
+    """Return the section with charts of the time that the threads of each worker were busy or waited."""
     shown = []
     for run in runs:
         seconds: dict[str, dict[str, float]] = defaultdict(dict)
@@ -181,7 +181,7 @@ def balance(runs: Sequence[Run]) -> str:
 
 
 def recoveries(runs: Sequence[Run]) -> str:
-    """Return the table of the recoveries after lost ranks."""
+    """Return the section with the table of the recoveries after lost ranks."""
     found = [(run.name, recovery) for run in runs for recovery in run.summary.get("recoveries", [])]
     if not found:
         return note("None: no rank was lost.")
@@ -190,12 +190,12 @@ def recoveries(runs: Sequence[Run]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value of the summary as a table shows it."""
+    """Return a value of the summary as a table of the report shows it."""
     return "; ".join(map(str, value)) if isinstance(value, list) else "" if value is None else value
 
 
 def layers(runs: Sequence[Run]) -> str:
-    """Return charts of norms and dead units of each layer over time."""
+    """Return the section with charts of norms and dead units of each layer over time."""
     shown = []
     for run in runs:
         lines = [line for line in run.lines() if line["layers"]]
@@ -212,7 +212,7 @@ def layers(runs: Sequence[Run]) -> str:
 
 
 def learned(run: Run) -> str:
-    """Return the filters of the first layer, the confusion matrix and the worst images of a run."""
+    """Return the section with first-layer filters, confusion matrix and worst images of a run."""
     try:
         model = load(run.path)
         found = evaluate_run(model, WORST)
@@ -231,7 +231,7 @@ def learned(run: Run) -> str:
 
 
 def _classes(confusion: np.ndarray, names: Sequence[str]) -> str:
-    """Return the table of each class: its images, how many of them are right, and what others are taken for."""
+    """Return the report's table of each class: its images, how many are right, and what others are taken for."""
     rows = [
         [name, images, "" if np.isnan(share) else f"{share:.2%}", other]
         for name, images, share, other in class_rows(confusion, names)
@@ -240,7 +240,7 @@ def _classes(confusion: np.ndarray, names: Sequence[str]) -> str:
 
 
 def _filters(model: Trained) -> str:
-    """Return the weights of the first layer as images: filters of a convolution, or the inputs of dense units."""
+    """Return the first layer's weights as images for the report: filters, or the inputs of dense units."""
     shape = next(shape for shape in model.shapes if shape.weight)
     weight = model.tensors[f"{shape.name}/weight"][:MOST_FILTERS]
     images = weight if weight.ndim == 4 else weight.reshape(len(weight), *shape.input)
@@ -258,7 +258,7 @@ img { max-width: 100%; margin: 0.3rem 0.6rem 0.3rem 0; vertical-align: top; } .n
 
 
 def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
-    """Return the page with `sections`, each a title and its HTML."""
+    """Return the HTML page of the report with `sections`, each a title and its HTML."""
     links = "".join(f'<a href="#{place}">{escape(head)}</a>' for place, (head, _) in enumerate(sections))
     body = "".join(f'<h2 id="{place}">{escape(head)}</h2>{text}' for place, (head, text) in enumerate(sections))
     return (

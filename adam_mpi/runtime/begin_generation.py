@@ -109,7 +109,7 @@ def _go_back(world: World, job: Job, previous: RankRuntime, order: GoBack, state
 
 
 def _plan_recovery(world: World, job: Job, states: Sequence[RankState]) -> RecoveryPlan:
-    """Return the plan that follows from the states of all ranks. Raise LostState if there is none."""
+    """Return the recovery plan of a generation from the states of all ranks; raise LostState if there is none."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
@@ -120,7 +120,7 @@ def _plan_recovery(world: World, job: Job, states: Sequence[RankState]) -> Recov
 
 
 def _keep_ownership(world: World, job: Job) -> None:
-    """Raise LostRun if another job has the run directory; otherwise record who this job is now. Collective."""
+    """Raise LostRun when a generation begins in a run of another job; else record this job's ranks (collective)."""
     processes = gather(world.comm, ownership.this_process())
     job.owner.check()
     if world.rank == world.layout.coordinator:
@@ -128,7 +128,7 @@ def _keep_ownership(world: World, job: Job) -> None:
 
 
 def _record_generation(world: World, job: Job) -> None:
-    """Write which members the generation has, and describe its stores; raise Evicted if others have begun it."""
+    """Write which members the beginning generation has, and describe its stores; raise Evicted if others began it."""
     members = [place.member for place in world.layout.places]
     try:
         fence.claim(job.directory / "log", world.generation, members)
@@ -189,14 +189,14 @@ def _start_roles(
 
 
 def _role(runtime: RankRuntime, name: str, kind: type[R]) -> R | None:
-    """Return the role `name` of `runtime`, if it has it."""
+    """Return the role `name` that `runtime` has in the previous generation, if any."""
     role = runtime.roles.get(name)
     assert role is None or isinstance(role, kind), f"{role} is not a {kind.__name__}"
     return role
 
 
 def _cuts(setup: Setup) -> BatchCuts | None:
-    """Return how batches that all replicas compute together are cut, where replicas are bound by clocks."""
+    """Return how joint batches are cut from this generation on, where replicas are bound by clocks."""
     if setup.recovery is not None:
         return setup.recovery.cuts
     if setup.job.config.asynchronous:
@@ -208,7 +208,7 @@ def _cuts(setup: Setup) -> BatchCuts | None:
 
 
 def _retire(world: World, kept: RankRuntime, recovery: RecoveryPlan) -> tuple[int, int, float]:
-    """End a worker that gets another strip or none; return the numbers of its pushes, which are not used again."""
+    """End a worker that this generation gives another strip or none; return the numbers of its pushes."""
     worker = _role(kept, "worker", Worker)
     if worker is None or worker.strip is None or worker.strip == world.place.strip:
         return kept.pushed
@@ -218,7 +218,7 @@ def _retire(world: World, kept: RankRuntime, recovery: RecoveryPlan) -> tuple[in
 
 
 def _data(setup: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
-    """Return a data server for this generation; what `kept` serves throughout the job is taken over."""
+    """Return a data server for the beginning generation; what `kept` serves throughout the job is taken over."""
     job, recovery = setup.job, setup.recovery
     served = kept.served if kept else _served(job, opened)
     resumed = Resumed(setup.position)
@@ -228,10 +228,12 @@ def _data(setup: Setup, kept: DataServer | None, opened: DataSet | None) -> Data
 
 
 def _served(job: Job, opened: DataSet | None) -> ServedData:
+    """Return what a data rank serves throughout the job, from the data set that is `opened` or is opened now."""
     return ServedData(opened or open_set(job.config.data), job.config, job.replicas, job.metrics)
 
 
 def _server(setup: Setup, kept: Server | None) -> Server:
+    """Return the server role of this rank in the beginning generation, `kept` or new."""
     world, recovery, job = setup.world, setup.recovery, setup.job
     plan = setup.generation.memory_layout
     if kept is None:
@@ -263,7 +265,7 @@ def _rate_scale(setup: Setup) -> float:
 
 
 def _worker(setup: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
-    """Return the worker of this rank, `kept` or new; `pushed` are its pushes as another worker, see RankRuntime."""
+    """Return this rank's worker in the beginning generation, `kept` or new; `pushed`: see RankRuntime."""
     recovery = setup.recovery
     member = setup.world.place.member
     if kept is not None:
@@ -285,7 +287,7 @@ def _worker(setup: Setup, net: Network | None, kept: Worker | None, pushed: tupl
 
 
 def _new_worker(setup: Setup, net: Network) -> Worker:
-    """Return a worker that computes `net`, a whole model or a strip of it; collective over its replica."""
+    """Return a new worker of the generation that computes `net`, a model or a strip; collective over its replica."""
     world = setup.world
     config = setup.job.config
     memory_layout = setup.generation.memory_layout

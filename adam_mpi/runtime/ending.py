@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 def exists(path: Path) -> bool:
-    """Return whether `path` exists; False for a disk that fails, as a loss is survived without it."""
+    """Return whether `path` exists when a job ends; False for a disk that fails, as a loss is survived without it."""
     with suppress(OSError):
         return path.exists()
     return False
 
 
 def is_complete(job: Job) -> bool:
-    """Return whether the results of the job are written."""
+    """Return whether the results of the ending job are written."""
     return any(exists(job.directory / marker) for marker in (DONE, STOPPED))
 
 
@@ -47,7 +47,7 @@ def is_over(directory: Path) -> bool:
 
 
 def finish_job(world: World, runtime: RankRuntime, job: Job) -> None:
-    """Wait for all ranks and free the windows; collective. A rank that is lost after the results is not missed."""
+    """End the job after success: wait for all ranks and free the windows (collective); a late loss is no failure."""
     if world.broken and is_complete(job):
         return
     try:
@@ -68,7 +68,7 @@ def dismiss_spares(world: World) -> None:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """End this process, whose work is done, if MPI waits for longer than `seconds` for a rank that may be lost."""
+    """End this process, whose job is done, if MPI waits for longer than `seconds` for a rank that may be lost."""
     timer = threading.Timer(seconds, os._exit, [0])
     timer.daemon = True
     timer.start()
@@ -98,7 +98,7 @@ def end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
 
 
 def revoke(world: World) -> None:
-    """Reach ranks that wait inside MPI, and not for the rank that was lost."""
+    """Reach ranks that wait inside MPI while the job ends, and not for the rank that was lost."""
     if world.survivable:
         with suppress(MPI.Exception):
             world.comm.Revoke()
@@ -112,6 +112,7 @@ def report_failure(world: World, connection: SentinelConnection, failure_file: P
 
 
 def _report(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
+    """Log and report the `error` that ends the job on this rank, unless another rank has a better reason."""
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
         connection.close(f"interrupted by {error}")
@@ -138,7 +139,7 @@ def end_after_failure(world: World, failure_file: Path, error: BaseException) ->
 
 
 def _cause(world: World, error: BaseException) -> str:
-    """Return what people read about `error`; a traceback only for an error of the program."""
+    """Return what people read about the `error` that ends the job; a traceback only for an error of the program."""
     if isinstance(error, LostState | LostRun | Stall):
         return str(error)
     if isinstance(error, MPI.Exception):

@@ -58,7 +58,7 @@ def train_command(
 
 
 def _is_done(comm: MPI.Comm, given: Given, overrides: Sequence[str], directory: str | None) -> bool:
-    """Return whether the run in `directory` has all wanted epochs already, and say so; collective."""
+    """Return whether the run in `directory` has all wanted epochs already, before it starts, and say so; collective."""
 
     def ask_first_rank() -> int:
         return from_first_rank(comm, lambda: epochs_done(given, overrides, directory))
@@ -120,7 +120,7 @@ def run_job(
 
 
 def _collective(comm: MPI.Comm, work: Callable[[], T]) -> T:
-    """Return what `work` returns, which is collective; a rank that fails in it leaves no other rank waiting."""
+    """Return what `work` returns, a collective step of the job; a rank that fails leaves no other rank waiting."""
     try:
         return work()
     except UserError:
@@ -132,7 +132,7 @@ def _collective(comm: MPI.Comm, work: Callable[[], T]) -> T:
 
 
 def _write_timeline(world: World, runtime: RankRuntime, job: Job, timeline: Timeline | None) -> None:
-    """Write the timeline if there is one, and wait for all ranks; collective."""
+    """Write the timeline of the job if there is one, and wait for all ranks; collective."""
     if timeline is not None:
         timeline.write(world)
     ending.finish_job(world, runtime, job)
@@ -198,7 +198,7 @@ def _run_generations(
 
 
 def _recover(world: World, runtime: RankRuntime, failure: Exception, watch: fence.MembershipWatch) -> World:
-    """Agree with the surviving ranks on a new membership; return the world of the next generation."""
+    """Recover between two generations: agree with the surviving ranks on a membership; return the next world."""
     log.warning("generation %d ends: %s", world.generation, failure)
     world.broken = True
     runtime.detected = time.time()

@@ -60,7 +60,7 @@ class Setting:
 
 
 def measure(costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], setting: Setting) -> Costs:
-    """Return `costs` with every 0 replaced by a measurement on this machine.
+    """Return the `costs` of a simulation with every 0 replaced by a measurement on this machine.
 
     Costs of bytes are measured on as many bytes as the model has, which are in no cache.
     """
@@ -82,7 +82,7 @@ def measure(costs: Costs, config: Config, data: Description, shapes: tuple[Layer
 
 
 def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
-    """Return the median time of a call of `work`, without the first, which may compile; call `before` before each."""
+    """Return the measured median time of a call of `work`, without the first; call `before` before each."""
     work()
     times: list[float] = []
     end = time.perf_counter() + SECONDS
@@ -95,7 +95,7 @@ def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: 
 
 
 def _image(net: Network, config: Config, data: Description, setting: Setting) -> float:
-    """Measure an image, in as many threads as train on a host and have cores: they share caches and memory."""
+    """Measure the cost of training an image in all threads of a host, which share caches and memory."""
     threads = min(setting.threads, os.cpu_count() or 1)
     images = setting.images
     shared = [parameters.initial(net.shapes, config.run.seed) for _ in range(0, threads, setting.own)]
@@ -128,37 +128,37 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
 
 
 def _prepare(config: Config) -> float:
-    """Measure the preparation of an image."""
+    """Measure the cost of preparing an image on a data rank."""
     images = np.arange(config.train.batch)
     loader = BatchLoader(open_set(config.data), config.run.seed)
     return _seconds(lambda: loader.prepare(Phase(0, "train", 1), images)) / images.size
 
 
 def _cold(work: Callable[[], object], between: int = CACHES) -> float:
-    """Return the median time of a call of `work`, when `between` other bytes are used between two calls."""
+    """Return the measured median time of a call of `work` when other bytes are used `between` two calls."""
     (other,) = _arrays(1, between // 4)
     return _seconds(work, lambda: np.add(other, 1, out=other))
 
 
 def _arrays(count: int, size: int) -> list[np.ndarray]:
-    """Return `count` arrays of `size` ones."""
+    """Return `count` arrays of `size` ones to measure with."""
     return [np.ones(size, np.float32) for _ in range(count)]
 
 
 def _message_copy(size: int) -> float:
-    """Measure the copy of a byte into a message."""
+    """Measure the cost of copying a byte into a message."""
     body, values = (array.view(np.uint32) for array in _arrays(2, size))
     return _cold(lambda: mailbox.copy_words(body, values)) / (4 * size)
 
 
 def _sign(size: int) -> float:
-    """Measure the checksum of a byte."""
+    """Measure the cost of the checksum of a byte."""
     (message,) = _arrays(1, size)
     return _cold(lambda: mailbox.message_checksum(message.view(np.uint32))) / (4 * size)
 
 
 def _wire(size: int) -> float:
-    """Measure TCP on one of the two sides, per byte; MPI adds little to the copies of the operating system."""
+    """Measure the cost of TCP on one of the two sides, per byte; MPI adds little to the system's copies."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sender = socket.create_connection(listening.getsockname())
         receiver, _ = listening.accept()
@@ -186,7 +186,7 @@ def _wire(size: int) -> float:
 
 
 def _apply(size: int) -> float:
-    """Measure the step of a server, per byte of a push."""
+    """Measure the cost of a server's step, per byte of a push."""
     weights, pushed = _arrays(2, size)
     scales = np.full(1, 1e-9, np.float32)
     rule = rules.RULES["descent"]
@@ -197,7 +197,7 @@ def _apply(size: int) -> float:
 
 
 def _pull(size: int) -> float:
-    """Measure how a worker takes in a byte of weights."""
+    """Measure the cost of taking in a byte of weights on a worker."""
     local, arrived, latest = _arrays(3, size)
     values = np.zeros((1, size), np.float32)
     rows = np.zeros(1, np.int64)

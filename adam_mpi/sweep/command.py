@@ -58,14 +58,14 @@ def sweep(wanted: Sweep) -> Iterator[str]:
 
 
 def _folder(wanted: Sweep, base: Sequence[str]) -> Path:
-    """Return the first folder named after the keys that does not hold a sweep of other jobs."""
+    """Return the first folder named after the keys of the sweep that does not hold other jobs."""
     name = f"sweep-{'-'.join(text.partition('=')[0] for text in wanted.over)}"
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(path for path in map(Path("runs").joinpath, names) if jobs.other(path, base, wanted.ranks) is None)
 
 
 def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
-    """Yield the table of the finished runs; raise UserError if none is finished."""
+    """Yield the table of the finished runs of the sweep; raise UserError if none is finished."""
     outcomes = {point: tables.read_outcome(point.run) for point in planned if jobs.done(point)}
     if not outcomes:
         raise UserError("no run of this sweep is done; run it without --table")

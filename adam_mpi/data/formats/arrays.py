@@ -28,11 +28,11 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all elements of a data array."""
+        """Return the bytes of all elements of an array in an npy or npz file."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
     def all(self) -> np.ndarray:
-        """Return all rows."""
+        """Return all rows of an array in a file."""
         return self.rows(np.arange(self.sizes[0] if self.sizes else 0))
 
 
@@ -55,14 +55,14 @@ def open_npz(path: Path) -> dict[str, Source]:
 
 
 def members(path: Path) -> dict[str, Held]:
-    """Return the arrays of an npz by name; only their headers are read, and checked against their sizes."""
+    """Return the arrays of an npz file by name; only their headers are read, and checked against their sizes."""
     with zipfile.ZipFile(path) as archive:
         found = {Path(member.filename).stem: member for member in archive.infolist()}
         return {stem: _open_member(path, archive, member) for stem, member in found.items()}
 
 
 def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
-    """Return the sources of the parts, which are found by the names of the arrays."""
+    """Return the sources of the parts in npy or npz files, which are found by the names of the arrays."""
     return {
         part: array_source(
             held[images].name,
@@ -120,7 +120,7 @@ def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Return where the content of `member` begins in the file."""
+    """Return where the content of `member` begins in the npz file."""
     with open(path, "rb") as file:
         file.seek(member.header_offset)
         header = file.read(LOCAL_HEADER)

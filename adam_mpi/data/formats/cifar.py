@@ -27,7 +27,7 @@ def open_parts(path: Path) -> dict[str, Source]:
 
 
 def _source(paths: list[Path], labels: int, classes: int) -> Source:
-    """Return the source of files whose records have `labels` label bytes, the last of which counts."""
+    """Return the source of CIFAR files whose records have `labels` label bytes, the last of which counts."""
     counts = [_records(path, labels + PIXELS) for path in paths]
     pieces = [
         (count, rows_at(path, np.dtype(np.uint8), (count, labels + PIXELS), 0))
@@ -48,7 +48,7 @@ def _source(paths: list[Path], labels: int, classes: int) -> Source:
 
 
 def _records(path: Path, size: int) -> int:
-    """Return the number of records of `size` bytes in a file; raise UserError when they do not fill it."""
+    """Return the number of records of `size` bytes in a CIFAR file; raise UserError when they do not fill it."""
     count, rest = divmod(path.stat().st_size, size)
     if rest or not count:
         raise UserError(f"{path}: cut short or damaged: {path.stat().st_size} bytes are no records of {size} each")

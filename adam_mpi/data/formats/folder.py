@@ -30,7 +30,7 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
 
 
 def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
-    """Yield the images below `folder` with their labels."""
+    """Yield the image files below `folder` with their labels."""
     for label, name in enumerate(classes):
         if (folder / name).is_dir():
             found = (file for file in (folder / name).iterdir() if file.suffix.lower() in ENDINGS)
@@ -38,7 +38,7 @@ def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
 
 
 def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
-    """Return the shape of the first image that can be read; with a `size` only its channels are used."""
+    """Return the shape of the first image file that can be read; with a `size` only its channels are used."""
     for file, _ in files:
         try:
             with _pillow().open(file) as image:
@@ -51,7 +51,7 @@ def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
 
 
 def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...], fit: bool) -> Source:
-    """Return the source of `files`, which are scaled to `shape` if they may be (`fit`)."""
+    """Return the source of image `files`, which are scaled to `shape` if they may be (`fit`)."""
     paths = [file for file, _ in files]
     labels = np.array([label for _, label in files], np.int64)
 
@@ -74,7 +74,7 @@ def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...],
 
 
 def decode_image(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
-    """Return the image as (channels, height, width), or a text about what is wrong with it."""
+    """Return the image of a PNG or JPEG file as (channels, height, width), or a text about what is wrong with it."""
     channels, height, width = shape
     try:
         with _pillow().open(path) as image:
@@ -92,7 +92,7 @@ def decode_image(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
 
 
 def _fit(image: Any, side: int) -> Any:
-    """Scale `image` until its shorter side has `side` pixels, and crop the middle."""
+    """Scale a decoded `image` until its shorter side has `side` pixels, and crop the middle."""
     scale = side / min(image.size)
     wide, high = (max(side, round(length * scale)) for length in image.size)
     left = (wide - side) // 2
@@ -102,7 +102,7 @@ def _fit(image: Any, side: int) -> Any:
 
 @cache
 def _decoding_threads() -> ThreadPoolExecutor:
-    """Return the threads that decode images."""
+    """Return the threads that decode image files."""
     return ThreadPoolExecutor(min(32, os.cpu_count() or 1), "decode")
 
 

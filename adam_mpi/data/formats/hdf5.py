@@ -51,6 +51,7 @@ def open_arrays(path: Path) -> dict[str, Held]:
 
 
 def _open(path: Path) -> h5py.File:
+    """Open an HDF5 file of a data set; raise UserError when it is damaged."""
     try:
         return h5py.File(path, "r", locking=False)
     except OSError as error:
@@ -58,7 +59,7 @@ def _open(path: Path) -> h5py.File:
 
 
 def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int | None) -> Source:
-    """Return the source of two datasets, after their sizes have been checked."""
+    """Return the source of two HDF5 datasets, after their sizes have been checked."""
     for dataset in (images, labels):
         _check_size(path, dataset)
 
@@ -67,7 +68,7 @@ def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int
 
 
 def _direct_rows(path: Path, images: h5py.Dataset) -> Rows | None:
-    """Return a function that reads rows past the library, which is slow for single rows.
+    """Return a function that reads rows of an HDF5 dataset past the library, which is slow for single rows.
 
     Return None for images that are not stored as they are: compressed, shuffled, or in chunks of part of an image.
     """
@@ -87,7 +88,7 @@ def _direct_rows(path: Path, images: h5py.Dataset) -> Rows | None:
 
 
 def _selected_rows(images: h5py.Dataset) -> Rows:
-    """Return a function that reads rows through the library, chunk by chunk."""
+    """Return a function that reads rows through the HDF5 library, chunk by chunk."""
     step = images.chunks[0] if images.chunks else 1
 
     def rows(indices: np.ndarray) -> np.ndarray:
@@ -102,7 +103,7 @@ def _selected_rows(images: h5py.Dataset) -> Rows:
 
 
 def _check_size(path: Path, dataset: h5py.Dataset) -> None:
-    """Raise UserError, before memory is allocated, when a dataset announces more than its stored bytes can hold."""
+    """Raise UserError, before memory is allocated, when an HDF5 dataset announces more than it has stored."""
     if dataset.dtype.kind not in NUMBERS:
         raise UserError(f"{path}:{dataset.name}: holds {dataset.dtype}; it must hold numbers")
     announced = math.prod(dataset.shape) * dataset.dtype.itemsize
