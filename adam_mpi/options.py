@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import adam_mpi
 from adam_mpi import config
-from adam_mpi.cluster.failure_report import launched_rank, print_once
+from adam_mpi.cluster.report_once import launched_rank, print_once
 from adam_mpi.config.models import names
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from adam_mpi.cluster.failure_report import print_error, repair_summary, report_failure
+from adam_mpi.cluster.report_once import print_error, repair_summary, report_failure
 
 BYE = b"bye"
 RECOVERED = b"recovered\n"

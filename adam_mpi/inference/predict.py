@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.data.formats.array_names import IMAGES, LABELS
 from adam_mpi.data.formats.arrays import Held, members
 from adam_mpi.data.formats.folder import ENDINGS, decode_image
-from adam_mpi.data.formats.source import IMAGES, LABELS
 from adam_mpi.inference.trained import Trained
 
 BEST = 3

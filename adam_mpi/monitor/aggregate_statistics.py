@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from adam_mpi.cluster.statistics import LayerStatistics, ServerStatistics
+from adam_mpi.cluster.role_statistics import LayerStatistics, ServerStatistics
 from adam_mpi.monitor.divergence import AT_CHANCE
 
 

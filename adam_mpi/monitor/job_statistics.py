@@ -10,7 +10,7 @@ import numpy as np
 
 from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.cluster.layout import Layout
-from adam_mpi.cluster.statistics import (
+from adam_mpi.cluster.role_statistics import (
     DataStatistics,
     LayerStatistics,
     NotFiniteStatistics,

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TypedDict
 
 from adam_mpi.cluster.layout import Layout
-from adam_mpi.cluster.statistics import DataStatistics, Reporter, RoleStatistics, ServerStatistics
+from adam_mpi.cluster.role_statistics import DataStatistics, Reporter, RoleStatistics, ServerStatistics
 
 LEAST_SHARE = 0.05
 """A wait is shown from this share of the time."""

@@ -14,7 +14,7 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from adam_mpi.base.errors import LostRun, LostState, RankFailure, Stall, UserError
-from adam_mpi.cluster import failure_report
+from adam_mpi.cluster import report_once
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.world import Interrupted, World
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, Job
@@ -106,7 +106,7 @@ def revoke(world: World) -> None:
 
 def report_failure(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
     """Report the error that ends the job; if the run directory does not answer, on the terminal at least."""
-    if not failure_report.finishes_within(REPORT_SECONDS, lambda: _report(world, connection, failure_file, error)):
+    if not report_once.finishes_within(REPORT_SECONDS, lambda: _report(world, connection, failure_file, error)):
         print(f"adam_mpi: {_cause(world, error)}", file=sys.stderr, flush=True)
     connection.close()
 
@@ -118,17 +118,15 @@ def _report(world: World, connection: SentinelConnection, failure_file: Path, er
         connection.close(f"interrupted by {error}")
     if isinstance(error, Interrupted | RankFailure | MPI.Exception):
         # Another rank may have died first: its sentinel knows more about that than a signal or MPI.
-        failure_report.wait_for_report(failure_file, failure_report.PRINT_SECONDS)
-    failure_report.report_failure(
-        failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1
-    )
+        report_once.wait_for_report(failure_file, report_once.PRINT_SECONDS)
+    report_once.report_failure(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
 
 
 def end_after_failure(world: World, failure_file: Path, error: BaseException) -> NoReturn:
     """End this process and all other ranks, with the exit code of the first error."""
-    failure_report.finishes_within(CLOSE_SECONDS, logging.shutdown)
+    report_once.finishes_within(CLOSE_SECONDS, logging.shutdown)
     codes = [1]
-    failure_report.finishes_within(CLOSE_SECONDS, lambda: codes.append(failure_report.reported_exit_code(failure_file)))
+    report_once.finishes_within(CLOSE_SECONDS, lambda: codes.append(report_once.reported_exit_code(failure_file)))
     code = codes[-1]
     if not world.survivable:
         MPI.COMM_WORLD.Abort(code)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adam_mpi.base.errors import LostRun, RankFailure, Stall
 from adam_mpi.checkpoint.owner import Owner
-from adam_mpi.cluster import failure_report, fence, sentinel
+from adam_mpi.cluster import fence, report_once, sentinel
 from adam_mpi.cluster.control_messages import ControlChannel, Grow, Message, SparesReport, Spawn
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.world import World
@@ -96,7 +96,7 @@ class LivenessMonitor:
             except (fence.Evicted, LostRun) as error:
                 found.append(error)
 
-        if not failure_report.finishes_within(DISK_SECONDS, check):
+        if not report_once.finishes_within(DISK_SECONDS, check):
             log.warning("%s does not answer; whether others have this rank's place is not known", self.directory)
         for error in found:
             raise error
@@ -232,9 +232,7 @@ def watch_recoveries(world: World, job: Job, connection: SentinelConnection) -> 
 
     def end_late() -> None:
         text = f"surviving ranks did not agree on a new membership within {seconds:g} s"
-        failure_report.report_failure(
-            job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume"
-        )
+        report_once.report_failure(job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume")
         connection.close()
         os._exit(1)
 

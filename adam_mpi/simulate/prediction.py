@@ -19,10 +19,10 @@ from adam_mpi.data.sets import describe
 from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.planning.plan import model
 from adam_mpi.sharding.push_protocol import captured_layers
-from adam_mpi.simulate.costs import Setting, measure
 from adam_mpi.simulate.hosts import Cluster, Host, Rank, load_cluster
 from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import replica_load as weigh
+from adam_mpi.simulate.measure_costs import Setting, measure
 from adam_mpi.simulate.roles import Copies, Data, Replica, Server, rank_generator, split_evenly
 
 BATCHES = 400

@@ -10,7 +10,8 @@ from typing import IO
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats.source import MOST_COMPRESSION, Rows, Source, array_source, name_parts, rows_at
+from adam_mpi.data.formats.array_names import name_parts
+from adam_mpi.data.formats.source import MOST_COMPRESSION, Rows, Source, array_source, rows_at
 
 LOCAL_HEADER = 30
 """Bytes of a zip member's own header, before its name."""

@@ -7,13 +7,13 @@ import h5py
 import numpy as np
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.data.formats.array_names import name_parts
 from adam_mpi.data.formats.arrays import Held
 from adam_mpi.data.formats.source import (
     MOST_COMPRESSION,
     Rows,
     Source,
     array_source,
-    name_parts,
     rows_at,
     rows_in_chunks,
 )
