@@ -34,7 +34,7 @@ class BufferPool:
         except Empty:
             return self._make(room)
 
-    def give(self, buffer: np.ndarray) -> None:
+    def give_back(self, buffer: np.ndarray) -> None:
         """Return `buffer`, which `take` gave out, to the pool of scratch buffers."""
         self.free[buffer.size].put(buffer)
 

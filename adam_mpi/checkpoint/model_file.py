@@ -69,7 +69,7 @@ def write_virtual(
     for name in files:
         with open_file(folder / name, snapshot.KIND) as file:
             parts = snapshot.parts(file)
-            sources += _sources(name, file["shards"][:, :2].astype(np.int64))
+            sources += _sources_of_shards(name, file["shards"][:, :2].astype(np.int64))
     with new_file(folder / snapshot.MODEL, KIND) as out:
         out.attrs.update(attributes)
         out[INPUTS] = inputs
@@ -77,16 +77,16 @@ def write_virtual(
             for tensor in tensors:
                 layout = h5py.VirtualLayout(tensor.shape, np.float32)
                 for source in sources:
-                    _map(layout, tensor, part, source)
-                out.create_virtual_dataset(_group(part) + tensor.name, layout)
+                    _map_tensor(layout, tensor, part, source)
+                out.create_virtual_dataset(_group_prefix(part) + tensor.name, layout)
 
 
-def _group(part: str) -> str:
+def _group_prefix(part: str) -> str:
     """Return what the names of the tensors of `part` in a model file begin with."""
     return {"weights": "", "ema": "ema/"}.get(part, f"optimizer/{part}/")
 
 
-def _sources(name: str, shards: np.ndarray) -> list[Source]:
+def _sources_of_shards(name: str, shards: np.ndarray) -> list[Source]:
     """Return where the `shards` (start, size) lie in the file `name` that a model file maps; neighbors are joined."""
     sources: list[Source] = []
     total = int(shards[:, 1].sum())
@@ -101,7 +101,7 @@ def _sources(name: str, shards: np.ndarray) -> list[Source]:
     return sources
 
 
-def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) -> None:
+def _map_tensor(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) -> None:
     """Map the values of a model file's `tensor` that lie in `source`, a file of the snapshot."""
     low = max(source.start, tensor.offset)
     high = min(source.start + source.size, tensor.offset + tensor.size)

@@ -148,14 +148,14 @@ def claim_run(run: Path, processes: Sequence[Process], by_force: bool = False) -
         folder.mkdir(parents=True, exist_ok=True)
         part = write_record(folder / f".{record.token}", record)
         try:
-            return _take(run, part, record, by_force)
+            return _take_run(run, part, record, by_force)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"run directory {run}: {error.strerror}; make room, or give another with --run DIR") from None
 
 
-def _take(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner, str]:
+def _take_run(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner, str]:
     """Take the run as its owner, as soon as the previous owner's claim allows it; return the owner and a note."""
     for _ in range(TRIES):
         before = find_claim(run, part)

@@ -161,7 +161,7 @@ def _from_store(attempt: Attempt, run: Path, config: Config) -> Resume:
         path=attempt.path,
         epochs=max(position.epoch - 1, 0),
         position=position,
-        best=_best(run),
+        best=_best_monitored(run),
         parameters=attempt.description["parameters"],
         replicas=attempt.description["replicas"],
         order=attempt.description["order"],
@@ -200,7 +200,7 @@ def merge_positions(positions: list[Position]) -> Position:
     return result
 
 
-def _best(run: Path) -> tuple[float | None, int]:
+def _best_monitored(run: Path) -> tuple[float | None, int]:
     """Return the best monitored value and its epoch from the last summary of the `run` that is resumed."""
     try:
         summary = json.loads((run / "summary.json").read_text())
@@ -248,13 +248,13 @@ def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> G
 
 def _checked_pieces(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     """Yield the shards of the resumed state that meet `spans`; raise UserError where one does not fit."""
-    for start, values in _pieces(resume, spans):
+    for start, values in _pieces_of_state(resume, spans):
         if start + len(values["weights"]) > size:
             raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
         yield start, values
 
 
-def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+def _pieces_of_state(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     """Yield the shards of the resumed state that meet `spans`."""
     if resume.kind == "snapshot":
         yield from snapshot.snapshot_pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)

@@ -226,11 +226,11 @@ def snapshot_pieces(path: Path, files: Iterable[str], spans: Iterable[tuple[int,
             offset = 0
             for place, (start, size, _, _) in enumerate(file["shards"][...].tolist()):
                 if meets(wanted, start, start + size):
-                    yield start, _values(file, place, offset, size)
+                    yield start, _shard_values(file, place, offset, size)
                 offset += size
 
 
-def _values(file: h5py.File, place: int, offset: int, size: int) -> dict[str, np.ndarray]:
+def _shard_values(file: h5py.File, place: int, offset: int, size: int) -> dict[str, np.ndarray]:
     """Return the values of a snapshot's shard at `place`, by name: `size` of each part from `offset`, and batches."""
     values = {part: file[part][offset : offset + size] for part in parts(file)}
     if BATCHES in file:

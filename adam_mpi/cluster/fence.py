@@ -19,7 +19,7 @@ class Evicted(Exception):
 
 def claim(folder: Path, generation: int, members: Collection[int]) -> None:
     """Write the fence: `members` as those of `generation` into `folder`; raise Evicted if others have claimed it."""
-    path = _path(folder, generation)
+    path = _fence_file(folder, generation)
     part = folder / f".generation-{os.getpid()}"
     part.write_text(json.dumps(sorted(members)))
     try:
@@ -35,7 +35,7 @@ def claim(folder: Path, generation: int, members: Collection[int]) -> None:
 def check_membership(folder: Path, generation: int, member: int) -> None:
     """Raise Evicted if the fence shows a later generation than `generation` that began without `member`."""
     newest = max((int(path.stem.partition("-")[2]) for path in folder.glob("generation-*.json")), default=0)
-    if newest > generation and member not in json.loads(_path(folder, newest).read_text()):
+    if newest > generation and member not in json.loads(_fence_file(folder, newest).read_text()):
         raise Evicted(f"was declared dead; generation {newest} continued without it; this rank ends")
 
 
@@ -45,7 +45,7 @@ def clear_fences(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _path(folder: Path, generation: int) -> Path:
+def _fence_file(folder: Path, generation: int) -> Path:
     """Return the path of the fence file of `generation`."""
     return folder / f"generation-{generation}.json"
 

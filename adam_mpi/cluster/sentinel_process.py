@@ -251,10 +251,10 @@ def _is_frozen(pid: int) -> bool:
         freezers = _freezers()
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
-            if number == "0" and "frozen 1" in _read(freezers.get("cgroup2"), path, "cgroup.events"):
+            if number == "0" and "frozen 1" in _read_cgroup_file(freezers.get("cgroup2"), path, "cgroup.events"):
                 return True
             version_1 = "freezer" in controllers.split(",")
-            if version_1 and "FROZEN" in _read(freezers.get("freezer"), path, "freezer.state"):
+            if version_1 and "FROZEN" in _read_cgroup_file(freezers.get("freezer"), path, "freezer.state"):
                 return True
     return False
 
@@ -273,7 +273,7 @@ def _freezers() -> dict[str, tuple[str, str]]:
     return found
 
 
-def _read(hierarchy: tuple[str, str] | None, path: str, name: str) -> str:
+def _read_cgroup_file(hierarchy: tuple[str, str] | None, path: str, name: str) -> str:
     """Return the content of file `name` of the control group `path` (cgroup), or "" where it is not visible."""
     if hierarchy is None:
         return ""

@@ -54,7 +54,7 @@ def map_file(pid: int, file: int, size: int) -> np.ndarray:
         what = f"the memory of process {pid} on this host cannot be shared: {error.strerror}"
         raise UserError(f'{what}; set cluster.transport = "send"') from None
     try:
-        address = _map(descriptor, size)
+        address = _map_shared(descriptor, size)
     finally:
         os.close(descriptor)
     memory = (ctypes.c_uint8 * size).from_address(address)
@@ -62,7 +62,7 @@ def map_file(pid: int, file: int, size: int) -> np.ndarray:
     return np.ctypeslib.as_array(memory)
 
 
-def _map(descriptor: int, size: int) -> int:
+def _map_shared(descriptor: int, size: int) -> int:
     """Map `size` bytes of the shared memory file `file` into this process."""
     address = LIBRARY.mmap(
         None,

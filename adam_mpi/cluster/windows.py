@@ -54,7 +54,7 @@ class Window:
         """Start to fill `into` from byte `offset` of rank `target`'s window."""
         return self.win.Rget(into, target, target=(offset, into.nbytes, MPI.BYTE))
 
-    def direct(self, target: int, offset: int, size: int) -> np.ndarray | None:
+    def memory_of(self, target: int, offset: int, size: int) -> np.ndarray | None:
         """Return `size` bytes of rank `target`'s window from `offset` on, or None where they are not shared memory."""
         return None
 
@@ -94,7 +94,7 @@ class SharedWindow(Window):
 
     to_read = to_write
 
-    def direct(self, target: int, offset: int, size: int) -> np.ndarray | None:
+    def memory_of(self, target: int, offset: int, size: int) -> np.ndarray | None:
         return self.near[target][offset : offset + size] if target in self.near else None
 
     def put(self, data: np.ndarray, target: int, offset: int) -> Request:

@@ -184,10 +184,10 @@ SEED = 1
 
 def open_parts() -> dict[str, Source]:
     """Return the parts of the built-in data set of glyphs."""
-    return {"train": _source("train", TRAIN), "test": _source("test", TEST)}
+    return {"train": _glyph_source("train", TRAIN), "test": _glyph_source("test", TEST)}
 
 
-def _source(part: str, count: int) -> Source:
+def _glyph_source(part: str, count: int) -> Source:
     """Return a part of the built-in data set of glyphs."""
 
     def rows(indices: np.ndarray) -> np.ndarray:

@@ -89,13 +89,13 @@ class DataSet:
             targets.check_labels(data.set, sources["train"])
         self.classes = targets.outputs(sources["train"])
         """The number of classes, or of the values of a vector or a set."""
-        self.usable = {part: self._usable(source) for part, source in sources.items()}
+        self.usable = {part: self._find_usable(source) for part, source in sources.items()}
         total = sum(len(source) * source.image_bytes for source in sources.values())
         self._caches = {
             part: Cache(source, data.cache * len(source) * source.image_bytes // total)
             for part, source in sources.items()
         }
-        self._parts = self._split()
+        self._parts = self._split_into_parts()
         shape, dtype = transform.output(data.transform, sources["train"].image_shape, sources["train"].dtype)
         counts = {part: len(chosen) for part, (_, chosen) in self._parts.items()}
         image, *others = sources["train"].fields
@@ -204,7 +204,7 @@ class DataSet:
         found = ((part, np.flatnonzero(~usable)) for part, usable in self.usable.items())
         return [f"{part} {index}" for part, indices in found for index in indices]
 
-    def _usable(self, source: Source) -> np.ndarray:
+    def _find_usable(self, source: Source) -> np.ndarray:
         """Return which images of the data set have an allowed target; raise BadImages if `data.on_bad` is "stop"."""
         usable, allowed = targets.allowed(source.labels, source.target, self.classes)
         if self.data.on_bad == "stop" and not usable.all():
@@ -213,7 +213,7 @@ class DataSet:
             raise BadImages([first], f"{source.name(first)}: has the {what} {source.labels[first]}; allowed {allowed}")
         return usable
 
-    def _split(self) -> dict[str, tuple[str, np.ndarray]]:
+    def _split_into_parts(self) -> dict[str, tuple[str, np.ndarray]]:
         """Return for each part of the data set its source, and the indices of its images there."""
         labeled = {part: np.flatnonzero(usable) for part, usable in self.usable.items()}
         order = labeled["train"][_split_order(len(labeled["train"]))]

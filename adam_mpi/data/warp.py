@@ -67,7 +67,7 @@ def warp(
     channels, height, width = images.shape[1:]
     table = np.empty((channels, height * width), np.uint32)
     field = np.zeros((2, across.shape[0], along.shape[0]), np.float32)
-    row = _row(outputs.shape[3])
+    row = _allocate_row(outputs.shape[3])
     for i in range(len(images)):
         image_key = mix(key + np.uint64(ids[i]))
         for channel in range(channels):
@@ -80,7 +80,7 @@ def warp(
 
 
 @numba.njit(nogil=True, cache=True)
-def _row(columns: int) -> Row:
+def _allocate_row(columns: int) -> Row:
     """Allocate the memory for one row of a warped image."""
     offset = (np.arange(columns) - (columns - 1) / 2).astype(np.float32)
     source = np.empty(columns, np.int32)
@@ -132,12 +132,12 @@ def _warp_image(
     gain, add = _draw_light(key, limits)
     for r in range(rows):
         if limits.elastic > 0:
-            _bend(field, across[:, r], along, row.bend)
+            _bend_row(field, across[:, r], along, row.bend)
         off = np.float32(r - (rows - 1) / 2)
         _source_pixels((a, b * off + x), (c, d * off + y), size, row)
         for channel in range(channels):
-            _load(table[channel], row.source, row.quad)
-            _blend(row, gain, add, output[channel, r])
+            _look_up_pixels(table[channel], row.source, row.quad)
+            _interpolate_row(row, gain, add, output[channel, r])
 
 
 @numba.njit(nogil=True, cache=True)
@@ -183,7 +183,7 @@ def _draw_light(key: np.uint64, limits: Limits) -> tuple[np.float32, np.float32]
 
 
 @numba.njit(nogil=True, cache=True)
-def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.ndarray) -> None:
+def _bend_row(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.ndarray) -> None:
     """Compute the elastic field of a warp along one row: sum control points down the rows, spread over columns."""
     for axis in range(2):
         bend[axis, :] = 0
@@ -223,7 +223,7 @@ def _source_pixels(
 
 
 @numba.njit(nogil=True, cache=True)
-def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
+def _look_up_pixels(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
     """Look up the words of a warped row in the table of its image."""
     # Alone in its loop: next to arithmetic it would keep that from being vectorized.
     for j in range(source.size):
@@ -231,7 +231,7 @@ def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def _blend(row: Row, gain: np.float32, add: np.float32, output: np.ndarray) -> None:
+def _interpolate_row(row: Row, gain: np.float32, add: np.float32, output: np.ndarray) -> None:
     """Interpolate the pixels of a warped row from their words, and change their light."""
     byte = np.uint32(255)
     quads = row.quad

@@ -40,7 +40,7 @@ def evaluate_parts(path: Path, classes: bool = False) -> int:
 
     `classes`: print the accuracy of each class and the confusion matrix too.
     """
-    comm = _world()
+    comm = _common_communicator()
     try:
         lines = _evaluate(comm, path, classes)
     except UserError as error:
@@ -60,7 +60,7 @@ def evaluate_parts(path: Path, classes: bool = False) -> int:
     return 0
 
 
-def _world() -> "MPI.Intracomm | None":
+def _common_communicator() -> "MPI.Intracomm | None":
     """Return the communicator of all evaluating ranks if there are several; a single process needs no MPI."""
     try:
         from mpi4py import MPI
@@ -83,17 +83,17 @@ def _evaluate(comm: "MPI.Intracomm | None", path: Path, classes: bool) -> list[s
     scores = {part: Scores(part, metrics(settings, description), data, classes) for part in PARTS}
     loader = BatchLoader(data, settings.run.seed)
     if comm is None:
-        evaluator = _alone(settings, description, shapes, file, group)
-        return [line for part in PARTS for line in _lines(scores[part], loader, evaluator, settings.train.batch)]
+        evaluator = _evaluator_alone(settings, description, shapes, file, group)
+        return [line for part in PARTS for line in _part_lines(scores[part], loader, evaluator, settings.train.batch)]
     from adam_mpi.inference.strip_evaluation import Evaluation
 
     strips = Evaluation(comm, settings, description, shapes, file=file, group=group)
-    lines = [line for part in PARTS for line in _lines(scores[part], loader, strips.evaluate, strips.images)]
+    lines = [line for part in PARTS for line in _part_lines(scores[part], loader, strips.evaluate, strips.images)]
     strips.close()
     return lines
 
 
-def _alone(
+def _evaluator_alone(
     settings: Config, description: Description, shapes: tuple[LayerShape, ...], file: Path, group: str
 ) -> Evaluator:
     """Return what evaluates blocks of images in this process; raise UserError if weights exceed layout.memory."""
@@ -151,7 +151,7 @@ class Scores:
                 yield f"  {name:<17}" + "".join(f"{count:>{width}}" for count in row)
 
 
-def _lines(scores: Scores, loader: BatchLoader, evaluator: Evaluator, images: int) -> list[str]:
+def _part_lines(scores: Scores, loader: BatchLoader, evaluator: Evaluator, images: int) -> list[str]:
     """Return evaluation lines about the part of the data of `scores`; blocks have at most `images` images."""
     wanted = getattr(loader.data.description, scores.part)
     for first in range(0, wanted, images):

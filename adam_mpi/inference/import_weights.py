@@ -45,8 +45,8 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
     own = _group_by_layer(ours, named)
     others = _group_by_layer(given, named)
     chosen: dict[str, str] = {}
-    for shapes in dict.fromkeys(map(_shapes, own.values())):
-        for layer, other in _pairs(_alike(own, shapes), _alike(others, shapes), named, path):
+    for shapes in dict.fromkeys(map(_shapes_by_kind, own.values())):
+        for layer, other in _pair_layers(_layers_alike(own, shapes), _layers_alike(others, shapes), named, path):
             chosen |= {name: other[kind][0] for kind, (name, _) in layer.items()}
     if left := [name for name in given if name not in chosen.values()]:
         raise UserError(
@@ -72,17 +72,19 @@ def _group_by_layer(tensors: Mapping[str, Shape], named: bool) -> dict[str, Laye
     return layers
 
 
-def _shapes(layer: Layer) -> Shapes:
+def _shapes_by_kind(layer: Layer) -> Shapes:
     """Return the shapes of an imported layer's tensors by kind, without names."""
     return frozenset((kind, shape) for kind, (_, shape) in layer.items())
 
 
-def _alike(layers: Mapping[str, Layer], shapes: Shapes) -> dict[str, Layer]:
+def _layers_alike(layers: Mapping[str, Layer], shapes: Shapes) -> dict[str, Layer]:
     """Return those imported `layers` that have `shapes`."""
-    return {name: layer for name, layer in layers.items() if _shapes(layer) == shapes}
+    return {name: layer for name, layer in layers.items() if _shapes_by_kind(layer) == shapes}
 
 
-def _pairs(own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path) -> list[tuple[Layer, Layer]]:
+def _pair_layers(
+    own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path
+) -> list[tuple[Layer, Layer]]:
     """Pair imported layers of equal shapes with ours; raise UserError where that is ambiguous."""
     wanted_shapes = " and ".join(
         f"{kind} {_shape_text(shape)}" for kind, (_, shape) in next(iter(own.values())).items()

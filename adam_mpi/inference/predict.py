@@ -46,12 +46,12 @@ def read_images(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, 
     """Return the names, the images to predict and, where there are any, the labels of what is at `path`."""
     if path.suffix == ".npz":
         return _read_arrays(path)
-    files = _files(path)
+    files = _image_files(path)
     images = [_read_image(model, file) for file in files]
     return [str(file) for file in files], np.stack(images), None
 
 
-def _files(path: Path) -> list[Path]:
+def _image_files(path: Path) -> list[Path]:
     """Return `path` itself, or all images to predict in it and in the folders below it if it is a folder."""
     if not path.exists():
         raise UserError(f"{path}: no such file; give images, folders of images or npz files")

@@ -52,12 +52,12 @@ def distribution(histogram: Counter[int]) -> Distribution:
     """Return the job's `histogram` with its maximum and mean, as a distribution."""
     return {
         "max": max(histogram, default=0),
-        "mean": round(mean(histogram), 4),
+        "mean": round(histogram_mean(histogram), 4),
         "histogram": {str(value): histogram[value] for value in sorted(histogram)},
     }
 
 
-def coarse(histogram: Counter[int]) -> dict[int, int]:
+def coarse_histogram(histogram: Counter[int]) -> dict[int, int]:
     """Return a job's `histogram` exact up to 8, then by powers of two: it stays short however far replicas drift."""
     total: Counter[int] = Counter()
     for value, count in histogram.items():
@@ -65,12 +65,12 @@ def coarse(histogram: Counter[int]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def mean(histogram: Counter[int]) -> float:
+def histogram_mean(histogram: Counter[int]) -> float:
     """Return the mean value of `histogram`, one of the statistics of the job; 0 for an empty one."""
     return sum(value * count for value, count in histogram.items()) / max(histogram.total(), 1)
 
 
-def average(values: Collection[float]) -> float:
+def mean_of_ranks(values: Collection[float]) -> float:
     """Return the mean of `values` of all ranks; 0 for none."""
     return sum(values) / max(len(values), 1)
 

@@ -27,10 +27,10 @@ from adam_mpi.monitor.aggregate_statistics import (
     Gauges,
     WorkerTimes,
     applied_pushes,
-    average,
-    coarse,
+    coarse_histogram,
     distribution,
-    mean,
+    histogram_mean,
+    mean_of_ranks,
 )
 from adam_mpi.monitor.divergence import LossTotals
 from adam_mpi.monitor.status import Activity, RankRow
@@ -126,7 +126,7 @@ class JobStatistics:
             "images_skipped": sum(share["skipped"] for share in shares),
             "images_per_second": images / max(seconds, 1e-9),
             **self.metrics.values(self._sums(shares, phase), images, images - not_finite),
-            "staleness": mean(self.histogram("leads")),
+            "staleness": histogram_mean(self.histogram("leads")),
             "clock_wait": self.clock_wait(),
         }
 
@@ -163,8 +163,10 @@ class JobStatistics:
                 "pulled": self.pulls()["bytes"],
                 "served": sum(report["bytes"] for report in self.of_role("data")),
             },
-            "staleness_histogram": {str(value): count for value, count in coarse(self.histogram("leads")).items()},
-            "apply_batch": round(average(server_steps), 3),
+            "staleness_histogram": {
+                str(value): count for value, count in coarse_histogram(self.histogram("leads")).items()
+            },
+            "apply_batch": round(mean_of_ranks(server_steps), 3),
             "store_lag": max((report["store"]["behind"] for report in servers if report["store"]), default=0.0),
             "busy": {role: round(self._busy(role), 3) for role in ("data", "worker", "server")},
             "layers": self.layers(),
@@ -172,7 +174,7 @@ class JobStatistics:
 
     def _busy(self, role: str) -> float:
         """Return the mean share of time in which ranks with this `role` were busy, from their statistics."""
-        return average([seen.busy for (other, _), seen in self.activities.items() if other == role])
+        return mean_of_ranks([seen.busy for (other, _), seen in self.activities.items() if other == role])
 
     def rank_rows(self, layout: Layout) -> list[RankRow]:
         """Return a row of statistics about each role of each rank of `layout`."""

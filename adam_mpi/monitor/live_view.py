@@ -43,20 +43,20 @@ def run_figures(run: dict[str, Any]) -> dict[str, str]:
 
 def by_role(groups: list[dict[str, Any]], staleness: float) -> Table:
     """Return the live view's table of a status's `groups`, one row per role."""
-    table = _table("role", "ranks", "busy", "waiting for", "queue", "staleness", "traffic")
+    table = _empty_table("role", "ranks", "busy", "waiting for", "queue", "staleness", "traffic")
     for group in groups:
         waited = f"{group['waiting']} {group['waited']:.0%}" if group["waiting"] else ""
         stale = "" if group["role"] == "data" else f"{staleness:.2f}"
         traffic = f"{format_bytes(group['bytes'])}/s"
         table.add_row(
-            group["role"], str(group["ranks"]), _busy(group["busy"]), waited, f"{group['queue']:g}", stale, traffic
+            group["role"], str(group["ranks"]), _busy_text(group["busy"]), waited, f"{group['queue']:g}", stale, traffic
         )
     return table
 
 
 def by_rank(ranks: list[dict[str, Any]]) -> Table:
     """Return the live view's table of a status's `ranks`, one row per role of a rank."""
-    table = _table("rank", "role", "host", "busy", "waiting for", "queue", "images/s", "traffic", "")
+    table = _empty_table("rank", "role", "host", "busy", "waiting for", "queue", "images/s", "traffic", "")
     for row in ranks:
         strip = "" if row["replica"] is None or row["role"] != "worker" else f" {row['replica']}.{row['strip']}"
         images = f"{row['images']:.0f}" if row["role"] == "worker" else ""
@@ -65,7 +65,7 @@ def by_rank(ranks: list[dict[str, Any]]) -> Table:
             str(row["rank"]),
             row["role"] + strip,
             row["host"],
-            _busy(row["busy"]),
+            _busy_text(row["busy"]),
             row["waiting"],
             str(row["queue"]),
             images,
@@ -75,12 +75,12 @@ def by_rank(ranks: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _busy(share: float) -> Text:
+def _busy_text(share: float) -> Text:
     """Return a busy share as colored text for the live view."""
     return Text(f"{share:4.0%}", style="green" if share > 0.8 else "yellow" if share > 0.3 else "")
 
 
-def _table(*columns: str) -> Table:
+def _empty_table(*columns: str) -> Table:
     """Return an empty table of the live view with these `columns`."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
@@ -143,7 +143,7 @@ class Progress:
         self.epochs = epochs
         # Launchers put a pipe between a rank and the terminal; scripts/train knows whether a terminal is at its end.
         terminal = sys.stdout.isatty() and sys.stderr.isatty()
-        self.live = _live() if terminal or os.environ.get("ADAM_MPI_TERMINAL", "") == "1" else None
+        self.live = _start_display() if terminal or os.environ.get("ADAM_MPI_TERMINAL", "") == "1" else None
 
     def update(self, status: dict[str, Any]) -> None:
         """Show the state of the job in the progress line; `status`: as in `status.json`."""
@@ -190,7 +190,7 @@ def plain(run: dict[str, Any]) -> str:
     return f"{run['name']}  {run['share']:4.0%}  {text}"
 
 
-def _live() -> "Live":
+def _start_display() -> "Live":
     """Start rich's live display on the terminal, and return it."""
     from rich.console import Console
     from rich.live import Live

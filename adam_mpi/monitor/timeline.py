@@ -76,22 +76,22 @@ class Timeline:
     def _events(self, aligned: Callable[[int], float]) -> Iterator[TraceEvent]:
         """Yield the events of this rank's timeline in the trace event format."""
         process = {"pid": self.number}
-        yield _name("process", self.name) | process | {"tid": 0}
+        yield _name_event("process", self.name) | process | {"tid": 0}
         found: list[tuple[int, int, trace.Event]] = []
         for tid, (name, row) in enumerate(list(self.recorder.rows)):
-            yield _name("thread", name) | process | {"tid": tid}
+            yield _name_event("thread", name) | process | {"tid": tid}
             found += [(event[1], tid, event) for event in list(row)]
         # The newest of all threads together, so that a rank with many threads stays within its room.
         for _, tid, event in sorted(found)[-self.room :]:
-            yield _event(event, aligned) | process | {"tid": tid}
+            yield _trace_event(event, aligned) | process | {"tid": tid}
 
 
-def _name(kind: str, name: str) -> TraceEvent:
+def _name_event(kind: str, name: str) -> TraceEvent:
     """Return the event that names a process or thread in the timeline."""
     return {"name": f"{kind}_name", "ph": "M", "args": {"name": name}}
 
 
-def _event(event: trace.Event, aligned: Callable[[int], float]) -> TraceEvent:
+def _trace_event(event: trace.Event, aligned: Callable[[int], float]) -> TraceEvent:
     """Return `event` of the timeline in the trace event format: X is a span, s and f are the ends of an arrow."""
     name, began, ended, arrow = event
     start = round(aligned(began), 3)
@@ -114,22 +114,22 @@ def offset(world: World, now: Callable[[], int] = trace.now) -> tuple[int, int]:
     between question and answer.
     """
     if world.rank:
-        return _ask(world, now)
+        return _ask_rank_0(world, now)
     for rank in range(1, world.comm.size):
         for _ in range(ROUNDS):
-            _receive(world, rank)
-            _send(world, rank, now())
+            _receive_clock(world, rank)
+            _send_clock(world, rank, now())
     return 0, 0
 
 
-def _ask(world: World, now: Callable[[], int]) -> tuple[int, int]:
+def _ask_rank_0(world: World, now: Callable[[], int]) -> tuple[int, int]:
     """Return this rank's offset for the timeline, and its maximum error, from the quickest of several questions."""
     offset = 0
     shortest = 1 << 62
     for _ in range(ROUNDS):
         asked = now()
-        _send(world, 0, 0)
-        there = _receive(world, 0)
+        _send_clock(world, 0, 0)
+        there = _receive_clock(world, 0)
         answered = now()
         if answered - asked < shortest:
             offset = there - (asked + answered) // 2
@@ -137,13 +137,13 @@ def _ask(world: World, now: Callable[[], int]) -> tuple[int, int]:
     return offset, shortest // 2
 
 
-def _send(world: World, rank: int, value: int) -> None:
+def _send_clock(world: World, rank: int, value: int) -> None:
     """Send the clock `value` to `rank`, to correct timelines for clock drift."""
     request = world.comm.Isend(np.array([value], np.int64), rank, TAG)
     world.wait(request.Test, f"rank {rank} to compare clocks", SECONDS)
 
 
-def _receive(world: World, rank: int) -> int:
+def _receive_clock(world: World, rank: int) -> int:
     """Return the clock value that `rank` sends, to correct timelines for clock drift."""
     value = np.zeros(1, np.int64)
     request = world.comm.Irecv(value, rank, TAG)

@@ -92,7 +92,7 @@ class Transfers:
                     continue
                 picked = ordered[low:high] - start
                 positions = order[low:high]
-                near = window.direct(server, place, 4 * size)
+                near = window.memory_of(server, place, 4 * size)
                 if near is not None:
                     Gather(near.view(np.float32), picked, into, positions).copy()
                     continue

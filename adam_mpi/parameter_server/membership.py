@@ -40,7 +40,7 @@ class Membership:
     channel: ControlChannel
 
     def __init__(self, size: int, seconds: float, client: Client) -> None:
-        """Belong to no generation of the parameter server yet; `_open` enters the first one."""
+        """Belong to no generation of the parameter server yet; `_open_generation` enters the first one."""
         self.size = size
         self.seconds = seconds
         self._client = client
@@ -55,7 +55,7 @@ class Membership:
         """Return whether this member of the parameter server may push and pull."""
         return "worker" in self.world.place.roles
 
-    def _open(self, world: World, settled: RecoveryPlan | None = None) -> None:
+    def _open_generation(self, world: World, settled: RecoveryPlan | None = None) -> None:
         """Open a generation of the parameter server: make this rank's windows and roles in `world`; collective."""
         config = world.config
         layout = world.layout
@@ -69,10 +69,10 @@ class Membership:
         self.channel = self.generation.channel
         self.windows = self.generation.windows
         if "server" in world.place.roles:
-            self._open_server(settled)
+            self._open_server_role(settled)
         self._client.transfers = Transfers(self.generation, self.client)
 
-    def _open_server(self, settled: RecoveryPlan | None) -> None:
+    def _open_server_role(self, settled: RecoveryPlan | None) -> None:
         """Make the server role of this member of the library, or take it into this generation."""
         if self.server is None or settled is None:
             self.server = Server(self.generation, 0)
@@ -81,7 +81,7 @@ class Membership:
             self.server.rewind(Position.unpack(settled.position.pack()), None, 0)
             self.server.begin(self.generation, settled.clocks, settled.lacking)
 
-    def _meet(self, what: str) -> None:
+    def _meet_members(self, what: str) -> None:
         """Wait until every member of the parameter server has called this; collective."""
         self.world.wait(self.world.comm.Ibarrier().Test, what, self.seconds)
 
@@ -101,7 +101,7 @@ class Membership:
         self._client.step()
         return worked
 
-    def _until(self, done: Callable[[], bool], what: str) -> None:
+    def _step_until(self, done: Callable[[], bool], what: str) -> None:
         """Step this member until `done`; raise Stall, with the servers that owe an answer, after `seconds`."""
         idle = Idle(self.world.config.cluster.poll)
         limit = time.monotonic() + self.seconds
@@ -115,7 +115,7 @@ class Membership:
 
     def _leave(self) -> None:
         """Complete everything, send the servers that this member has closed, and wait until every rank closes."""
-        self._until(lambda: self._client.idle, "pushes to be applied")
+        self._step_until(lambda: self._client.idle, "pushes to be applied")
         if self.client:
             # A rank that does both has no `serve` loop that waits for its own message.
             for rank in self.world.layout.servers:
@@ -123,7 +123,7 @@ class Membership:
                     self.channel.send(ClientClosed(), rank)
         barrier = self.world.comm.Ibarrier()
         try:
-            self._until(lambda: self.channel.idle and barrier.Test(), "all ranks to close")
+            self._step_until(lambda: self.channel.idle and barrier.Test(), "all ranks to close")
         except (RankFailure, MPI.Exception):
             # A rank that is lost after all have closed is not needed, and some have left already.
             if not self._completes(barrier):
@@ -140,13 +140,13 @@ class Membership:
                 time.sleep(1e-3)
         return False
 
-    def _free(self) -> None:
+    def _free_windows(self) -> None:
         """Free the windows of the parameter server; after a loss they stay, as that would wait for the dead."""
         shutdown.unregister(self)
         for window in self.windows if not self.world.broken else ():
             window.free()
 
-    def _survive(self, work: Callable[[], T]) -> T:
+    def _survive_loss(self, work: Callable[[], T]) -> T:
         """Return what `work` returns; if a member is lost meanwhile, call it again in the next generation."""
         while True:
             try:
@@ -171,7 +171,7 @@ class Membership:
                     world = world.recover()
                     world.layout = keep_roles(world.layout, self.world.layout)
                     world.place = world.layout.places[world.rank]
-                    self._enter(world)
+                    self._enter_generation(world)
                     break
                 except (RankFailure, MPI.Exception):
                     self._abandon()
@@ -184,7 +184,7 @@ class Membership:
                 earlier.forget()
         self.abandoned.append(Abandoned(self.windows, transfers))
 
-    def _enter(self, world: World) -> None:
+    def _enter_generation(self, world: World) -> None:
         """Begin the library's generation of `world` with what ranks have; continue pushes and pulls; collective."""
         states = gather(world.comm, self._export_state(world))
         if not world.layout.workers:
@@ -200,8 +200,8 @@ class Membership:
             settled = plan_recovery(states, world.layout, shards, world.config.server.copies, np.inf)
         except LostState as loss:
             raise LostState(f"{gone}; {loss}; the job ends") from None
-        self._open(world, settled)
-        self._meet("all ranks to continue")
+        self._open_generation(world, settled)
+        self._meet_members("all ranks to continue")
         world.started = True
         self._client.resume()
 

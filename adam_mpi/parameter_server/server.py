@@ -134,10 +134,10 @@ class ParameterServer(Membership):
         if weights.size != size:
             raise UserError(f"initial has {weights.size} values: must have size = {size}")
         super().__init__(size, seconds, Client(size, filter))
-        self._open(World(comm, config, lambda hosts, _: arrange_roles(hosts, servers)))
+        self._open_generation(World(comm, config, lambda hosts, _: arrange_roles(hosts, servers)))
         if self.server is not None:
             self.server.start({"weights": weights})
-        self._meet("all ranks to start")
+        self._meet_members("all ranks to start")
         self.world.started = True
         shutdown.register(self)
 
@@ -153,7 +153,7 @@ class ParameterServer(Membership):
         elif self.world.comm.size > 1:
             shutdown.end_job(self.world, error)
         else:
-            self._free()
+            self._free_windows()
 
     def serve(self) -> bool:
         """Serve until every client has closed, on a server rank; return at once on a client.
@@ -181,7 +181,7 @@ class ParameterServer(Membership):
             return False
         idle = Idle("sleep")
         while not all(self.world.layout.places[rank].member in self.left for rank in self.world.layout.workers):
-            idle.back_off(self._survive(self._step))
+            idle.back_off(self._survive_loss(self._step))
         return True
 
     def push(
@@ -322,7 +322,7 @@ class ParameterServer(Membership):
         push of 2 parameters from 0: NaN or infinity at parameter 1; nothing of 0 to 1 was applied
         """
         _check_thread()
-        self._survive(lambda: self._until(lambda: handle.done, handle.what))
+        self._survive_loss(lambda: self._step_until(lambda: handle.done, handle.what))
         if handle.refused:
             raise UserError(handle.refused)
         return cast(V, handle.values)
@@ -346,7 +346,7 @@ class ParameterServer(Membership):
         ...         pass  # compute something else
         """
         _check_thread()
-        self._survive(self._step)
+        self._survive_loss(self._step)
         return True
 
     def close(self) -> None:
@@ -367,8 +367,8 @@ class ParameterServer(Membership):
         >>> server.close()
         """
         _check_thread()
-        self._survive(self._leave)
-        self._free()
+        self._survive_loss(self._leave)
+        self._free_windows()
 
     @property
     def idle(self) -> bool:
@@ -377,7 +377,7 @@ class ParameterServer(Membership):
 
     def _begin(self, handle: Handle[V]) -> Handle[V]:
         """Start the push or pull of `handle` now, or as soon as those before it are done; return it."""
-        if not self._survive(partial(self._client.start_ready, handle)):
+        if not self._survive_loss(partial(self._client.start_ready, handle)):
             self._client.waiting.append(handle)
         return handle
 

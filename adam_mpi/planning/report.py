@@ -28,14 +28,14 @@ def plan_text(config: Config, ranks: int, hosts: str | None, images: str | None 
 
 def format_plan(plan: JobPlan) -> str:
     """Return `plan` as text, one paragraph per subject."""
-    sections = [_roles(plan), _layer_lines(plan.shapes)]
+    sections = [_role_lines(plan), _layer_lines(plan.shapes)]
     if len(plan.partition) > 1:
         sections.append(_strip_lines(plan))
-    sections += [_parameters(plan), _memory_lines(plan), _working_set(plan.network)]
+    sections += [_parameter_lines(plan), _memory_lines(plan), _working_set_lines(plan.network)]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
-def _roles(plan: JobPlan) -> Iterator[str]:
+def _role_lines(plan: JobPlan) -> Iterator[str]:
     """Yield the planned role of each rank as text."""
     layout = plan.layout
     survived = layout.survives(plan.config.server.copies)
@@ -63,7 +63,7 @@ def _layer_lines(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
 
 
-def _parameters(plan: JobPlan) -> Iterator[str]:
+def _parameter_lines(plan: JobPlan) -> Iterator[str]:
     """Yield the planned shards of each server and the sizes of pushes, as text."""
     memory_layout = plan.memory_layout
     yield f"{len(memory_layout.shards)} shards on {len(memory_layout.servers)} servers"
@@ -86,14 +86,14 @@ def _strip_lines(plan: JobPlan) -> Iterator[str]:
     """Yield the text of what each planned strip of a replica owns, computes, and sends to the others."""
     cut = plan.partition
     if cut.hybrid:
-        yield from _hybrid(plan.config, cut)
+        yield from _hybrid_lines(plan.config, cut)
     else:
         yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
     for index, shape in enumerate(cut.shapes):
         exchange = cut.exchanges.get(index)
         if cut.strips[0].shapes[index].extent is None:
             continue
-        owned = [f"{a}-{b - 1}{_halo(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
+        owned = [f"{a}-{b - 1}{_halo_columns(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
         yield f"  {shape.name:10} {'  '.join(owned)}"
     if first := _border_first(plan.network):
         yield f"  border columns first, the others while those are on their way: before {', '.join(first)}"
@@ -129,7 +129,7 @@ def _border_first(net: Network) -> list[str]:
     return [net.program.crossings[port.exchange].exchange.layer for port in ports]
 
 
-def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
+def _hybrid_lines(config: Config, cut: Partition) -> Iterator[str]:
     """Yield the text of how the ranks of a planned hybrid replica share a batch."""
     first = next(shape.name for shape in cut.shapes if isinstance(shape.layer, Dense))
     rounds = parts.count_parts(config.train.batch, *parts.most_parts(1, len(cut)))
@@ -138,7 +138,7 @@ def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
     yield "  then the units that each owns of a layer's output, and how many of its input come from the others"
 
 
-def _halo(exchange: Exchange | None, strip: int) -> str:
+def _halo_columns(exchange: Exchange | None, strip: int) -> str:
     """Return for the plan's text how many columns `strip` needs beyond its own of a layer's input, left and right."""
     if exchange is None or isinstance(exchange, Assembly):
         return ""
@@ -167,7 +167,7 @@ def _memory_lines(plan: JobPlan) -> Iterator[str]:
     )
 
 
-def _working_set(network: Network) -> Iterator[str]:
+def _working_set_lines(network: Network) -> Iterator[str]:
     """Yield the text of what a planned trainer thread reads and writes per batch, and this machine's caches."""
     weights = 4 * parameters.total(network.shapes)
     apart = f" ({format_bytes(4 * network.program.unshared_floats)} if none shared memory)" if network.program else ""

@@ -81,7 +81,7 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked:
             shift = 0.0 if stacked else (index - (len(series) - 1) / 2) * width
             axes.bar(np.arange(len(names)) + shift, values, width, bottom=base if stacked else None, label=label)
             base = base + values
-        _label(axes, names)
+        _label_bars(axes, names)
         axes.set(title=title, ylabel=y)
         axes.margins(y=0.3)  # room for the legend
         axes.legend(loc="upper left", ncols=2, fontsize=8)
@@ -89,7 +89,7 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked:
     return draw_chart(title, (5.2, 3.2), paint)
 
 
-def _label(axes: Axes, names: Sequence[str]) -> None:
+def _label_bars(axes: Axes, names: Sequence[str]) -> None:
     """Write names under the bars of a chart, as many as there is room for."""
     every = max(1, len(names) // 24)
     places = range(0, len(names), every)
@@ -148,7 +148,7 @@ def activations(layers: Mapping[str, np.ndarray]) -> bytes:
     def paint(figure: Figure) -> None:
         rows = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
         for axes, (name, channels) in zip(rows, layers.items(), strict=True):
-            axes.imshow(_row(channels.astype(np.float32)), cmap="viridis", interpolation="nearest")
+            axes.imshow(_row_of_channels(channels.astype(np.float32)), cmap="viridis", interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.grid(visible=False)
             axes.set_ylabel(name, rotation=0, ha="right", va="center")
@@ -156,7 +156,7 @@ def activations(layers: Mapping[str, np.ndarray]) -> bytes:
     return render((12.0, 0.95 * len(layers)), paint, "png")
 
 
-def _row(channels: np.ndarray) -> np.ndarray:
+def _row_of_channels(channels: np.ndarray) -> np.ndarray:
     """Return the channels of one layer to draw side by side, with a blank column between; units in lines."""
     if channels[0].size == 1:
         width = min(UNITS, len(channels))

@@ -106,12 +106,12 @@ def revoke(world: World) -> None:
 
 def report_failure(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
     """Report the error that ends the job; if the run directory does not answer, on the terminal at least."""
-    if not report_once.finishes_within(REPORT_SECONDS, lambda: _report(world, connection, failure_file, error)):
-        print(f"adam_mpi: {_cause(world, error)}", file=sys.stderr, flush=True)
+    if not report_once.finishes_within(REPORT_SECONDS, lambda: _report_error(world, connection, failure_file, error)):
+        print(f"adam_mpi: {_describe_cause(world, error)}", file=sys.stderr, flush=True)
     connection.close()
 
 
-def _report(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
+def _report_error(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
     """Log and report the `error` that ends the job on this rank, unless another rank has a better reason."""
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
@@ -119,7 +119,9 @@ def _report(world: World, connection: SentinelConnection, failure_file: Path, er
     if isinstance(error, Interrupted | RankFailure | MPI.Exception):
         # Another rank may have died first: its sentinel knows more about that than a signal or MPI.
         report_once.wait_for_report(failure_file, report_once.PRINT_SECONDS)
-    report_once.report_failure(failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1)
+    report_once.report_failure(
+        failure_file, _describe_cause(world, error), exit_code=2 if isinstance(error, UserError) else 1
+    )
 
 
 def end_after_failure(world: World, failure_file: Path, error: BaseException) -> NoReturn:
@@ -136,7 +138,7 @@ def end_after_failure(world: World, failure_file: Path, error: BaseException) ->
     os._exit(code)
 
 
-def _cause(world: World, error: BaseException) -> str:
+def _describe_cause(world: World, error: BaseException) -> str:
     """Return what people read about the `error` that ends the job; a traceback only for an error of the program."""
     if isinstance(error, LostState | LostRun | Stall):
         return str(error)

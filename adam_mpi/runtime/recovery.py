@@ -89,7 +89,7 @@ def plan_recovery(
     sound = find_sound_copies(states, layout, shards, synchronous)
     holders = choose_holders(states, layout, shards, copies, sound)
     batches = [batch for state in states for batch in state.batches]
-    position = _position([state.positions for state in states], sound.clock, max(batches, default=0) // EPOCH)
+    position = _recovered_position([state.positions for state in states], sound.clock, max(batches, default=0) // EPOCH)
     joint = None if np.isinf(staleness) else _joint_batches(states, layout, position, sound.clock)
     clock = None if joint is None else joint.cuts.layouts[-1][0]
     clocks = _next_clocks(states, layout, clock, synchronous)
@@ -107,9 +107,9 @@ def plan_recovery(
         begun=_clocks_after_resent(states, clocks),
         cuts=None if joint is None else joint.cuts,
         left={} if joint is None else joint.left,
-        taken=_taken(states, holders.ranks),
+        taken=_messages_taken(states, holders.ranks),
         out=_batches_in_progress(batches, position.epoch) if joint is None else frozenset(),
-        mean=_mean(tallies),
+        mean=_mean_sums(tallies),
         detected=min(state.detected for state in states if state.detected),
         resumed_at=earliest(state.resumed_at for state in states),
         coordinator=newest_coordinator([state.coordinator for state in states]),
@@ -134,7 +134,7 @@ def _acknowledged(states: Sequence[RankState], layout: Layout, version: int | No
     return acknowledged
 
 
-def _position(known: Sequence[Mapping[int, Position]], version: int | None, begun: int) -> Position:
+def _recovered_position(known: Sequence[Mapping[int, Position]], version: int | None, begun: int) -> Position:
     """Return where the recovered training stands, from the positions that servers `known`, by clock.
 
     In synchronous training it is the position of the complete clock `version`; raise LostState if no server knows it.
@@ -222,7 +222,7 @@ def _clocks_after_resent(states: Sequence[RankState], clocks: Mapping[int, int])
     return {pusher: max(clock, ends.get(pusher, clock)) for pusher, clock in clocks.items()}
 
 
-def _taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
+def _messages_taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
     """Return, by pusher and shard, the highest message number in the copy that serves after the recovery."""
     taken: dict[int, dict[int, int]] = defaultdict(dict)
     for shard, ranks in enumerate(holders):
@@ -245,7 +245,7 @@ def newest_coordinator(states: Sequence[dict[str, Any] | None]) -> dict[str, Any
     return max((state for state in states if state), key=lambda state: state["number"], default=None)
 
 
-def _mean(tallies: Sequence[tuple[int, float, tuple[float, ...]]]) -> tuple[float, ...]:
+def _mean_sums(tallies: Sequence[tuple[int, float, tuple[float, ...]]]) -> tuple[float, ...]:
     """Return the sums of loss and metrics per image before the recovery, from `tallies` of (epoch, images, sums)."""
     images = max(1.0, sum(tally[1] for tally in tallies))
     return tuple(sum(values) / images for values in zip(*(tally[2] for tally in tallies), strict=True))

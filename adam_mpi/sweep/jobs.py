@@ -40,7 +40,7 @@ class Point:
 
 def points(over: Sequence[str], seeds: int, folder: Path) -> list[Point]:
     """Return the runs of a sweep, all values with all seeds; seeds vary slowest: every value is soon tried once."""
-    axes = [_axis(text) for text in over]
+    axes = [_settings_of_key(text) for text in over]
     return [
         Point(values, seed, folder / _file_name(values, seed))
         for seed in range(1, seeds + 1)
@@ -53,7 +53,7 @@ def command_lines(points: Sequence[Point], base: Sequence[str]) -> str:
     return "".join(shlex.join(point.arguments(base)) + "\n" for point in points)
 
 
-def _axis(text: str) -> list[str]:
+def _settings_of_key(text: str) -> list[str]:
     """Return the settings of one key of a sweep: "consistency.staleness=0,1" has two; raise UserError for others."""
     key, equals, values = text.partition("=")
     if not equals or "." not in key or not all(values.split(",")):

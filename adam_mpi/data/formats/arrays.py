@@ -39,7 +39,7 @@ class Held:
 
 def open_folder(path: Path) -> dict[str, Source]:
     """Open the parts in a folder of npy files."""
-    return _parts(path, open_arrays(path))
+    return _parts_by_name(path, open_arrays(path))
 
 
 def open_arrays(path: Path) -> dict[str, Held]:
@@ -50,7 +50,7 @@ def open_arrays(path: Path) -> dict[str, Held]:
 def open_npz(path: Path) -> dict[str, Source]:
     """Open the parts in an npz file; raise UserError when it is damaged."""
     try:
-        return _parts(path, members(path))
+        return _parts_by_name(path, members(path))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: cut short or damaged ({error})") from None
 
@@ -62,7 +62,7 @@ def members(path: Path) -> dict[str, Held]:
         return {stem: _open_member(path, archive, member) for stem, member in found.items()}
 
 
-def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
+def _parts_by_name(path: Path, held: dict[str, Held]) -> dict[str, Source]:
     """Return the sources of the parts in npy or npz files, which are found by the names of the arrays."""
     return {
         part: array_source(
@@ -80,7 +80,7 @@ def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
 def _open_npy(path: Path) -> Held:
     """Open the array in an npy file."""
     with open(path, "rb") as file:
-        sizes, dtype, start = _header(str(path), file)
+        sizes, dtype, start = _read_npy_header(str(path), file)
     return Held(str(path), sizes, dtype, rows_at(path, dtype, sizes, start))
 
 
@@ -88,7 +88,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     """Open an array of an npz; a compressed one is read as a whole when first needed."""
     name = f"{path}:{member.filename}"
     with archive.open(member) as file:
-        sizes, dtype, start = _header(name, file)
+        sizes, dtype, start = _read_npy_header(name, file)
     announced = start + math.prod(sizes) * dtype.itemsize
     possible = member.compress_size * (1 if member.compress_type == zipfile.ZIP_STORED else MOST_COMPRESSION)
     if announced != member.file_size or announced > possible:
@@ -106,7 +106,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     return Held(name, sizes, dtype, rows, in_memory=True)
 
 
-def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
+def _read_npy_header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
     """Return sizes and type of an npy file, and where its elements begin."""
     try:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -73,7 +73,7 @@ def shape(path: Path) -> tuple[int, ...]:
     """Return the sizes announced in the header of an idx file; nothing else is read."""
     try:
         with _open_idx_file(path) as file:
-            return _header(path, file)
+            return _read_header(path, file)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error}); fetch it again") from None
 
@@ -109,7 +109,7 @@ def _open_idx_file(path: Path) -> BinaryIO:
     return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
-def _header(path: Path, file: BinaryIO) -> tuple[int, ...]:
+def _read_header(path: Path, file: BinaryIO) -> tuple[int, ...]:
     """Read the sizes from an idx header: two zero bytes, type, number of dimensions, four big-endian bytes each."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or not 1 <= magic[3] <= 4:

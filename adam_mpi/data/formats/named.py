@@ -63,10 +63,10 @@ def open_parts(path: Path, inputs: Sequence[Any], targets: Sequence[Any]) -> dic
     if both := {wanted.name for wanted in taken} & {wanted.name for wanted in aims}:
         raise UserError(f"data.targets: {', '.join(sorted(both))} is also in data.inputs")
     held = open_arrays(path)
-    parts = {"train": _find(path, held, [*taken, *aims], "train", required=True)}
-    if test := _find(path, held, [*taken, *aims], "test", required=False):
+    parts = {"train": _find_named_arrays(path, held, [*taken, *aims], "train", required=True)}
+    if test := _find_named_arrays(path, held, [*taken, *aims], "test", required=False):
         parts["test"] = test
-    return {part: _source(found, taken, aims) for part, found in parts.items()}
+    return {part: _source_of_part(found, taken, aims) for part, found in parts.items()}
 
 
 def open_arrays(path: Path) -> dict[str, Held]:
@@ -104,7 +104,9 @@ def _open_safetensors(path: Path) -> dict[str, Held]:
         raise UserError(f"{path}: not a safetensors file, or damaged ({error})") from None
 
 
-def _find(path: Path, held: Mapping[str, Held], wanted: Sequence[Wanted], part: str, required: bool) -> dict[str, Held]:
+def _find_named_arrays(
+    path: Path, held: Mapping[str, Held], wanted: Sequence[Wanted], part: str, required: bool
+) -> dict[str, Held]:
     """Return the named arrays of `part`: x is train_x, x_train or train/x, or x alone.
 
     Without `required` nothing is returned unless one of them is there.
@@ -125,13 +127,13 @@ def _find(path: Path, held: Mapping[str, Held], wanted: Sequence[Wanted], part: 
     return found
 
 
-def _source(found: Mapping[str, Held], inputs: Sequence[Wanted], targets: Sequence[Wanted]) -> Source:
+def _source_of_part(found: Mapping[str, Held], inputs: Sequence[Wanted], targets: Sequence[Wanted]) -> Source:
     """Return the source of one part of a data set of named arrays."""
     count = _check_lengths(found)
     first = found[inputs[0].name]
     field, rows = _first_input(inputs[0].name, first)
-    columns = [_input(wanted.name, found[wanted.name]) for wanted in inputs[1:]]
-    aims = [_target(wanted, found[wanted.name]) for wanted in targets]
+    columns = [_further_input(wanted.name, found[wanted.name]) for wanted in inputs[1:]]
+    aims = [_target_field(wanted, found[wanted.name]) for wanted in targets]
     values = [np.ascontiguousarray(found[aim.name].all().reshape(count, *aim.shape), aim.dtype) for aim in aims]
     more = [Column(aim, array.__getitem__) for aim, array in zip(aims[1:], values[1:], strict=True)]
     return Source(
@@ -171,7 +173,7 @@ def _input_type(dtype: np.dtype) -> str:
 
 def _first_input(name: str, held: Held) -> tuple[Field, Rows]:
     """Return the first named input: bytes and floats are images or features, (channels, height, width)."""
-    field, rows = _input(name, held).field, _input(name, held).rows
+    field, rows = _further_input(name, held).field, _further_input(name, held).rows
     if not 2 <= len(held.sizes) <= 4 or field.dtype.startswith("int"):
         return field, rows
     shape, order = image_axes(held.name, held.sizes)
@@ -183,7 +185,7 @@ def _first_input(name: str, held: Held) -> tuple[Field, Rows]:
     return Field(name, field.dtype, shape), arranged
 
 
-def _input(name: str, held: Held) -> Column:
+def _further_input(name: str, held: Held) -> Column:
     """Return a further named input as it is in the file."""
     dtype = _input_type(held.dtype)
     return Column(
@@ -191,12 +193,12 @@ def _input(name: str, held: Held) -> Column:
     )
 
 
-def _target(wanted: Wanted, held: Held) -> Field:
+def _target_field(wanted: Wanted, held: Held) -> Field:
     """Return the field of a named target, whose kind follows from its type where none is given.
 
     Raises UserError for an array that cannot be of this kind.
     """
-    kind = wanted.kind or _kind(held)
+    kind = wanted.kind or _target_kind(held)
     shape = held.sizes[1:]
     floats = held.dtype.kind == "f"
     if kind == CLASSES and (floats or math.prod(shape) != 1):
@@ -210,7 +212,7 @@ def _target(wanted: Wanted, held: Held) -> Field:
     return Field(wanted.name, "uint8" if kind == SETS else "int32", shape, TARGET, kind)
 
 
-def _kind(held: Held) -> str:
+def _target_kind(held: Held) -> str:
     """Return the kind of targets that a named array of this type and shape has."""
     if held.dtype.kind == "f":
         return VECTORS

@@ -39,13 +39,13 @@ def rows_in_chunks(path: Path, dtype: np.dtype, sizes: tuple[int, ...], starts: 
         # Adjacent rows are read together.
         edges = [0, *(np.flatnonzero(np.diff(places) != row_bytes) + 1).tolist(), len(indices)]
         for first, last in itertools.pairwise(edges):
-            _fill(path, file.fileno(), taken[first:last].reshape(-1), int(places[first]) if last else 0)
+            _fill_memory(path, file.fileno(), taken[first:last].reshape(-1), int(places[first]) if last else 0)
         return taken.view(dtype).reshape(len(indices), *sizes[1:])
 
     return rows
 
 
-def _fill(path: Path, file: int, memory: np.ndarray, offset: int) -> None:
+def _fill_memory(path: Path, file: int, memory: np.ndarray, offset: int) -> None:
     """Read rows of a source's file from `offset` on until `memory` is full; raise UserError at the end of the file."""
     done = 0
     while done < memory.size:
