@@ -11,8 +11,8 @@ KEPT = 512
 """Steps of a shard whose gradients are remembered; a push that is later counts those of all of them."""
 STABLE = 4.0
 """Largest product of the learning rate, summed over the batches that momentum repeats it for, and a push's delay. A
-step by a gradient that is n gradients late overshoots where n times the rate times the curvature exceeds about 1; with
-clipped gradients, 4 was the largest product without a loss of accuracy (docs/explanation/asynchrony.md)."""
+step by a gradient that is n gradients late overshoots where n times the rate times the curvature exceeds about 1; the
+curvature along clipped gradients is assumed to be 1/4."""
 
 
 class ShardHistory:
