@@ -225,7 +225,7 @@ class Trained:
         return [np.concatenate(pieces) for pieces in zip(*blocks, strict=True)]
 
     def _run_graph(self, layers: GraphLayers, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> list[np.ndarray]:
-        """Return values of a graph by name, from what is fed for its inputs."""
+        """Return values of a trained network's graph by name, from what is fed for its inputs."""
         graph = layers.graph
         arrays = {name: self._prepare(values) if name == layers.fed.name else values for name, values in feed.items()}
         names = [graph.outputs[0] if name == PROBABILITIES else name for name in fetch]

@@ -49,13 +49,13 @@ def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
 
 
 def _target(description: Description) -> Value:
-    """Return what a graph is fed as the first target of a data set."""
+    """Return what the planned graph is fed as the first target of a data set."""
     field = description.target
     return Value(field.name, field.shape, "integer" if field.dtype.startswith("int") else "float")
 
 
 def _check_fields(description: Description, graph: bool) -> None:
-    """Raise UserError for fields that a `graph`, or a list of layers with a softmax, cannot take."""
+    """Raise UserError for fields that a planned `graph`, or list of layers with a softmax, cannot take."""
     inputs = [field for field in description.fields if field.role == INPUT]
     if len(inputs) > 1 or (inputs[0].dtype.startswith("int") and not graph):
         shown = ", ".join(f"{field.name} ({field.dtype})" for field in inputs)

@@ -10,7 +10,7 @@ CLIP_NORM = 1.0
 
 
 def decide(config: Config, threads: int, crowded: bool) -> None:
-    """Set what is left open in `config`, for `threads` trainer threads of all replicas together.
+    """Set what the recipe of asynchronous training leaves open in `config`, for `threads` trainer threads in all.
 
     `crowded`: whether a node has more trainer threads than cores. One thread alone trains sequentially: with the rule
     of the servers, no clipping, and one push in flight.
@@ -28,12 +28,12 @@ def decide(config: Config, threads: int, crowded: bool) -> None:
 
 
 def trains_alone(config: Config, threads: int) -> bool:
-    """Return whether one thread trains without clocks and without others: the steps are then taken one by one."""
+    """Return whether one thread trains alone and without clocks: the recipe then takes the steps one by one."""
     return config.asynchronous and config.layout.partitions == 1 and threads == 1
 
 
 def _replicas_keep_velocity(config: Config) -> bool:
-    """Return whether trainer threads can keep the velocity: gradients of a whole network that nobody waits for."""
+    """Return whether the recipe may keep the velocity in trainer threads: whole networks, no waiting."""
     optimizer = config.optimizer
     moves = optimizer.kind in ("momentum", "nesterov") and optimizer.momentum > 0 and optimizer.where == "server"
     return moves and config.asynchronous and config.layout.partitions == 1 and config.push.protocol != "factor"

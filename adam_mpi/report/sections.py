@@ -53,7 +53,7 @@ def figures(runs: Sequence[Run]) -> str:
 
     rows: list[list[object]] = [[FIGURES[key][0], *(shown(run, key) for run in runs)] for key in FIGURES]
     rows[1:1] = _monitored(runs)
-    rows.append(["ranks", *(_rank_counts(run.summary["ranks"]) for run in runs)])
+    rows.append(["ranks", *(_ranks_as_text(run.summary["ranks"]) for run in runs)])
     rows.append(["staleness, mean", *(run.summary["staleness"]["mean"] for run in runs)])
     for name in ("pushes", "pulls"):
         rows.append([f"{name}, bytes", *(format_bytes(run.summary[name]["bytes"]) for run in runs)])
@@ -77,7 +77,7 @@ def _monitored(runs: Sequence[Run]) -> list[list[object]]:
     return rows
 
 
-def _rank_counts(ranks: Mapping[str, int]) -> str:
+def _ranks_as_text(ranks: Mapping[str, int]) -> str:
     """Return the numbers of ranks by role as text of the report."""
     return f"{ranks['total']}: {ranks['data']} data, {ranks['worker']} worker, {ranks['server']} server"
 

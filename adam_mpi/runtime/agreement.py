@@ -119,7 +119,7 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
 
 
 def _check_statistics(config: Config, shapes: tuple[LayerShape, ...]) -> None:
-    """Raise UserError if running statistics of the model would be changed by what is meant for gradients."""
+    """Raise UserError if running statistics of the job's model would be changed by what is meant for gradients."""
     found = next((tensor.name for tensor in parameters.tensors(shapes) if tensor.statistic), None)
     if found is None:
         return
@@ -216,7 +216,7 @@ def adapt_to_node(world: World, job: Job) -> Job:
 
 
 def _decide_recipe(world: World, config: Config) -> None:
-    """Decide what the recipe leaves open, by the trainer threads of all ranks; collective."""
+    """Decide what the recipe of the agreed job leaves open, by the trainer threads of all ranks; collective."""
     threads, crowded = count_threads(world)
     trains = "worker" in world.place.roles
     counted = world.comm.allgather((threads * trains, crowded and trains))

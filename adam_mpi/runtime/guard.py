@@ -1,4 +1,4 @@
-"""The guard of a job: notices that training has diverged, says so, and ends the job or lets it go back."""
+"""The guard of a job: acts when training has diverged; ends the job, or orders all ranks to go back."""
 
 import logging
 import math

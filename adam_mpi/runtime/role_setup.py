@@ -107,7 +107,7 @@ def trainer_threads(world: World) -> int:
 
 
 def count_threads(world: World) -> tuple[int, bool]:
-    """Return the trainer threads of this rank, and whether those of its node are more than the cores that they share.
+    """Return the trainer threads to set up on this rank, and whether those of its node exceed its cores.
 
     Collective over the node in the first generation.
     """

@@ -43,7 +43,7 @@ def write(model: Trained, path: Path) -> None:
 
 
 def _stack(model: Trained) -> onnx.GraphProto:
-    """Return the graph of a stack of layers."""
+    """Return the graph to export to ONNX of a stack of layers."""
     last = model.shapes[-1].name
     constants = {**model.tensors, **_scaling(model)}
     nodes = [

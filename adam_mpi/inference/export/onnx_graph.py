@@ -19,28 +19,28 @@ class OnnxExport:
         self.constants: dict[str, np.ndarray] = {}
 
     def node(self, kind: str, inputs: Sequence[str], outputs: Sequence[str] | None = None, **attributes: Any) -> str:
-        """Add a node and return the name of its first output; without `outputs` it is a new name."""
+        """Add an ONNX node and return the name of its first output; without `outputs` it is a new name."""
         made = list(outputs) if outputs else [f"onnx{len(self.nodes)}"]
         self.nodes.append(helper.make_node(kind, list(inputs), made, **attributes))
         return made[0]
 
     def constant(self, values: np.ndarray) -> str:
-        """Return the name of a constant."""
+        """Return the name of an ONNX constant with these `values`."""
         name = f"constant{len(self.constants)}"
         self.constants[name] = values
         return name
 
     def value(self, name: str) -> Value:
-        """Return the value `name` of the graph."""
+        """Return the value `name` of the graph to export."""
         return self.graph.values[name]
 
     def rank(self, name: str) -> int:
-        """Return how many axes the value `name` has, without samples."""
+        """Return how many axes the exported value `name` has, without samples."""
         return len(self.graph.values[name].shape)
 
 
 def make(graph: Graph, weights: np.ndarray, result: str) -> onnx.GraphProto:
-    """Return what computes the first output of `graph`, under the name `result`, with `weights`.
+    """Return the ONNX graph that computes the first output of `graph`, under the name `result`, with `weights`.
 
     Raises MissingRule for an operator without an ONNX rule.
     """
