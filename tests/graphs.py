@@ -20,8 +20,12 @@ def random_feed(graph, samples, seed=0, classes=3):
 
 
 def random_weights(graph, seed=1):
-    """Return weights of some size everywhere, biases too."""
-    return np.random.default_rng(seed).standard_normal(graph.size) * 0.5
+    """Return weights of some size everywhere, biases too; statistics are positive, as variances are."""
+    weights = np.random.default_rng(seed).standard_normal(graph.size) * 0.5
+    for p, start in zip(graph.parameters, graph.offsets.values(), strict=True):
+        if p.kind == "statistic":
+            weights[start : start + p.size] = np.abs(weights[start : start + p.size]) + 0.1
+    return weights
 
 
 def check(graph, samples=5, seed=0, classes=3, feed=None, weights=None, tolerance=2e-5):
@@ -33,13 +37,17 @@ def check(graph, samples=5, seed=0, classes=3, feed=None, weights=None, toleranc
 
 
 def check_gradient(graph, feed, weights, step=1e-6, tolerance=1e-6):
-    """Compare the gradient along three random directions with finite differences, in float64."""
+    """Compare the gradient along three random directions with finite differences, in float64.
+
+    Statistics are left as they are: what is returned for them is no gradient.
+    """
     executor = ReferenceExecutor(graph, dtype=np.float64)
     gradient, _ = gradient_of(executor, weights, feed)
+    learned = np.concatenate([np.full(p.size, p.kind != "statistic") for p in graph.parameters])
     for number in range(3):
-        direction = np.random.default_rng(number).standard_normal(graph.size)
-        ahead = executor.evaluate(weights + step * direction, feed)["loss"]
-        behind = executor.evaluate(weights - step * direction, feed)["loss"]
+        direction = np.random.default_rng(number).standard_normal(graph.size) * learned
+        ahead = gradient_of(executor, weights + step * direction, feed)[1]["loss"]
+        behind = gradient_of(executor, weights - step * direction, feed)[1]["loss"]
         expected = (ahead - behind) / (2 * step)
         assert abs(gradient @ direction - expected) <= tolerance * (1 + abs(expected) + np.abs(gradient).max())
 

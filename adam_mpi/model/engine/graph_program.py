@@ -1,5 +1,6 @@
 """Build the program of a graph: one function that computes a batch, forward and backward, without Python."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,7 @@ def build(
 
     Raises MissingRule for an operator without an emitted kernel.
     """
-    blocks = min(-(-samples // lanes), max(1, PASS_SAMPLES // lanes))
+    blocks = min(-(-samples // lanes), pass_blocks(graph, lanes))
     lowering = Lowering(graph, lanes, registers, blocks, choices)
     lowering.lower()
     forward, backward = phases(lowering.items)
@@ -83,6 +84,12 @@ def build(
         lanes=lanes,
         tables=tables.astype(np.float32),
     )
+
+
+def pass_blocks(graph: Graph, lanes: int) -> int:
+    """Return how many blocks go through `graph` together: no pass cuts a group of samples that belong together."""
+    least = math.lcm(lanes, *(node.op.together() for node in graph.nodes))
+    return least * max(1, PASS_SAMPLES // least) // lanes
 
 
 def _emit_phases(source: Source, all_phases: tuple[Phase, ...], plan: BufferPlan, lanes: int) -> None:

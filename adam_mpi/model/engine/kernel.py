@@ -92,12 +92,12 @@ class Kernel:
             yield
 
     @contextmanager
-    def each_block(self) -> Iterator[None]:
-        """Emit a loop over all blocks, in the kernel of an operator with `whole_batch`; operands follow the block."""
+    def each_block(self, stop: str = "blocks", start: str = "0") -> Iterator[None]:
+        """Emit a loop over blocks, in the kernel of an operator with `whole_batch`; operands follow the block."""
         operands = [operand for operand in (*self.inputs, *self.outputs) if operand.value.batched]
         for operand in operands:
             operand.block = f" + block * {operand.value.size * self.lanes}"
-        with self.loop("block", "blocks"):
+        with self.loop("block", stop, start):
             yield
         for operand in operands:
             operand.block = ""

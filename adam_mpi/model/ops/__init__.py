@@ -5,10 +5,13 @@
 
 from adam_mpi.model.ops import (  # noqa: F401
     activation,
+    batch_norm,
     conv,
     cross_entropy,
     dense,
     dropout,
+    layer_norm,
+    local_response_norm,
     losses,
     pool,
     reduce,

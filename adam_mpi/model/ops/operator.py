@@ -115,6 +115,10 @@ class Operator:
         """
         lowering.call_kernel(node)
 
+    def together(self) -> int:
+        """Return how many neighboring samples have to go through the network in one pass, counted from the first."""
+        return 1
+
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
         """Return what part along `axis` of each input is needed for outputs in `span`; None: all of it."""
         self.missing("partition rule")
