@@ -54,6 +54,15 @@ def cross_entropy(shape, classes_first=False, **values):
     return nn.graph(scores, loss, {"correct": nn.correct(scores, target)})
 
 
+def matmul(first, second, **values):
+    return squares(nn.matmul(mixed(first), mixed(second, name="other"), **values))
+
+
+def attention(queries, keys, values, **options):
+    given = [mixed(shape, name=name) for shape, name in ((queries, "query"), (keys, "key"), (values, "value"))]
+    return squares(nn.attention(*given, **options))
+
+
 CASES = {
     "relu": lambda: unary("relu"),
     "tanh": lambda: unary("tanh"),
@@ -80,6 +89,18 @@ CASES = {
     "sum": lambda: squares(nn.sum(mixed((2, 3, 4)), axes=[0, 2])),
     "mean": lambda: squares(nn.mean(mixed((2, 3, 4)), axes=[-1], keep=True)),
     "softmax": lambda: squares(nn.softmax(mixed((2, 4)))),
+    "softmax of channels": lambda: squares(nn.softmax(mixed((3, 2, 2)), axis=0)),
+    "softmax in the middle": lambda: squares(nn.softmax(mixed((2, 3, 2)), axis=-2)),
+    "matmul": lambda: matmul((2, 5, 3), (2, 3, 6)),
+    "matmul transposed first": lambda: matmul((3, 5), (3, 4), transpose_first=True),
+    "matmul transposed second": lambda: matmul((3, 5), (4, 5), transpose_second=True),
+    "matmul transposed both": lambda: matmul((3, 5), (7, 3), transpose_first=True, transpose_second=True),
+    "attention": lambda: attention((5, 6), (7, 6), (7, 4), heads=2),
+    "attention causal": lambda: attention((6, 4), (6, 4), (6, 8), heads=2, causal=True),
+    "attention of many queries": lambda: attention((19, 3), (19, 3), (19, 2), causal=True),
+    "embedding": lambda: squares(nn.embedding(nn.input((4,), "integer"), 3, 5)),
+    "embedding of categories": lambda: squares(nn.embedding(nn.input((), "integer"), 4, 3)),
+    "position_embedding": lambda: squares(nn.position_embedding(mixed((3, 2)))),
     "dropout": lambda: squares(nn.dropout(mixed((2, 3)), 0.0)),
     "dense": lambda: squares(nn.dense(mixed((3, 5), axes=("token", "unit")), 9)),
     "conv": lambda: conv((2, 5, 6), 3, 3, pad=1),

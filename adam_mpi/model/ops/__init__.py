@@ -5,15 +5,19 @@
 
 from adam_mpi.model.ops import (  # noqa: F401
     activation,
+    attention,
     batch_norm,
     conv,
     cross_entropy,
     dense,
     dropout,
+    embedding,
     layer_norm,
     local_response_norm,
     losses,
+    matmul,
     pool,
     reduce,
     shape,
+    softmax,
 )

@@ -1,4 +1,4 @@
-"""Softmax, and softmax cross-entropy with label smoothing, class weights and a label that is ignored."""
+"""Softmax cross-entropy with label smoothing, class weights and a label that is ignored."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,64 +11,7 @@ import numpy as np
 from adam_mpi.model.graph import Shape, Value, shape_text
 from adam_mpi.model.ops.fields import hidden, number
 from adam_mpi.model.ops.operator import Operator, Run, register
-
-
-def softmax(logits: np.ndarray, axis: int) -> np.ndarray:
-    """Return the probabilities along `axis`."""
-    shifted = np.exp(logits - logits.max(axis=axis, keepdims=True))
-    return shifted / shifted.sum(axis=axis, keepdims=True)
-
-
-@register("softmax")
-@dataclass(frozen=True)
-class Softmax(Operator):
-    """Turn numbers along the last axis into probabilities."""
-
-    def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
-        return [Value("", inputs[0].shape, axes=inputs[0].axes)]
-
-    def gradient(
-        self, tape: Any, inputs: Sequence[Value], outputs: Sequence[Value], errors: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        return [tape.add(SoftmaxBack(), outputs[0], errors[0])]
-
-    def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
-        return [softmax(arrays[0], -1)]
-
-    def emit(self, kernel: Any) -> None:
-        classes = kernel.inputs[0].value.shape[-1]
-        with kernel.loop("place", kernel.inputs[0].value.size // classes):
-            emit_softmax(kernel, kernel.inputs[0], kernel.outputs[0], classes, f"place * {classes}")
-
-    def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        export.node("Softmax", inputs, outputs, axis=-1)
-
-
-@dataclass(frozen=True)
-class SoftmaxBack(Operator):
-    """Take errors (second input) back through a softmax whose probabilities are the first input."""
-
-    data_inputs = 2
-
-    def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
-        return [Value("", inputs[0].shape, axes=inputs[0].axes)]
-
-    def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
-        probabilities, errors = arrays
-        return [probabilities * (errors - (errors * probabilities).sum(axis=-1, keepdims=True))]
-
-    def emit(self, kernel: Any) -> None:
-        probabilities, errors = kernel.inputs
-        classes = probabilities.value.shape[-1]
-        with kernel.loop("place", probabilities.value.size // classes):
-            kernel("shared = zero()")
-            with kernel.loop("k", classes):
-                kernel(f"at = place * {classes} + k")
-                kernel(f"shared = fma({probabilities.load('at')}, {errors.load('at')}, shared)")
-            with kernel.loop("k", classes):
-                kernel(f"at = place * {classes} + k")
-                value = f"mul({probabilities.load('at')}, sub({errors.load('at')}, shared))"
-                kernel(kernel.outputs[0].store("at", value))
+from adam_mpi.model.ops.softmax import emit_softmax, softmax
 
 
 @dataclass(frozen=True)
@@ -135,20 +78,6 @@ class Targets:
                 if self.smoothing:
                     kernel(f"wanted += np.float32({self.smoothing / classes!r}) * {weights}[k]")
                 kernel(f"{errors.scalar(index)} = ({probabilities.scalar(index)} * mass - wanted) * seed")
-
-
-def emit_softmax(kernel: Any, scores: Any, result: Any, classes: int, begin: str, step: int = 1) -> None:
-    """Emit softmax over `classes` numbers that lie `step` apart from `begin` on; `best` and `sums` remain."""
-    kernel(f"best = {scores.load(begin)}")
-    kernel("sums = zero()")
-    with kernel.loop("k", classes, 1):
-        kernel(f"best = maximum({scores.load(f'{begin} + k * {step}')}, best)")
-    with kernel.loop("k", classes):
-        kernel(f"value = exponential(sub({scores.load(f'{begin} + k * {step}')}, best))")
-        kernel(result.store(f"{begin} + k * {step}", "value"))
-        kernel("sums = add(sums, value)")
-    with kernel.loop("k", classes):
-        kernel(result.store(f"{begin} + k * {step}", f"div({result.load(f'{begin} + k * {step}')}, sums)"))
 
 
 @register("softmax_cross_entropy")
