@@ -143,6 +143,11 @@ def maximum(x: Any, y: Any) -> Any:
     return _binary("maximum", x, y)
 
 
+def minimum(x: Any, y: Any) -> Any:
+    """Return the smaller one of x and y."""
+    return _binary("minimum", x, y)
+
+
 def where(a: Any, b: Any, yes: Any, no: Any) -> Expression:
     """Return, within an element-wise function, `yes` where a is greater than b, and `no` elsewhere."""
     return apply("greater", a, b, yes, no)

@@ -63,11 +63,32 @@ def attention(queries, keys, values, **options):
     return squares(nn.attention(*given, **options))
 
 
+def mixed_cross_entropy(**values):
+    scores = mixed((3,))
+    targets = [nn.target(name=name) for name in ("target", "target2")]
+    return nn.graph(scores, nn.mixed_cross_entropy(scores, *targets, nn.input((), name="weight"), **values))
+
+
+def soft_cross_entropy(shape):
+    scores = mixed(shape)
+    return nn.graph(scores, nn.soft_cross_entropy(scores, nn.softmax(nn.target(shape, "float"))))
+
+
+def among_the_first(top):
+    scores = mixed((4,))
+    target = nn.target()
+    loss = nn.softmax_cross_entropy(scores, target)
+    return nn.graph(scores, loss, {"correct": nn.correct(scores, target, top=top)})
+
+
 CASES = {
     "relu": lambda: unary("relu"),
     "tanh": lambda: unary("tanh"),
     "sigmoid": lambda: unary("sigmoid"),
     "gelu": lambda: unary("gelu"),
+    "gelu by tanh": lambda: unary("gelu", form="tanh"),
+    "maximum": lambda: binary("maximum"),
+    "minimum": lambda: binary("minimum"),
     "silu": lambda: unary("silu"),
     "exp": lambda: unary("exp"),
     "log": lambda: unary("log", positive=True),
@@ -131,7 +152,13 @@ CASES = {
     "softmax_cross_entropy": lambda: cross_entropy((3,)),
     "softmax_cross_entropy smoothed": lambda: cross_entropy((2, 3), smoothing=0.1),
     "softmax_cross_entropy of maps": lambda: cross_entropy((3, 2, 2), classes_first=True),
+    "softmax_cross_entropy weighed": lambda: cross_entropy((2, 3), smoothing=0.2, weights=[0.5, 2.0, 1.5]),
+    "softmax_cross_entropy with a label that is ignored": lambda: cross_entropy((4, 3), ignore=1),
+    "mixed_cross_entropy": lambda: mixed_cross_entropy(smoothing=0.1),
+    "soft_cross_entropy": lambda: soft_cross_entropy((4,)),
+    "soft_cross_entropy of a sequence": lambda: soft_cross_entropy((2, 3)),
     "correct": lambda: cross_entropy((3,)),
+    "correct among the first two": lambda: among_the_first(2),
 }
 
 

@@ -19,5 +19,6 @@ from adam_mpi.model.ops import (  # noqa: F401
     pool,
     reduce,
     shape,
+    soft_cross_entropy,
     softmax,
 )

@@ -9,7 +9,7 @@ from adam_mpi.model import expression
 from adam_mpi.model.expression import Expression, apply, symbol, trace
 from adam_mpi.model.graph import Value
 from adam_mpi.model.ops.elementwise import Elementwise
-from adam_mpi.model.ops.fields import number
+from adam_mpi.model.ops.fields import choice, number
 from adam_mpi.model.ops.operator import Operator, register
 
 
@@ -51,15 +51,9 @@ def tanh(x: Any) -> Expression:
     return apply("tanh", x)
 
 
-def gelu(x: Any) -> Expression:
-    """Return x times the normal distribution function of x."""
-    return 0.5 * x * (1.0 + apply("erf", x * (1 / math.sqrt(2))))
-
-
 define("relu", relu)
 define("tanh", tanh)
 define("sigmoid", sigmoid)
-define("gelu", gelu)
 define("silu", lambda x: x * sigmoid(x))
 define("exp", expression.exp)
 define("log", lambda x: apply("log", x))
@@ -67,6 +61,20 @@ define("sqrt", lambda x: apply("sqrt", x))
 define("absolute", lambda x: apply("greater", x, 0.0, x, 0.0 - x))
 define("subtract", lambda x, y: x - y, 2)
 define("divide", lambda x, y: x / y, 2)
+
+
+@register("gelu")
+@dataclass(frozen=True)
+class Gelu(Named):
+    """Apply x times the normal distribution function of x: by the error function, or nearly, by tanh."""
+
+    form: str = choice("erf", "tanh", default="erf")
+
+    def expression(self) -> Expression:
+        x = symbol(0)
+        if self.form == "erf":
+            return 0.5 * x * (1.0 + apply("erf", x * (1 / math.sqrt(2))))
+        return 0.5 * x * (1.0 + tanh((x + 0.044715 * (x * x * x)) * math.sqrt(2 / math.pi)))
 
 
 @register("leaky_relu")
@@ -132,3 +140,19 @@ class Multiply(Arithmetic):
     """Multiply values with each other."""
 
     function: ClassVar[str] = "mul"
+
+
+@register("maximum")
+@dataclass(frozen=True)
+class Maximum(Arithmetic):
+    """Take the largest of several values."""
+
+    function: ClassVar[str] = "maximum"
+
+
+@register("minimum")
+@dataclass(frozen=True)
+class Minimum(Arithmetic):
+    """Take the smallest of several values."""
+
+    function: ClassVar[str] = "minimum"

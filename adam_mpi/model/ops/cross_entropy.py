@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from adam_mpi.model.graph import Shape, Value, shape_text
-from adam_mpi.model.ops.fields import hidden, number
+from adam_mpi.model.ops.fields import hidden, number, numbers, optional_whole, whole
 from adam_mpi.model.ops.operator import Operator, Run, register
 from adam_mpi.model.ops.softmax import emit_softmax, softmax
 
@@ -93,8 +93,8 @@ class SoftmaxCrossEntropy(Operator):
     dtypes: ClassVar[tuple[str, ...]] = ()
     data_inputs = 2
     smoothing: float = number(0, default=0.0, below=1)
-    weights: tuple[float, ...] = hidden(())
-    ignore: int | None = hidden(None)
+    weights: tuple[float, ...] = numbers()
+    ignore: int | None = optional_whole()
 
     def targets(self, logits: Shape, labels: Shape) -> Targets:
         """Return how classes lie in values of these shapes per sample; raise ValueError if they do not meet."""
@@ -184,7 +184,7 @@ class Correct(Operator):
 
     dtypes: ClassVar[tuple[str, ...]] = ()
     data_inputs = 2
-    top: int = hidden(1)
+    top: int = whole(default=1)
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         if inputs[1].dtype != "integer":

@@ -50,6 +50,22 @@ def number(minimum: float | None = None, default: Any = MISSING, below: float | 
     return _field(check, default)
 
 
+def numbers(minimum: float = 0.0) -> Any:
+    """Declare a list of numbers, `minimum` or more, which is empty by default."""
+    known = number(minimum).metadata[CHECK]
+
+    def check(value: object) -> str:
+        fits = isinstance(value, list | tuple) and not any(known(part) for part in value)
+        return "" if fits else f"a list of numbers, {minimum:g} or more each"
+
+    return _field(check, ())
+
+
+def optional_whole() -> Any:
+    """Declare a whole number of either sign, which is None by default."""
+    return _field(lambda value: "" if value is None or _is_whole(value) else "a whole number", None)
+
+
 def choice(*allowed: str, default: Any = MISSING) -> Any:
     """Declare one of the words in `allowed`."""
     return _field(lambda value: "" if value in allowed else f"one of {', '.join(allowed)}", default)
