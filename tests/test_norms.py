@@ -1,4 +1,4 @@
-"""Norms: groups of samples whatever the passes are, running statistics, offsets that are large, and PyTorch's modules."""
+"""Norms: groups of samples whatever the passes are, running statistics, and numbers far from zero."""
 
 import graphs
 import numpy as np
@@ -83,5 +83,7 @@ def test_compiled_norms():
 
 
 def test_groups_that_do_not_divide_are_refused():
-    with pytest.raises(UserError, match=r"node group_norm1 \(group_norm\) of input 6x2: 6 channels do not divide into 4"):
+    with pytest.raises(
+        UserError, match=r"node group_norm1 \(group_norm\) of input 6x2: 6 channels do not divide into 4"
+    ):
         nn.graph(nn.group_norm(nn.input((6, 2)), groups=4))

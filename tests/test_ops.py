@@ -234,3 +234,19 @@ def test_a_missing_rule_names_operator_and_rule():
 def test_shapes_that_do_not_meet(build, message):
     with pytest.raises(UserError, match=message):
         nn.graph(build())
+
+
+@pytest.mark.slow
+def test_compiled_attention_and_products():
+    tokens = nn.input((19,), "integer", axes=("token",))
+    x = nn.position_embedding(nn.embedding(tokens, 3, 12, deviation=1.0))
+    heads = [nn.dense(x, 12) for _ in range(3)]
+    y = nn.layer_norm(nn.add(x, nn.attention(*heads, heads=2, causal=True)))
+    weighed = nn.matmul(nn.softmax(nn.matmul(y, y, transpose_second=True), axis=0), y)
+    z = nn.dense(nn.gelu(weighed, form="tanh"), 5)
+    target = nn.target((19,))
+    loss = nn.softmax_cross_entropy(z, target, smoothing=0.1, weights=[1, 2, 1, 1, 0.5], ignore=1)
+    graph = nn.graph(z, loss, {"correct": nn.correct(z, target, top=2)})
+    graphs.check_emitted(
+        graph, graphs.random_feed(graph, 67), graphs.random_weights(graph), tolerance=2e-4, compiled=True
+    )

@@ -110,6 +110,9 @@ class Model:
     softmax cross-entropy of the last layer, which has one unit per class."""
     graph: str = ""
     """A model that was built in Python, as JSON; it stands in for `layers` and `losses`."""
+    operators: str = ""
+    """Python file that registers operators of your own, which `layers` and `losses` may then name; all ranks read
+    it."""
     weights: str = ""
     """File of initial weights, the `weights.h5` of a run or of `adam_mpi import`; empty draws random ones."""
 

@@ -1,27 +1,44 @@
 """Emit products of matrices that belong to a sample: both factors differ by lane.
 
-A tile of 4 x 4 sums takes eight loads for sixteen multiply-adds. `first(row, k)` and `second(k, column)` are functions
-that return the expression of a number of a factor as a vector.
+A tile of 4 x 4 sums takes eight loads for sixteen multiply-adds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from adam_mpi.model.engine import tiles
 from adam_mpi.model.engine.kernel import Kernel, Operand
+from adam_mpi.model.engine.source import LOAD
 
 TILE = 4
-Factor = Callable[[str, str], str]
 
 
-def matrix(operand: Operand, begin: str, row_step: int, column_step: int) -> Factor:
-    """Return the factor whose first number is `begin` of `operand`, with the distance of its rows and columns."""
-    return lambda row, column: operand.load(f"{begin} + ({row}) * {row_step} + ({column}) * {column_step}")
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in memory: the expression of its first number's offset, and how far apart rows and columns are."""
+
+    begin: str
+    row: int
+    column: int
+
+    @property
+    def transposed(self) -> "Matrix":
+        """Return the matrix with rows and columns exchanged."""
+        return Matrix(self.begin, self.column, self.row)
+
+    def at(self, row: str, column: str) -> str:
+        """Return the expression of the offset of a number."""
+        return f"{self.begin} + ({row}) * {self.row} + ({column}) * {self.column}"
 
 
-def scratch_matrix(kernel: Kernel, name: str, row_step: int, column_step: int) -> Factor:
-    """Return the factor that lies in the scratch memory `name`, with the distance of its rows and columns."""
-    lanes = kernel.lanes
-    return lambda row, column: f"load(memory, {name} + (({row}) * {row_step} + ({column}) * {column_step}) * {lanes})"
+def matrix(operand: Operand, begin: str, columns: int) -> Matrix:
+    """Return the matrix whose first number is number `begin` of `operand`, which has rows of `columns` numbers."""
+    return Matrix(operand.at(begin), columns * operand.lanes, operand.lanes)
+
+
+def scratch_matrix(kernel: Kernel, name: str, columns: int) -> Matrix:
+    """Return the matrix with rows of `columns` vectors that lies in the scratch memory `name`."""
+    return Matrix(name, columns * kernel.lanes, kernel.lanes)
 
 
 def each(kernel: Kernel, variable: str, total: int, limit: str = "") -> Iterator[int]:
@@ -32,36 +49,33 @@ def each(kernel: Kernel, variable: str, total: int, limit: str = "") -> Iterator
             yield run.width
 
 
-def emit_tile(
-    kernel: Kernel, tile: tuple[int, int], depth: int | str, first: Factor, second: Factor, at: tuple[str, str]
-) -> None:
-    """Emit the sums `s0_0`, `s0_1`, ... of a tile that begins `at` (row, column): sums over `depth` products."""
-    rows, columns = tile
-    for a in range(rows):
-        for b in range(columns):
-            kernel(f"s{a}_{b} = zero()")
-    with kernel.loop("k", depth):
-        for b in range(columns):
-            kernel(f"v{b} = {second('k', f'{at[1]} + {b}')}")
-        for a in range(rows):
-            kernel(f"u = {first(f'{at[0]} + {a}', 'k')}")
-            for b in range(columns):
-                kernel(f"s{a}_{b} = fma(u, v{b}, s{a}_{b})")
-
-
 def emit_product(
     kernel: Kernel,
     shape: tuple[int, int],
     depth: int | str,
-    first: Factor,
-    second: Factor,
-    store: Callable[[str, str, str], str],
-    limit: str = "",
+    first: Matrix,
+    second: Matrix,
+    result: Matrix,
+    add: bool = False,
+    row_limit: str = "",
+    column_limit: str = "",
 ) -> None:
-    """Emit the product of `shape`, up to row `limit`; `store(row, column, sum)` returns the statement that keeps it."""
-    for rows in each(kernel, "m", shape[0], limit):
-        for columns in each(kernel, "n", shape[1]):
-            emit_tile(kernel, (rows, columns), depth, first, second, ("m", "n"))
-            for a in range(rows):
-                for b in range(columns):
-                    kernel(store(f"m + {a}", f"n + {b}", f"s{a}_{b}"))
+    """Emit result = first @ second, or add to it: `shape` of the result, `depth` products per sum.
+
+    Tiles that begin at the limits or behind them are left out.
+    """
+    make = kernel.source.make
+    for rows in each(kernel, "m", shape[0], row_limit):
+        for columns in each(kernel, "n", shape[1], column_limit):
+            places = [(a, b) for a in range(rows) for b in range(columns)]
+            products = [(a * columns + b, a * first.row, b * second.column) for a, b in places]
+            multiply_adds = make("multiply_adds", rows * columns, LOAD, *products)
+            offsets = [a * result.row + b * result.column for a, b in places]
+            store = make("add_stores" if add else "stores", *offsets)
+            kernel(f"one = {first.at('m', '0')}")
+            kernel(f"other = {second.at('0', 'n')}")
+            kernel(f"sums_of_tile = {make('zeros', rows * columns)}()")
+            with kernel.loop("k", depth):
+                places_of_k = f"memory, one + k * {first.column}, memory, other + k * {second.row}"
+                kernel(f"sums_of_tile = {multiply_adds}(sums_of_tile, {places_of_k})")
+            kernel(f"{store}(memory, {result.at('m', 'n')}, sums_of_tile)")

@@ -17,7 +17,7 @@ from adam_mpi.model.graph import Graph, Loss, Value
 from adam_mpi.model.graph_layers import GraphLayers, check_fed
 from adam_mpi.model.input_format import BYTES, InputFormat
 from adam_mpi.model.layers import LayerShape
-from adam_mpi.model.ops import fields
+from adam_mpi.model.ops import external, fields
 from adam_mpi.model.ops.cross_entropy import Correct, SoftmaxCrossEntropy
 from adam_mpi.model.ops.levels import Levels
 from adam_mpi.model.ops.operator import REGISTRY, Operator
@@ -33,6 +33,7 @@ class ModelSection(Protocol):
     layers: list
     losses: list
     graph: str
+    operators: str
 
 
 def infer(
@@ -42,6 +43,8 @@ def infer(
 
     `target` is what the data set has as target. Raises UserError for a model that does not fit together, or the data.
     """
+    if model.operators:
+        external.load(model.operators)
     if not model.graph and is_stack(model):
         channels, rows, columns = shape
         return layers.infer(layers.parse(model.layers), (channels, rows, columns), classes)

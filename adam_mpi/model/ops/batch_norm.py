@@ -102,7 +102,7 @@ class BatchNorm(Operator):
                 _emit_combined(kernel, state)
             with state.each_block_of_group():
                 with kernel.loop("channel", channels):
-                    for number, name in enumerate(("means", "variances")):
+                    for number in range(2):
                         state.emit_given(kernel.outputs[number + 1], "channel", state.load(number))
                 plane = kernel.inputs[0].value.size // channels
                 kernel(f"numbers = (stop - start) * {plane}")

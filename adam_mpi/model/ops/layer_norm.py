@@ -125,7 +125,7 @@ class LayerNorm(NormOfRuns):
 @register("group_norm")
 @dataclass(frozen=True)
 class GroupNorm(NormOfRuns):
-    """Normalize each of `groups` groups of neighboring channels, then multiply and add a weight and bias per channel."""
+    """Normalize each of `groups` groups of neighboring channels, then apply a weight and a bias per channel."""
 
     groups: int = whole(default=8)
 

@@ -63,18 +63,16 @@ class MatMul(Operator):
     def emit(self, kernel: Any) -> None:
         first, second = kernel.inputs
         rows, columns, depth = self.sizes(first.value, second.value)
-        first_steps = (1, rows) if self.transpose_first else (depth, 1)
-        second_steps = (1, depth) if self.transpose_second else (columns, 1)
         with kernel.loop("number", math.prod(first.value.shape[:-2])):
+            left = sample_product.matrix(first, f"number * {rows * depth}", first.value.shape[-1])
+            right = sample_product.matrix(second, f"number * {depth * columns}", second.value.shape[-1])
             sample_product.emit_product(
                 kernel,
                 shape=(rows, columns),
                 depth=depth,
-                first=sample_product.matrix(first, f"number * {rows * depth}", *first_steps),
-                second=sample_product.matrix(second, f"number * {depth * columns}", *second_steps),
-                store=lambda m, n, value: kernel.outputs[0].store(
-                    f"number * {rows * columns} + ({m}) * {columns} + {n}", value
-                ),
+                first=left.transposed if self.transpose_first else left,
+                second=right.transposed if self.transpose_second else right,
+                result=sample_product.matrix(kernel.outputs[0], f"number * {rows * columns}", columns),
             )
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:

@@ -81,7 +81,7 @@ class SoftmaxBack(Operator):
 
 @contextmanager
 def _each_line(kernel: Any, axis: int) -> Iterator[tuple[int, int]]:
-    """Emit loops over the lines along `axis`, which begin at `begin`; yield how many numbers they have, how far apart."""
+    """Emit loops over the lines along `axis`, which begin at `begin`; yield their length, and the step along them."""
     shape = kernel.inputs[0].value.shape
     axis %= len(shape)
     step = math.prod(shape[axis + 1 :])
