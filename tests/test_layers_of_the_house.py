@@ -27,6 +27,7 @@ LAYERS = [
     {"report"},
     {"parameter_server"},
     {"api", "nn", "options"},
+    {"ready_models"},
     {"cli"},
     {"__init__", "__main__"},
 ]
