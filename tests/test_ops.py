@@ -229,11 +229,33 @@ def test_a_missing_rule_names_operator_and_rule():
         (lambda: nn.concat(nn.input((3, 4)), nn.input((2, 5), name="b")), "node concat1 .* do not meet"),
         (lambda: nn.mean_squared_error(nn.input((3,)), nn.target((4,), "float")), "prediction 3 and target 4"),
         (lambda: nn.dense(nn.input((3,), "integer"), 4), "integer"),
+        (lambda: nn.matmul(nn.input((3, 4)), nn.input((3, 4), name="b")), "3x4 and 3x4 do not meet: 4 columns and 3"),
+        (lambda: nn.attention(*[nn.input((3, 5), name=n) for n in "abc"], heads=2), "do not divide into 2 heads"),
+        (lambda: nn.attention(*[nn.input((len(n), 4), name=n) for n in ("a", "bb", "cc")], causal=True), "do not meet"),
+        (lambda: nn.embedding(nn.input((3,)), 4, 2), "an embedding looks up integers"),
+        (lambda: nn.embedding(nn.input((3,), "integer"), 1 << 25, 2), "entries is too large; 16777216 are allowed"),
+        (lambda: nn.softmax(nn.input((3,)), axis=1), "axis 1 does not exist; there are 1 axes"),
+        (lambda: nn.soft_cross_entropy(nn.input((3,)), nn.target((4,), "float")), "scores 3 and target 4 do not meet"),
+        (lambda: nn.softmax_cross_entropy(nn.input((3,)), nn.target(), weights=[1.0]), "1 class weights .* 3 classes"),
     ],
 )
 def test_shapes_that_do_not_meet(build, message):
     with pytest.raises(UserError, match=message):
         nn.graph(build())
+
+
+def test_an_entry_that_a_table_lacks_is_named_or_makes_nan():
+    value = nn.embedding(nn.input((2,), "integer"), 4, 3)
+    graph = nn.graph(value, nn.mean(value))
+    feed = {"input": np.array([[0, 3], [4, -1]])}
+    weights = graphs.random_weights(graph).astype(np.float32)
+    with pytest.raises(UserError, match="an embedding of 4 entries is asked for entry 4"):
+        graphs.ReferenceExecutor(graph).evaluate(weights, feed)
+    emitted = graphs.GeneratedExecutor(graph, 2, compiled=False, lanes=4)
+    found = emitted.run(weights, feed, graph.outputs)[graph.outputs[0]]
+    np.testing.assert_array_equal(np.isnan(found).any(axis=2), [[False, False], [True, True]])
+    gradient, _ = graphs.gradient_of(emitted, weights, feed)
+    np.testing.assert_allclose(gradient.reshape(4, 3), [[1 / 6] * 3, [0] * 3, [0] * 3, [1 / 6] * 3], rtol=1e-6)
 
 
 @pytest.mark.slow

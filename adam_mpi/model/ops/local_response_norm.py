@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_mpi.base.errors import UserError
 from adam_mpi.model.graph import Value
 from adam_mpi.model.ops.fields import hidden, number, whole
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
@@ -62,6 +63,8 @@ class LocalResponseNorm(Operator):
         return [None if axis == inputs[0].axes[0] else span]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        if self.size % 2 == 0:
+            raise UserError(f"{outputs[0]}: ONNX puts a window of {self.size} channels elsewhere; take an odd size")
         numbers = {"alpha": float(self.scale), "beta": float(self.power), "bias": float(self.offset)}
         export.node("LRN", inputs, outputs[:1], size=self.size, **numbers)
 
