@@ -119,7 +119,13 @@ class LayerNorm(NormOfRuns):
         return [None if axis == inputs[0].axes[-1] else span, None, None]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        export.node("LayerNormalization", inputs, outputs[:1], axis=-1, epsilon=float(self.epsilon))
+        # Made of parts: LayerNormalization came to ONNX later than the set of operators that is exported.
+        off = export.node("Sub", [inputs[0], export.node("ReduceMean", [inputs[0]], axes=[-1], keepdims=1)])
+        variance = export.node("ReduceMean", [export.node("Mul", [off, off])], axes=[-1], keepdims=1)
+        epsilon = export.constant(np.array(self.epsilon, np.float32))
+        deviation = export.node("Sqrt", [export.node("Add", [variance, epsilon])])
+        weighed = export.node("Mul", [export.node("Div", [off, deviation]), inputs[1]])
+        export.node("Add", [weighed, inputs[2]], outputs[:1])
 
 
 @register("group_norm")
