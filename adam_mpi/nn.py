@@ -13,7 +13,7 @@ kernel=3)` is a layer to call: calling it twice shares its parameters.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adam_mpi.base.errors import UserError
@@ -32,7 +32,10 @@ _COUNTER = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A value of a model under construction: what layer makes it of which others, as output `number`."""
+    """A value of a model under construction: what layer makes it of which others, as output `number`.
+
+    Outputs of one call of a layer have the same `order`.
+    """
 
     layer: "Layer | None"
     inputs: "tuple[Tensor, ...]" = ()
@@ -138,6 +141,13 @@ def elementwise(function: Callable, *inputs: Tensor, name: str = "") -> Tensor:
     return Layer.of(Elementwise(trace(function, len(inputs))), name)(*inputs)
 
 
+def split(x: Tensor, parts: int | Sequence[int], axis: int = 0, name: str = "") -> list[Tensor]:
+    """Return the parts of `x` along an `axis`: so many of equal size, or of the sizes in that list."""
+    count = parts if isinstance(parts, int) else len(parts)
+    first = Layer("split", name, parts=parts, axis=axis)(x)
+    return [replace(first, number=number) for number in range(count)]
+
+
 def maximum(x: Any, y: Any) -> Any:
     """Return the larger one of x and y."""
     return _binary("maximum", x, y)
@@ -220,6 +230,8 @@ class _Builder:
         self.tape = GraphBuilder()
         self.values: dict[Tensor, Value] = {}
         self.parameters: dict[Layer, list[str]] = {}
+        self.calls: dict[int, tuple[Value, ...]] = {}
+        """Place in the order of calls -> all outputs."""
 
     def place(self, tensor: Tensor) -> None:
         """Add the input or node that makes `tensor`."""
@@ -227,14 +239,18 @@ class _Builder:
             assert tensor.value is not None
             self.values[tensor] = self.tape.input(tensor.value)
             return
-        layer = tensor.layer
-        inputs = [self.values[given] for given in tensor.inputs]
+        if tensor.order not in self.calls:
+            self.calls[tensor.order] = self._call(tensor.layer, [self.values[given] for given in tensor.inputs])
+        self.values[tensor] = self.calls[tensor.order][tensor.number]
+
+    def _call(self, layer: Layer, inputs: Sequence[Value]) -> tuple[Value, ...]:
+        """Add the node of `layer` for `inputs`; return its outputs."""
         shared = self.parameters.get(layer)
         before = set(self.tape.parameters)
         name = "" if shared is not None and layer.name else layer.name
         made = self.tape.layer(layer.op, inputs, name, shared)
         self.parameters.setdefault(layer, [name for name in self.tape.parameters if name not in before])
-        self.values[tensor] = made[tensor.number]
+        return made
 
 
 def __getattr__(kind: str) -> Callable[..., Any]:

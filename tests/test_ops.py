@@ -81,6 +81,24 @@ def among_the_first(top):
     return nn.graph(scores, loss, {"correct": nn.correct(scores, target, top=top)})
 
 
+def upsample(shape, **values):
+    return squares(nn.upsample(mixed(shape), **values))
+
+
+def gather(places, rows=4):
+    index = nn.input(places, "integer", name="index")
+    return squares(nn.gather(mixed((rows, 3)), index))
+
+
+def segment_sum(shape, places, segments):
+    index = nn.input(places, "integer", name="index")
+    return squares(nn.segment_sum(mixed(shape), index, segments))
+
+
+def recurrent(kind, length=3, **values):
+    return squares(getattr(nn, kind)(mixed((length, 4), axes=("token", "unit")), 5, **values))
+
+
 CASES = {
     "relu": lambda: unary("relu"),
     "tanh": lambda: unary("tanh"),
@@ -145,6 +163,24 @@ CASES = {
     "batch_norm in small groups": lambda: squares(nn.batch_norm(mixed((3,)), images=3)),
     "lrn": lambda: squares(nn.lrn(mixed((7, 2, 2)), scale=0.3)),
     "lrn even": lambda: squares(nn.lrn(mixed((5, 3)), size=4, scale=0.5, offset=1.0, power=0.6)),
+    "max_pool 1-D": lambda: squares(nn.max_pool(mixed((3, 9)), 3, stride=2, pad=1)),
+    "avg_pool 3-D": lambda: squares(nn.avg_pool(mixed((2, 4, 3, 4)), 2, stride=[2, 1, 2], pad=[1, 0, 0, 0, 1, 1])),
+    "global_max_pool": lambda: squares(nn.global_max_pool(mixed((3, 4, 2)))),
+    "upsample": lambda: upsample((2, 3, 2), factor=[2, 3]),
+    "upsample 1-D": lambda: upsample((2, 5)),
+    "upsample bilinear": lambda: upsample((2, 3, 4), factor=[3, 2], mode="bilinear"),
+    "upsample bilinear 3-D": lambda: upsample((1, 2, 1, 3), mode="bilinear"),
+    "split": lambda: squares(*nn.split(mixed((3, 5)), [1, 3, 1], axis=1)),
+    "split in part": lambda: squares(nn.split(mixed((6, 2)), 3)[1]),
+    "gather": lambda: gather((5,)),
+    "gather table": lambda: gather((2, 3)),
+    "segment_sum": lambda: segment_sum((5, 2), (5,), 3),
+    "segment_sum of several axes": lambda: segment_sum((2, 3, 2), (2, 3), 4),
+    "lstm": lambda: recurrent("lstm"),
+    "lstm bidirectional": lambda: recurrent("lstm", layers=2, bidirectional=True),
+    "lstm last": lambda: recurrent("lstm", layers=2, bidirectional=True, last=True),
+    "gru": lambda: recurrent("gru", layers=2),
+    "gru of one step": lambda: recurrent("gru", length=1, last=True),
     "mean_squared_error": lambda: loss_of("mean_squared_error"),
     "mean_absolute_error": lambda: loss_of("mean_absolute_error"),
     "huber": lambda: loss_of("huber", delta=0.7),

@@ -5,6 +5,7 @@ emitted kernels of all element-wise operators are made from it, and so is the ex
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -270,22 +271,30 @@ def evaluate(expression: Expression, arrays: Sequence[np.ndarray]) -> np.ndarray
 
 def emit(expression: Expression, inputs: Sequence[str]) -> tuple[list[str], str]:
     """Return statements that compute the parts of `expression` that are used twice, and the text of the whole."""
-    order = parts(expression)
-    uses = {part: 0 for part in order}
-    for part in order:
+    lines, texts = emit_all([expression], inputs)
+    return lines, texts[0]
+
+
+def emit_all(expressions: Sequence[Expression], inputs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return statements that compute what `expressions` use twice, in all, and the text of each one."""
+    found: dict[Expression, None] = {}
+    for expression in expressions:
+        _parts(expression, found)
+    uses = Counter(expressions)
+    for part in found:
         if part.function in FUNCTIONS:
             for argument in part.arguments:
                 # Texts of some functions repeat their arguments.
                 uses[argument] += 2 if part.function in ("erf", "power", "tanh", "minimum") else 1
     lines: list[str] = []
     known: dict[Expression, str] = {}
-    for part in order:
+    for part in found:
         text = _text(part, known, inputs)
         if uses[part] > 1 and part.function in FUNCTIONS:
             lines.append(f"part{len(lines)} = {text}")
             text = f"part{len(lines) - 1}"
         known[part] = text
-    return lines, known[expression]
+    return lines, [known[expression] for expression in expressions]
 
 
 def _text(part: Expression, known: Mapping[Expression, str], inputs: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from adam_mpi.model.engine.window_kernels import each_window
 from adam_mpi.model.graph import Shape, Value
 from adam_mpi.model.ops.fields import flag, hidden, whole
-from adam_mpi.model.ops.operator import Operator, Run, Span, register
+from adam_mpi.model.ops.operator import Composite, Operator, Run, Span, register
 from adam_mpi.model.ops.reduce import Expand
 from adam_mpi.model.ops.shape import Reshape
 from adam_mpi.model.ops.windows import Geometry, everywhere, geometry, unpadded
@@ -242,6 +242,19 @@ class GlobalAvgPool(Operator):
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         export.node("Flatten", [export.node("GlobalAveragePool", inputs)], outputs, axis=1)
+
+
+@register("global_max_pool")
+@dataclass(frozen=True)
+class GlobalMaxPool(Composite):
+    """Take the largest of each channel."""
+
+    def build(self, tape: Any, inputs: Sequence[Value], parameters: Sequence[Value]) -> Sequence[Value]:
+        value = inputs[0]
+        if len(value.shape) < 2:
+            raise ValueError("there are no places to take the largest of")
+        flat = tape.add(Reshape((value.shape[0], math.prod(value.shape[1:]))), value)
+        return [tape.add(Reshape(value.shape[:1]), tape.add(MaxPool(flat.shape[1]), flat))]
 
 
 def _shares(windows: Geometry, shape: Shape, count_pad: bool) -> np.ndarray:

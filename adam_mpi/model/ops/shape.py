@@ -10,7 +10,7 @@ import numpy as np
 from adam_mpi.model.engine.kernel import strides_of
 from adam_mpi.model.graph import Shape, Value, shape_text
 from adam_mpi.model.ops.fields import axes as axes_field
-from adam_mpi.model.ops.fields import whole
+from adam_mpi.model.ops.fields import hidden, whole
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
 
 
@@ -21,6 +21,8 @@ class Reshape(Operator):
 
     dtypes: ClassVar[tuple[str, ...]] = ()
     shape: Shape = axes_field()
+    names: tuple[str, ...] = hidden(())
+    """Names of the axes."""
     alias: ClassVar[bool] = True
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -30,7 +32,7 @@ class Reshape(Operator):
         if math.prod(shape) != value.size or self.shape.count(-1) > 1:
             raise ValueError(f"cannot be seen as {shape_text(self.shape)}")
         axes = value.axes if shape == value.shape else ()
-        return [Value("", shape, value.dtype, axes, value.batched)]
+        return [Value("", shape, value.dtype, self.names or axes, value.batched)]
 
     def gradient(
         self, tape: Any, inputs: Sequence[Value], outputs: Sequence[Value], errors: Sequence[Value | None]
@@ -103,7 +105,7 @@ class Transpose(Operator):
         export.node("Transpose", inputs, outputs, perm=[0, *(axis + 1 for axis in self.order)])
 
 
-def _axis(value: Value, axis: int) -> int:
+def axis_of(value: Value, axis: int) -> int:
     """Return `axis` of a sample counted from 0; raise ValueError if there is none."""
     rank = len(value.shape)
     if not -rank <= axis < rank:
@@ -122,7 +124,7 @@ class Concat(Operator):
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         first = inputs[0]
-        axis = _axis(first, self.axis)
+        axis = axis_of(first, self.axis)
         others = {value.shape[:axis] + value.shape[axis + 1 :] for value in inputs}
         if len(others) > 1 or len({len(value.shape) for value in inputs}) > 1:
             raise ValueError(f"shapes do not meet outside axis {axis}")
@@ -132,7 +134,7 @@ class Concat(Operator):
     def gradient(
         self, tape: Any, inputs: Sequence[Value], outputs: Sequence[Value], errors: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        axis = _axis(inputs[0], self.axis)
+        axis = axis_of(inputs[0], self.axis)
         start = 0
         found = []
         for value in inputs:
@@ -145,7 +147,7 @@ class Concat(Operator):
 
     def emit(self, kernel: Any) -> None:
         whole = strides_of(kernel.outputs[0].value.shape)
-        axis = _axis(kernel.outputs[0].value, self.axis)
+        axis = axis_of(kernel.outputs[0].value, self.axis)
         first = 0
         for number, operand in enumerate(kernel.inputs):
             shape = operand.value.shape
@@ -153,7 +155,7 @@ class Concat(Operator):
             first += shape[axis]
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
-        joined = inputs[0].axes[_axis(inputs[0], self.axis)]
+        joined = inputs[0].axes[axis_of(inputs[0], self.axis)]
         return [None if axis == joined else span for _ in inputs]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -172,7 +174,7 @@ class Slice(Operator):
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         value = inputs[0]
-        axis = _axis(value, self.axis)
+        axis = axis_of(value, self.axis)
         if not self.start < self.stop <= value.shape[axis]:
             raise ValueError(f"{self.start} to {self.stop} does not lie within the {value.shape[axis]} of axis {axis}")
         shape = value.shape[:axis] + (self.stop - self.start,) + value.shape[axis + 1 :]
@@ -181,7 +183,7 @@ class Slice(Operator):
     def gradient(
         self, tape: Any, inputs: Sequence[Value], outputs: Sequence[Value], errors: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        axis = _axis(inputs[0], self.axis)
+        axis = axis_of(inputs[0], self.axis)
         return [tape.add(PadZeros(self.start, inputs[0].shape[axis] - self.stop, axis), errors[0])]
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
@@ -191,11 +193,11 @@ class Slice(Operator):
     def emit(self, kernel: Any) -> None:
         whole = strides_of(kernel.inputs[0].value.shape)
         shape = kernel.outputs[0].value.shape
-        axis = _axis(kernel.inputs[0].value, self.axis)
+        axis = axis_of(kernel.inputs[0].value, self.axis)
         kernel.move(shape, whole, strides_of(shape), start=self.start * whole[axis])
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
-        cut = inputs[0].axes[_axis(inputs[0], self.axis)]
+        cut = inputs[0].axes[axis_of(inputs[0], self.axis)]
         return [(span[0] + self.start, span[1] + self.start) if axis == cut else span]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -216,14 +218,14 @@ class PadZeros(Operator):
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         value = inputs[0]
-        axis = _axis(value, self.axis)
+        axis = axis_of(value, self.axis)
         width = self.before + value.shape[axis] + self.after
         return [Value("", value.shape[:axis] + (width,) + value.shape[axis + 1 :], value.dtype, value.axes)]
 
     def gradient(
         self, tape: Any, inputs: Sequence[Value], outputs: Sequence[Value], errors: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        axis = _axis(inputs[0], self.axis)
+        axis = axis_of(inputs[0], self.axis)
         return [tape.add(Slice(self.before, self.before + inputs[0].shape[axis], axis), errors[0])]
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
@@ -234,12 +236,12 @@ class PadZeros(Operator):
     def emit(self, kernel: Any) -> None:
         whole = strides_of(kernel.outputs[0].value.shape)
         shape = kernel.inputs[0].value.shape
-        axis = _axis(kernel.inputs[0].value, self.axis)
+        axis = axis_of(kernel.inputs[0].value, self.axis)
         kernel.clear()
         kernel.move(shape, strides_of(shape), whole, to=self.before * whole[axis])
 
     def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
-        padded = inputs[0].axes[_axis(inputs[0], self.axis)]
+        padded = inputs[0].axes[axis_of(inputs[0], self.axis)]
         return [None if axis == padded else span]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
