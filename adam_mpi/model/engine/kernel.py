@@ -61,9 +61,12 @@ class Kernel:
     (of all samples), `training`, and in a kernel for all blocks `blocks`.
     """
 
-    def __init__(self, source: Source, lanes: int, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+    def __init__(
+        self, source: Source, lanes: int, registers: int, inputs: Sequence[Operand], outputs: Sequence[Operand]
+    ) -> None:
         self.source = source
         self.lanes = lanes
+        self.registers = registers
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.scratches: list[tuple[str, int]] = []

@@ -176,7 +176,7 @@ class Lowering:
             body = Source()
             body.made = self.source.made
             body.depth = 1
-            kernel = Kernel(body, self.lanes, inputs, outputs)
+            kernel = Kernel(body, self.lanes, self.registers, inputs, outputs)
             node.op.emit(kernel)
             names = [operand.name for operand in (*inputs, *outputs)] + [scratch for scratch, _ in kernel.scratches]
             common = [*COMMON, *(["blocks"] if node.op.whole_batch else [])]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.model.engine import conv_lowering, window_kernels
+from adam_mpi.model.engine import column_kernels, column_weights, conv_lowering
 from adam_mpi.model.engine.convolution import Shape as Shape2D
 from adam_mpi.model.graph import Graph, Node, Parameter, Shape, Value, shape_text
 from adam_mpi.model.initialization import ZEROS
@@ -71,7 +71,7 @@ class Conv(Operator):
         return [made]
 
     def emit(self, kernel: Any) -> None:
-        window_kernels.emit_forward(kernel, self.geometry(kernel.inputs[0].value), self.bias)
+        column_kernels.emit_forward(kernel, self.geometry(kernel.inputs[0].value), self.bias)
 
     def lower(self, lowering: Any, node: Node) -> None:
         fused = fused_conv(lowering.graph, node)
@@ -129,7 +129,7 @@ class ConvData(Operator):
         return [to_data(self.windows, arrays[0], arrays[1], self.shape)]
 
     def emit(self, kernel: Any) -> None:
-        window_kernels.emit_data(kernel, self.windows)
+        column_kernels.emit_data(kernel, self.windows)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Convolve(Operator):
         return [forward(self.windows, arrays[0], arrays[1])]
 
     def emit(self, kernel: Any) -> None:
-        window_kernels.emit_forward(kernel, self.windows, bias=False)
+        column_kernels.emit_forward(kernel, self.windows, bias=False)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class ConvWeights(Operator):
         return [gradient, error.sum(axis=(0, *range(2, error.ndim)))] if self.bias else [gradient]
 
     def emit(self, kernel: Any) -> None:
-        window_kernels.emit_weights(kernel, self.windows, self.bias)
+        column_weights.emit_weights(kernel, self.windows, self.bias)
 
 
 @register("conv_transpose")
@@ -234,7 +234,7 @@ class ConvTranspose(Operator):
         return [made]
 
     def emit(self, kernel: Any) -> None:
-        window_kernels.emit_data(kernel, self.geometry(kernel.inputs[0].value), self.bias)
+        column_kernels.emit_data(kernel, self.geometry(kernel.inputs[0].value), self.bias)
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class ChannelSums(Operator):
         return [arrays[0].sum(axis=(0, *range(2, arrays[0].ndim)))]
 
     def emit(self, kernel: Any) -> None:
-        window_kernels.emit_channel_sums(kernel, kernel.inputs[0], kernel.outputs[0])
+        column_weights.emit_channel_sums(kernel, kernel.inputs[0], kernel.outputs[0])
 
 
 def fused_conv(graph: Graph, node: Node) -> tuple[conv_lowering.FusedConv, set[str]] | None:
