@@ -8,7 +8,8 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.cli import main
 from adam_mpi.config import Data, models
 from adam_mpi.data.sets import open_set
-from adam_mpi.model import layers, parameters
+from adam_mpi.model import parameters
+from adam_mpi.model.frontends import configured
 from adam_mpi.planning.report import plan_text
 
 SHAPES = {"mnist": ((1, 28, 28), 10)}
@@ -17,11 +18,11 @@ SHAPES = {"mnist": ((1, 28, 28), 10)}
 def shapes(name):
     loaded = config.load(name)
     if loaded.data.set in SHAPES:
-        shape, classes = SHAPES[loaded.data.set]
+        shape, classes, dtype = *SHAPES[loaded.data.set], "uint8"
     else:
         description = open_set(loaded.data).description
-        shape, classes = description.shape, description.classes
-    return layers.infer(layers.parse(loaded.model.layers), shape, classes)
+        shape, classes, dtype = description.shape, description.classes, str(description.dtype)
+    return configured.infer(loaded.model, shape, classes, dtype)
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -32,7 +33,7 @@ def test_every_model_fits_its_data_set(name):
 def test_the_list_and_the_files(capsys):
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == models.names() and len(lines) == 6
+    assert [line.split()[0] for line in lines] == models.names() and len(lines) == 11
     assert all(line.endswith(".") for line in lines)
     assert main(["models", "lenet"]) == 0
     assert capsys.readouterr().out.strip() == (models.FOLDER / "lenet.toml").read_text().strip()

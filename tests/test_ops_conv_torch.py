@@ -140,12 +140,12 @@ def upsample_case(random, rank, mode):
 
 def recurrent_case(random, kind):
     length, features, units = random.integers(1, 8, 3).tolist()
-    fields = {"layers": int(random.integers(1, 4)), "bidirectional": bool(random.integers(2))}
+    fields = {"depth": int(random.integers(1, 4)), "bidirectional": bool(random.integers(2))}
     last = bool(random.integers(2))
 
     def function(value, **own):
         module = getattr(torch.nn, kind.upper())(
-            features, units, fields["layers"], batch_first=True, bidirectional=fields["bidirectional"]
+            features, units, fields["depth"], batch_first=True, bidirectional=fields["bidirectional"]
         ).double()
         names = {"weight": "weight_ih", "recurrent": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
         given = {name: torch.zeros_like(p) for name, p in module.named_parameters()}

@@ -138,7 +138,7 @@ def first_gru_cell() -> Cell:
 
 @dataclass(frozen=True)
 class Recurrent(Composite):
-    """Run `layers` of cells with `units` along the first axis of (length, features).
+    """Run `depth` layers of cells with `units` along the first axis of (length, features).
 
     The output is (length, units), or the state after the `last` step alone. With `bidirectional` each layer runs in
     both directions, each with weights of its own, and what they make is joined: twice as many units.
@@ -146,7 +146,7 @@ class Recurrent(Composite):
 
     gates: ClassVar[int] = 0
     units: int = whole()
-    layers: int = whole(default=1)
+    depth: int = whole(default=1)
     bidirectional: bool = flag(False)
     last: bool = flag(False)
 
@@ -164,7 +164,7 @@ class Recurrent(Composite):
             raise ValueError("takes (length, features) per sample; reshape or embed what it is given")
         features = inputs[0].shape[1]
         found: list[Parameter] = []
-        for layer in range(1, self.layers + 1):
+        for layer in range(1, self.depth + 1):
             for end in ("", "_back") if self.bidirectional else ("",):
                 number = "" if layer == 1 else f"_{layer}"
                 found += [replace(own, name=f"{own.name}{number}{end}") for own in self.own(features)]
@@ -175,12 +175,12 @@ class Recurrent(Composite):
         value = inputs[0]
         count = len(self.own(1))
         directions = 1 + self.bidirectional
-        for layer in range(self.layers):
+        for layer in range(self.depth):
             runs = []
             for direction in range(directions):
                 first = (layer * directions + direction) * count
                 runs.append(self._states(tape, value, parameters[first : first + count], direction == 1))
-            if self.last and layer == self.layers - 1:
+            if self.last and layer == self.depth - 1:
                 ends = [states[0 if direction else -1] for direction, states in enumerate(runs)]
                 return [ends[0] if len(ends) == 1 else tape.add(Concat(), *ends)]
             made = [self._sequence(tape, states) for states in runs]
