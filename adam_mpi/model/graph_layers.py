@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from adam_mpi.base.errors import UserError
 from adam_mpi.model.graph import Graph, Node, Parameter, Value, shape_text
 from adam_mpi.model.layers import LayerShape, Shape
-from adam_mpi.model.ops.conv import Conv, ConvTranspose
+from adam_mpi.model.ops.conv import Conv
+from adam_mpi.model.ops.conv_transpose import ConvTranspose
 from adam_mpi.model.ops.dense import Dense
 
 

@@ -8,6 +8,7 @@ from adam_mpi.model.ops import (  # noqa: F401
     attention,
     batch_norm,
     conv,
+    conv_transpose,
     cross_entropy,
     dense,
     dropout,

@@ -48,8 +48,8 @@ class Pool(Operator):
         high = (span[1] - 1) * windows.stride[place] - windows.pad[place][0] + windows.kernel[place]
         return [(max(low, 0), min(high, value.shape[place + 1]))]
 
-    def export(self, name: str, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """Add the ONNX node `name` of these windows."""
+    def export(self, name: str, export: Any, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
+        """Add the ONNX node `name` of these windows, with further `attributes`."""
         windows = self.geometry(export.value(inputs[0]))
         export.node(
             name,
@@ -58,6 +58,7 @@ class Pool(Operator):
             kernel_shape=list(windows.kernel),
             strides=list(windows.stride),
             pads=[edges[0] for edges in windows.pad] + [edges[1] for edges in windows.pad],
+            **attributes,
         )
 
 
@@ -182,7 +183,7 @@ class AvgPool(Pool):
             kernel(kernel.outputs[0].store(window.place, f"mul(mean, splat({shares}[{window.number}]))"))
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        self.export("AveragePool", export, inputs, outputs)
+        self.export("AveragePool", export, inputs, outputs, count_include_pad=int(self.count_pad))
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,9 @@ class GlobalAvgPool(Operator):
     def emit(self, kernel: Any) -> None:
         shape = kernel.inputs[0].value.shape
         kernel.sum_to((shape[0], *(1,) * (len(shape) - 1)), True, 1 / math.prod(shape[1:]))
+
+    def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
+        return [span if axis == inputs[0].axes[0] else None]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         export.node("Flatten", [export.node("GlobalAveragePool", inputs)], outputs, axis=1)

@@ -15,8 +15,9 @@ from adam_mpi.model.expression import Expression, apply, symbol
 from adam_mpi.model.graph import Parameter, Value
 from adam_mpi.model.initialization import ZEROS
 from adam_mpi.model.ops.dense import Dense
+from adam_mpi.model.ops.elementwise import Elementwise
 from adam_mpi.model.ops.fields import flag, hidden, whole
-from adam_mpi.model.ops.operator import Composite, Operator, Run, register
+from adam_mpi.model.ops.operator import Composite, Operator, Run, Span, register
 from adam_mpi.model.ops.reduce import SumTo
 from adam_mpi.model.ops.shape import Concat, Reshape
 from adam_mpi.model.ops.split import Split
@@ -97,6 +98,24 @@ class Cell(Operator):
             for result, made in zip(kernel.outputs, self.results, strict=True):
                 for part in range(len(made)):
                     kernel(result.store(f"i + {part * width}", next(given)))
+
+    def needs(self, axis: str, span: Span, inputs: Sequence[Value]) -> Sequence[Span | None]:
+        return [None] * len(inputs)
+
+    def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        names: list[str] = []
+        for name, count in zip(inputs, self.parts, strict=True):
+            own = [f"{outputs[0]}/part{len(names) + part}" for part in range(count)] if count > 1 else [name]
+            if count > 1:
+                sizes = np.full(count, export.value(name).size // count, np.int64)
+                export.node("Split", [name, export.constant(sizes)], own, axis=-1)
+            names += own
+        for output, parts in zip(outputs, self.results, strict=True):
+            made = [f"{output}/result{part}" for part in range(len(parts))] if len(parts) > 1 else [output]
+            for part, name in zip(parts, made, strict=True):
+                Elementwise(part).onnx(export, names, [name])
+            if len(parts) > 1:
+                export.node("Concat", made, [output], axis=-1)
 
 
 def _sigmoid(x: Expression) -> Expression:
