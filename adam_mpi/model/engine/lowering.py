@@ -172,7 +172,8 @@ class Lowering:
         outputs = [self._operand(value, f"y{number}") for number, value in enumerate(node.outputs)]
         key = (node.op, *((o.value.shape, o.value.dtype, o.value.batched, o.array) for o in (*inputs, *outputs)))
         if key not in self.kernels:
-            name = f"{node.op.stem()}_{len(self.kernels) + 1}"
+            # Kernels of whole layers, which `shared` names, have names of operators too.
+            name = f"{node.op.stem()}_op{len(self.kernels) + 1}"
             body = Source()
             body.made = self.source.made
             body.depth = 1

@@ -45,7 +45,8 @@ class Source:
     def make(self, function: str, *arguments: object) -> str:
         """Return the name of a function that `function(arguments)` makes; it is made once, before all kernels."""
         call = f"{function}({', '.join(map(str, arguments))})"
-        return self.made.setdefault(call, f"{function.replace('.', '_')}_{len(self.made) + 1}")
+        # Kernels have names of operators, some of which are names of functions too: none of those begins like this.
+        return self.made.setdefault(call, f"made_{function.replace('.', '_')}_{len(self.made) + 1}")
 
     @property
     def text(self) -> str:
