@@ -20,6 +20,13 @@ CASES = [
         [((4, 3), ("unit", "row")), ((5, 4), ("column", "unit"))],
     ),
     ("attention", {"heads": 2}, [((4, 6), ("place", "unit")), ((5, 6), ("key", "unit")), ((5, 4), ("key", "number"))]),
+    ("conv", {"channels": 2, "kernel": 3, "stride": 2, "pad": 1, "bias": False}, [((2, 7, 9), MAP)]),
+    ("conv_transpose", {"channels": 2, "kernel": 3, "stride": 2, "pad": 1, "more": 1}, [((2, 5, 6), MAP)]),
+    ("conv_transpose", {"channels": 2, "kernel": 2, "dilation": 2}, [((2, 5, 6), MAP)]),
+    ("max_pool", {"size": 3, "stride": 2, "pad": 1}, [((2, 7, 9), MAP)]),
+    ("avg_pool", {"size": 2}, [((2, 7, 9), MAP)]),
+    ("global_avg_pool", {}, [((3, 2, 4), MAP)]),
+    ("split", {"parts": 2, "axis": 1}, [((3, 6, 4), MAP)]),
     ("attention", {"causal": True}, [((4, 2), ("place", "unit"))] * 3),
 ]
 

@@ -211,6 +211,7 @@ def test_generated_shapes(kind):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
 def test_hundreds_of_generated_shapes(kind):
     for seed in range(9, 300):

@@ -4,7 +4,7 @@ import graphs
 import numpy as np
 import pytest
 
-from adam_mpi import config, networks
+from adam_mpi import config, ready_models
 from adam_mpi.config import models
 from adam_mpi.model.executors.generated import GeneratedExecutor
 from adam_mpi.model.executors.reference import ReferenceExecutor
@@ -127,7 +127,7 @@ MODELS = {
 def graph_of(name):
     """Return the graph of a ready model, without dropout, which is random."""
     if name == "unet":
-        return networks.unet((3, 16, 16))
+        return ready_models.unet((3, 16, 16))
     loaded = config.load(name)
     loaded.model.layers = [entry for entry in loaded.model.layers if "dropout" not in str(entry)]
     shape, classes, dtype = ((800,), 61, "float32") if name == "lstm-speech" else ((3, 32, 32), 10, "uint8")

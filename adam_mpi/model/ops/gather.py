@@ -126,24 +126,20 @@ class SegmentSum(Operator):
         return [None, None]
 
     def onnx(self, export: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        # A last segment, cut off again, takes what belongs nowhere.
-        value = export.value(outputs[0])
-        index = export.value(inputs[1])
-        sample = (self.segments + 1, *value.shape[1:])
-        zeros = export.node("Expand", [export.constant(np.zeros(1, np.float32)), _batch_shape(export, inputs, sample)])
-        wide = index.shape + (1,) * (len(value.shape) - 1)
-        own = export.node("Reshape", [inputs[1], export.constant(np.array([0, *wide], np.int64))])
-        taken = (*index.shape, *value.shape[1:])
-        own = export.node("Expand", [own, _batch_shape(export, inputs, taken)])
-        own = export.node("Reshape", [own, export.constant(np.array([0, index.size, *value.shape[1:]], np.int64))])
-        rows = export.constant(np.array([0, index.size, *value.shape[1:]], np.int64))
-        flat = export.node("Reshape", [inputs[0], rows])
-        summed = export.node("ScatterElements", [zeros, own, flat], axis=1, reduction="add")
-        limits = [export.constant(np.array([number], np.int64)) for number in (0, self.segments, 1)]
-        export.node("Slice", [summed, *limits], outputs)
+        # One row per segment, with ones at its rows; a last segment, cut off again, has the rows that count nowhere.
+        result = export.value(outputs[0])
+        rows = export.value(inputs[1]).size
+        width = result.size // self.segments
+        index = _reshaped(export, inputs[1], (rows,))
+        depth = export.constant(np.array(self.segments + 1, np.int64))
+        values = export.constant(np.array([0, 1], np.float32))
+        ones = export.node("OneHot", [index, depth, values], axis=1)
+        summed = export.node("MatMul", [ones, _reshaped(export, inputs[0], (rows, width))])
+        parts = [export.constant(np.array([number], np.int64)) for number in (0, self.segments, 1)]
+        kept = export.node("Slice", [summed, *parts])
+        export.node("Reshape", [kept, export.constant(np.array([0, *result.shape], np.int64))], outputs)
 
 
-def _batch_shape(export: Any, inputs: Sequence[str], shape: tuple[int, ...]) -> str:
-    """Return the name of the vector (samples, *shape), samples being those of the first input."""
-    whole = export.node("Shape", [inputs[0]], start=0, end=1)
-    return export.node("Concat", [whole, export.constant(np.array(shape, np.int64))], axis=0)
+def _reshaped(export: Any, name: str, shape: tuple[int, ...]) -> str:
+    """Return the name of value `name` seen in a `shape` per sample."""
+    return export.node("Reshape", [name, export.constant(np.array([0, *shape], np.int64))])
