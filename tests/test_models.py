@@ -10,6 +10,7 @@ from adam_mpi.config import Data, models
 from adam_mpi.data.sets import open_set
 from adam_mpi.model import parameters
 from adam_mpi.model.frontends import configured
+from adam_mpi.model.input_format import SCALED_BYTES
 from adam_mpi.planning.report import plan_text
 
 SHAPES = {"mnist": ((1, 28, 28), 10)}
@@ -18,11 +19,11 @@ SHAPES = {"mnist": ((1, 28, 28), 10)}
 def shapes(name):
     loaded = config.load(name)
     if loaded.data.set in SHAPES:
-        shape, classes, dtype = *SHAPES[loaded.data.set], "uint8"
+        shape, classes, form = *SHAPES[loaded.data.set], SCALED_BYTES
     else:
         description = open_set(loaded.data).description
-        shape, classes, dtype = description.shape, description.classes, str(description.dtype)
-    return configured.infer(loaded.model, shape, classes, dtype)
+        shape, classes, form = description.shape, description.classes, description.form
+    return configured.infer(loaded.model, shape, classes, form)
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -57,13 +58,15 @@ def test_the_large_one_can_be_planned_without_its_images():
 
 def test_noise_is_the_same_whenever_it_is_asked_for():
     data = open_set(Data(set="noise:3x5x4:7"))
-    assert data.description.shape == (3, 5, 4) and data.description.classes == 7 and data.description.dtype == "uint8"
+    assert (
+        data.description.shape == (3, 5, 4) and data.description.classes == 7 and data.description.form.dtype == "uint8"
+    )
     images, labels = data.read("train", np.array([3, 9, 11]))
     again, _ = data.read("train", np.array([9]))
     assert images.shape == (3, 3, 5, 4) and (images[1] == again[0]).all() and (images[0] != images[1]).any()
     assert labels.max() < 7
     numbers = open_set(Data(set="noise:40:3"))
-    assert numbers.description.shape == (40, 1, 1) and numbers.description.dtype == "float32"
+    assert numbers.description.shape == (40, 1, 1) and numbers.description.form.dtype == "float32"
 
 
 @pytest.mark.parametrize("name", ["noise:", "noise:3x5:2", "noise:3x5x5", "noise:0x5x5:3"])
