@@ -193,10 +193,10 @@ def test_a_wrong_argument_changes_nothing():
         assert np.array_equal(values, np.full(1000, float(len(WRONG_CALLS) * CLIENTS)))
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_values_of_an_index_that_occurs_twice_are_summed(copies):
+@pytest.mark.parametrize("settings", [{"copies": 1}, {"copies": 2}, {"filter": significant(0.5)}])
+def test_values_of_an_index_that_occurs_twice_are_summed(settings):
     chosen, given = np.array([5, 700, 5, 5, 999]), np.array([1, 2, 4, 8, 16], np.float32)
-    values = pushed_alone(lambda server: server.push(given, indices=chosen), copies=copies)
+    values = pushed_alone(lambda server: server.push(given, indices=chosen), **settings)
     if values is not None:
         assert values[[5, 700, 999]].tolist() == [13, 2, 16] and values.sum() == 31
 
