@@ -9,6 +9,7 @@ from launch import ROOT, available, clean_environment, given
 
 import adam_mpi
 from adam_mpi.base.errors import UserError
+from adam_mpi.data.sets import open_set
 
 LAYERS = """[
     {kind = "avg_pool", size = 4}, {kind = "dense", units = 24, name = "stem"}, "tanh",
@@ -65,6 +66,27 @@ def test_a_graph_is_trained_although_a_worker_dies(launch):
     model = adam_mpi.load(job.run)
     assert model.summary["test_accuracy"] > 0.2
     assert model.tensors["block2.dense1/weight"].shape == (24, 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", ["0", "inf"])
+def test_running_statistics_are_averages_of_what_all_replicas_see(launch, staleness):
+    layers = '[{kind = "avg_pool", size = 4}, {kind = "batch_norm", images = 32}, {kind = "dense", units = 10}]'
+    settings = ["data.images=1000", "train.epochs=3", "kernels.engine=reference", f"consistency.staleness={staleness}"]
+    job = launch(4, "train", *given(f"model.layers={layers}", "optimizer.kind=adamw", "optimizer.decay=0.1", *settings))
+    assert job.returncode == 0, job.said()
+    model = adam_mpi.load(job.run)
+    images, _ = open_set(model.config.data).read("train", np.arange(800))
+    (pooled,) = model.run({"input": images}, ["avg_pool1"])
+    np.testing.assert_allclose(model.tensors["batch_norm1/mean"], pooled.mean(), rtol=0.1)
+    np.testing.assert_allclose(model.tensors["batch_norm1/variance"], pooled.var(), rtol=0.2)
+
+
+def test_what_changes_gradients_is_refused_for_statistics(launch):
+    layers = '[{kind = "batch_norm"}, {kind = "dense", units = 10}]'
+    job = launch(1, "train", *given(f"model.layers={layers}", "push.codec=onebit"))
+    assert job.returncode == 2
+    assert 'push.codec = "onebit" would change the running statistic batch_norm1/mean like a gradient' in job.stderr
 
 
 @pytest.mark.slow

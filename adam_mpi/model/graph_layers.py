@@ -4,7 +4,7 @@ The table goes where a stack of layers goes: a row per node, with its shapes and
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adam_mpi.base.errors import UserError
@@ -112,14 +112,3 @@ def graph_bytes(layers: GraphLayers, images: int) -> int:
     """Return the memory of one context of batches of up to `images` images, from above: all values at once."""
     values = sum(value.size for node in layers.graph.nodes for value in node.outputs)
     return 2 * 4 * min(images, 64) * values
-
-
-def check_statistics(shapes: Sequence[LayerShape]) -> None:
-    """Raise UserError for a model with statistics: servers would step them as if they were weights."""
-    graph = shapes.graph if isinstance(shapes, GraphLayers) else None
-    for parameter in graph.parameters if graph else ():
-        if parameter.kind == "statistic":
-            raise UserError(
-                f"{parameter.name} is a running statistic, which servers do not average yet; train with group or layer "
-                "norm, or in one process with an executor"
-            )

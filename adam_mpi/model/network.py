@@ -1,6 +1,7 @@
 """A network ready to run: its shapes, the engine that computes them, and the contexts that hold a block of images."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -78,6 +79,11 @@ class Network:
                 batches=batches,
                 form=form,
             )
+
+    @cached_property
+    def statistics(self) -> bool:
+        """Return whether the model has running statistics."""
+        return any(tensor.statistic for tensor in parameters.tensors(self.shapes))
 
     @property
     def choices(self) -> dict:

@@ -35,6 +35,8 @@ class Tensor:
     size: int
     factored: bool = True
     """Whether the gradient of a matrix can be pushed as activations and errors."""
+    statistic: bool = False
+    """Whether its values are averages over images, which no rule steps."""
 
 
 def tensors(shapes: Sequence[LayerShape]) -> tuple[Tensor, ...]:
@@ -42,7 +44,16 @@ def tensors(shapes: Sequence[LayerShape]) -> tuple[Tensor, ...]:
     if isinstance(shapes, GraphLayers):
         graph = shapes.graph
         return tuple(
-            Tensor(p.name, p.layer, p.shape, graph.offsets[p.name], p.size, factored=False) for p in graph.parameters
+            Tensor(
+                name=p.name,
+                layer=p.layer,
+                shape=p.shape,
+                offset=graph.offsets[p.name],
+                size=p.size,
+                factored=False,
+                statistic=p.kind == "statistic",
+            )
+            for p in graph.parameters
         )
     found: list[Tensor] = []
     offset = 0

@@ -10,6 +10,8 @@ from adam_mpi.model.parameters import Tensor
 
 ALL = Group()
 """The group of tensors that no pattern matches."""
+STATISTICS = Group("statistics")
+"""The group of running statistics, which are averaged instead of stepped, whatever the patterns are."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def group_spans(tensors: Sequence[Tensor], groups: Sequence[Group]) -> list[Grou
     spans: list[GroupSpan] = []
     for tensor in tensors:
         group = next((group for group in groups if fnmatchcase(tensor.name, group.match)), ALL)
+        group = STATISTICS if tensor.statistic else group
         start = tensor.offset
         if spans and spans[-1].group is group and spans[-1].stop == start:
             start = spans.pop().start

@@ -49,6 +49,17 @@ def descent(settings: Settings, rate: float, counts: BatchCounts) -> list[Coeffi
     return [Coefficients(1 - kept**counts.begun, rate * _mean_power(kept, counts.present).real)]
 
 
+AVERAGED = 0.1
+"""What a batch has of a running statistic."""
+
+
+def average(settings: Settings, rate: float, counts: BatchCounts) -> list[Coefficients]:
+    """Return the coefficients of a running average, whose gradients are what was observed less the average."""
+    batches = counts.present
+    share = (1 - (1 - AVERAGED) ** batches) / batches if batches else AVERAGED
+    return [Coefficients(gain=-share)]
+
+
 def momentum(settings: Settings, rate: float, counts: BatchCounts) -> list[Coefficients]:
     """Return the coefficients of a step along the velocity."""
     return [_velocity(settings, rate * settings.momentum, rate, counts)]

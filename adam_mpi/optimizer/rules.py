@@ -72,6 +72,10 @@ RULES = {
 }
 
 
+AVERAGE = Rule("average", DESCENT, linear.average)
+"""The rule of running statistics."""
+
+
 def rule_of(optimizer: Optimizer) -> Rule:
     """Return the rule of the servers; without momentum there is no velocity to be kept."""
     if optimizer.where == "worker":
@@ -90,7 +94,8 @@ def coefficients(rule: Rule, settings: Settings, rate: float, counts: BatchCount
 @lru_cache(maxsize=1024)
 def _rows(name: str, settings: Settings, rate: float, counts: BatchCounts) -> np.ndarray:
     """Return the coefficients of the rule `name`: shards have the same ones at the same step."""
-    steps = RULES[name].coefficients(settings, rate, counts)
+    rule = AVERAGE if name == AVERAGE.name else RULES[name]
+    steps = rule.coefficients(settings, rate, counts)
     rows = np.zeros((len(steps), WIDTH), np.float32)
     for row, step in zip(rows, steps, strict=True):
         row[: len(step)] = step

@@ -26,9 +26,10 @@ from adam_mpi.cluster.world import World, gather
 from adam_mpi.config import Config, Given, to_toml
 from adam_mpi.data.sets import describe, describe_inputs, open_set
 from adam_mpi.model import parameters
-from adam_mpi.model.graph_layers import check_statistics
+from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
 from adam_mpi.monitor import metrics
+from adam_mpi.optimizer.clipping import clips_steps
 from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
 from adam_mpi.planning.plan import metrics as metrics_of
 from adam_mpi.runtime import compile
@@ -89,7 +90,7 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
     """
     description = describe_inputs(open_set(config.data))
     shapes = model(config, description)
-    check_statistics(shapes)
+    _check_statistics(config, shapes)
     metrics_of(config, description)
     partition(shapes, config.layout.partitions, config.layout.scheme)
     check_memory(_with_useful_copies(config, world), description, shapes, world.layout, world.survivable)
@@ -111,6 +112,22 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
         if not isinstance(error, OSError):
             raise
         raise UserError(f"run directory {path}: {error.strerror}; make room, or give another with --run DIR") from None
+
+
+def _check_statistics(config: Config, shapes: tuple[LayerShape, ...]) -> None:
+    """Raise UserError if running statistics of the model would be changed by what is meant for gradients."""
+    found = next((tensor.name for tensor in parameters.tensors(shapes) if tensor.statistic), None)
+    if found is None:
+        return
+    optimizer = config.optimizer
+    wrong = {
+        f'push.codec = "{config.push.codec}"': config.push.codec != "none",
+        'optimizer.where = "worker"': optimizer.where == "worker",
+        "optimizer.clip_norm or clip_tensor": clips_steps(config),
+    }
+    for setting, given in wrong.items():
+        if given:
+            raise UserError(f"{setting} would change the running statistic {found} like a gradient; leave it out")
 
 
 def _check_evaluated_data(config: Config) -> None:

@@ -22,6 +22,11 @@ class KernelCall:
         self.rows: list[np.ndarray] = []
         self.count = 0
         """The number of rows of coefficients."""
+        self.others: dict[int, KernelCall] = {}
+
+    def of_kernel(self, kernel: int) -> "KernelCall":
+        """Return the call of another `kernel`, which runs after this one; or this one, if the kernel is its own."""
+        return self if kernel == self.kernel else self.others.setdefault(kernel, KernelCall(kernel))
 
     def add(
         self, place: kernels.Place, starts: Sequence[int], scales: Sequence[float], rows: Sequence[np.ndarray]
@@ -50,3 +55,5 @@ class KernelCall:
                 np.array(self.row_ends),
                 np.concatenate(self.rows),
             )
+        for other in self.others.values():
+            other.run(memory)

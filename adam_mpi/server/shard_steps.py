@@ -7,8 +7,9 @@ import numpy as np
 
 from adam_mpi.config import Config
 from adam_mpi.optimizer import kernels, rules, sparse_kernels
-from adam_mpi.optimizer.groups import ALL, GroupSpan, parts_of
+from adam_mpi.optimizer.groups import ALL, STATISTICS, GroupSpan, parts_of
 from adam_mpi.optimizer.kernels import Place
+from adam_mpi.optimizer.rules import AVERAGE, Rule
 from adam_mpi.optimizer.settings import BatchCounts, ImageCounts, Settings, settings_of
 from adam_mpi.server.kernel_call import KernelCall
 from adam_mpi.sharding.shard_copy import ShardCopy
@@ -26,6 +27,7 @@ class Part(NamedTuple):
     settings: Settings
     rate: float
     """Factor of the learning rate."""
+    rule: Rule
 
 
 class ShardSteps:
@@ -41,8 +43,8 @@ class ShardSteps:
         """Shard -> its parts that are stepped; frozen ones are left out."""
         self.frozen = frozenset(index for index, parts in self.parts.items() if not parts)
         """Shards of which no parameter is stepped."""
-        self.last: tuple[tuple[Settings, float, BatchCounts], np.ndarray] | None = None
-        """Settings, rate and batches of the coefficients that were looked up last, and those."""
+        self.last: tuple[tuple[str, Settings, float, BatchCounts], np.ndarray] | None = None
+        """Rule, settings, rate and batches of the coefficients that were looked up last, and those."""
 
     def _parts(self, own: ShardCopy, groups: Sequence[GroupSpan]) -> list[Part]:
         """Return the parts of the shard `own` that are stepped."""
@@ -56,6 +58,7 @@ class ShardSteps:
                 place=kernels.place(own.weights, own.states, part),
                 settings=self.settings._replace(decay=self.settings.decay * group.decay_factor),
                 rate=group.learning_rate_factor,
+                rule=AVERAGE if group == STATISTICS else self.rule,
             )
             for part, group in grouped
             if not group.frozen
@@ -108,15 +111,15 @@ class ShardSteps:
                 rows = [self._rows(alike, rate, each) for each in batches]
                 own = gradients if low == first else ([start + low - first for start in starts], scales)
                 place = kernels.part_of_place(alike.place, low - alike.first, high - low)
-                call.add(place, *_in_turn(own, rows), rows)
+                call.of_kernel(alike.rule.kernel).add(place, *_in_turn(own, rows), rows)
 
     def _rows(self, part: Part, rate: float, counts: BatchCounts) -> np.ndarray:
         """Return the coefficients of `part`, mostly those of the part before: shards are stepped alike."""
-        key = (part.settings, rate * part.rate, counts)
+        key = (part.rule.name, part.settings, rate * part.rate, counts)
         last = self.last
         # Another thread may replace it meanwhile.
         if last is None or last[0] != key:
-            last = (key, rules.coefficients(self.rule, *key))
+            last = (key, rules.coefficients(part.rule, part.settings, rate * part.rate, counts))
             self.last = last
         return last[1]
 

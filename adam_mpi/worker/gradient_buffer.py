@@ -196,12 +196,15 @@ class StepScales:
     predicted: float
 
     @classmethod
-    def at(cls, rate: float, config: Config) -> "StepScales":
-        """Return the scales for the learning rate `rate`."""
+    def at(cls, rate: float, config: Config, statistics: bool = False) -> "StepScales":
+        """Return the scales for the learning rate `rate`; `statistics`: whether the model has running statistics.
+
+        Descent would move those away from what they average: with them nothing is predicted.
+        """
         step = -rate / config.train.batch
         if config.optimizer.where == "worker":
             return cls(weights=step, push=step, predicted=1.0)
-        if not rule_of(config.optimizer).predicts:
+        if statistics or not rule_of(config.optimizer).predicts:
             return cls(weights=0.0, push=1.0, predicted=0.0)
         return cls(weights=step, push=1.0, predicted=step)
 

@@ -243,7 +243,7 @@ class Worker:
     def _renew(self, pulls: PullClient) -> None:
         """Give the replica the pulled weights, and the parts of pushes that are not in them."""
         pulls.seen(self.pushes.seen)
-        self.replica.scales = StepScales.at(pulls.rate, self.config)
+        self.replica.scales = StepScales.at(pulls.rate, self.config, self.replica.network.statistics)
         self.replica.renew(pulls.latest, self.pushes.missing_parts(pulls.applied))
         self.current.fresh = True
 
