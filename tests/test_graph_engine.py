@@ -37,7 +37,7 @@ def test_a_stack_as_a_graph_has_the_bits_of_the_engine_for_stacks(name):
     stack = layers.infer(layers.parse(STACKS[name]), SHAPE, 3)
     built = program.build(stack, samples, lanes=LANES, registers=32)
     context = EngineContext(stack, samples, 0, built, jit.uncompiled(built.text, LANES))
-    model = SimpleNamespace(layers=STACKS[name], losses=[], graph="")
+    model = SimpleNamespace(layers=STACKS[name], losses=[], graph="", operators="")
     graph = configured.build(model, SHAPE, 3, SCALED_BYTES)
     executor = GeneratedExecutor(graph, samples, compiled=False, lanes=LANES)
     random = np.random.default_rng(0)

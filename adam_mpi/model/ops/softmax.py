@@ -100,6 +100,6 @@ def emit_softmax(kernel: Any, scores: Any, result: Any, classes: int, begin: str
         kernel(f"value = exponential(sub({scores.load(f'{begin} + k * {step}')}, best))")
         kernel(result.store(f"{begin} + k * {step}", "value"))
         kernel("sums = add(sums, value)")
-    kernel("share = div(splat(1.0), sums)")
+    # Divided, not multiplied by the inverse: stacks as graphs have the bits of the engine for stacks.
     with kernel.loop("k", classes):
-        kernel(result.store(f"{begin} + k * {step}", f"mul({result.load(f'{begin} + k * {step}')}, share)"))
+        kernel(result.store(f"{begin} + k * {step}", f"div({result.load(f'{begin} + k * {step}')}, sums)"))
