@@ -62,7 +62,7 @@ class BatchNorm(Operator):
     ) -> Sequence[Value | None]:
         back = BatchNormBack(self.images, self.epsilon)
         made = tape.apply(back, [*inputs[:2], *outputs[1:3], errors[0]])
-        return [*made[:3], *tape.apply(Observed(), [*outputs[1:], *inputs[3:]])]
+        return [*made[:3], *tape.apply(Observed(), outputs[1:])]
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         array, weight, bias, mean, variance = arrays
@@ -210,32 +210,31 @@ class BatchNormBack(Operator):
 
 @dataclass(frozen=True)
 class Observed(Operator):
-    """Sum over samples how far the statistics of their groups are from the running ones.
+    """Sum over samples the statistics of their groups.
 
-    Inputs: means, variances, what makes variances unbiased, running means, and running variances.
+    Inputs: means, variances, and what makes variances unbiased.
     """
 
-    data_inputs = 5
+    data_inputs = 3
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         return [Value("", inputs[0].shape, batched=False)] * 2
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
-        means, variances, corrections, mean, variance = arrays
-        return [(means - mean).sum(axis=0), (variances * corrections - variance).sum(axis=0)]
+        means, variances, corrections = arrays
+        return [means.sum(axis=0), (variances * corrections).sum(axis=0)]
 
     def emit(self, kernel: Any) -> None:
-        means, variances, corrections, mean, variance = kernel.inputs
+        means, variances, corrections = kernel.inputs
         mask = kernel.scratch("mask", kernel.lanes)
         with kernel.each_lane():
             kernel(f"memory[{mask} + lane] = 1 if first + lane < count else 0")
         kernel(f"chosen = load(memory, {mask})")
         kernel(f"correction = {corrections.load(0)}")
         with kernel.loop("channel", means.value.size):
-            kernel(f"off = sub({means.load('channel')}, {mean.load('channel')})")
-            kernel(kernel.outputs[0].add("channel", "mul(chosen, off)"))
-            kernel(f"off = sub(mul(correction, {variances.load('channel')}), {variance.load('channel')})")
-            kernel(kernel.outputs[1].add("channel", "mul(chosen, off)"))
+            kernel(kernel.outputs[0].add("channel", f"mul(chosen, {means.load('channel')})"))
+            kernel(f"variance = mul(correction, {variances.load('channel')})")
+            kernel(kernel.outputs[1].add("channel", "mul(chosen, variance)"))
 
 
 def groups(samples: int, images: int) -> list[slice]:
