@@ -122,6 +122,21 @@ def test_synchronous_training_gives_equal_bits_and_the_numbers_of_one_replica(mp
     assert np.abs(weights(first) - weights(single)).max() < 1e-5
 
 
+def test_one_thread_alone_takes_the_steps_of_synchronous_training(train):
+    settings = ["optimizer.learning_rate=0.03", "optimizer.momentum=0.9"]
+    alone, synchronous = (small(train, 1, 1, bound, *settings, mpi=available()[0]) for bound in ("inf", "0"))
+    assert np.array_equal(weights(alone), weights(synchronous))
+    assert alone.summary["delay"]["max"] == 0
+
+
+@pytest.mark.full
+def test_the_rate_and_momentum_of_synchronous_training_serve_asynchronous_training(train):
+    settings = ["train.epochs=3", "optimizer.learning_rate=0.03", "optimizer.momentum=0.9", "push.protocol=delta"]
+    job = train(4, 2, *settings)
+    check_counts(job)
+    assert job.summary["test_accuracy"] > 0.95
+
+
 @pytest.mark.parametrize(
     ("staleness", "least", "most"),
     [("0", 0, 0), ("2", 2, 2), ("inf", 5, 1000)],

@@ -9,11 +9,13 @@ from adam_mpi.cluster.control_messages import Message, decode_message, encode_me
 EXAMPLES = {
     "bool": True,
     "int": 7,
+    "float": 0.25,
     "str": "ü",
     "float | None": 0.5,
     "str | None": None,
     "list[int]": [3, 1, 2],
     "list[float]": [0.1, 1e-300],
+    "list[str]": ["a", "ü"],
     "list[Any] | None": [4, "train", 0.5],
     "list[dict[str, float]]": [{"seconds": 0.25}],
     "collections.abc.Mapping[str, Any]": {"images": 10},

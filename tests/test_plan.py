@@ -156,7 +156,8 @@ def test_the_average_and_the_state_before_a_step_are_in_the_plan():
     count = 784 * 4096 + 4096 + 4096 * 10 + 10
     average, in_step = "optimizer.ema=0.1", "consistency.staleness=0"
     settings = [], [average], [in_step], [average, in_step]
-    plain, averaged, stepped, both = (needed("layout.servers=1", *more)[1] for more in settings)
+    shared = "layout.servers=1", "optimizer.momentum_where=server"
+    plain, averaged, stepped, both = (needed(*shared, *more)[1] for more in settings)
     assert averaged - plain == pytest.approx(8 * count, rel=0.1)
     assert stepped - plain == pytest.approx(8 * count, rel=0.1)
     assert both - averaged == pytest.approx(12 * count, rel=0.1)
@@ -165,12 +166,21 @@ def test_the_average_and_the_state_before_a_step_are_in_the_plan():
 def test_each_state_vector_of_the_rule_and_a_clipped_gradient_are_in_the_plan():
     """Vectors are in a snapshot too, the gradient of a clock that waits for its norm is not."""
     count = 784 * 4096 + 4096 + 4096 * 10 + 10
-    rules = ["optimizer.momentum=0.0"], [], ["optimizer.momentum=0.0", "optimizer.kind=adam"]
+    on_servers = ["optimizer.momentum_where=server"]
+    rules = ["optimizer.momentum=0.0"], on_servers, ["optimizer.momentum=0.0", "optimizer.kind=adam"]
     none, one, two = (needed("layout.servers=1", *rule)[1] for rule in rules)
     assert one - none == pytest.approx(8 * count, rel=0.1)
     assert two - one == pytest.approx(8 * count, rel=0.1)
     in_step = "layout.servers=1", "consistency.staleness=0"
     assert needed(*in_step, "optimizer.clip_norm=1")[1] - needed(*in_step)[1] == pytest.approx(4 * count, rel=0.1)
+
+
+def test_the_velocity_of_each_thread_is_in_the_plan_of_a_worker():
+    count = 784 * 4096 + 4096 + 4096 * 10 + 10
+    delta = ["worker.threads=1", "push.protocol=delta"]
+    ours, theirs = (needed(*delta, f"optimizer.momentum_where={where}") for where in ("replica", "server"))
+    assert ours[0] - theirs[0] == pytest.approx(4 * count, rel=0.1)
+    assert ours[1] < theirs[1]
 
 
 def test_a_limit_that_mailboxes_alone_go_beyond_says_so():

@@ -94,6 +94,15 @@ def test_loss_and_gradient_are_those_of_one_piece(stack, strips):
     for result in run(contexts, started):
         assert result == (pytest.approx(loss, rel=1e-12), correct)
     np.testing.assert_allclose(gather(cut, gradients), gradient, rtol=1e-9, atol=1e-12)
+    check_outputs(contexts, whole, len(labels), 1e-12)
+
+
+def check_outputs(contexts, whole, count, most):
+    """Every strip knows the outputs of the whole, which metrics are computed from."""
+    expected = whole.outputs_of(count)
+    assert expected.shape == (count, 5)
+    for context in contexts:
+        np.testing.assert_allclose(context.outputs_of(count), expected, atol=most)
 
 
 def check_generated(stack, strips, lanes, make, images=6):
@@ -121,6 +130,7 @@ def check_generated(stack, strips, lanes, make, images=6):
         started = [context.begin(part, None, seen, labels, ids, 2) for context, part, _, seen in given]
         for result in run(contexts, started):
             assert result == (pytest.approx(expected[0], rel=1e-5), expected[1])
+        check_outputs(contexts, whole, count, 1e-5)
     return programs
 
 

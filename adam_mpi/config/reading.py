@@ -27,6 +27,7 @@ RENAMED = {
     "optimizer.rate": "optimizer.learning_rate",
     "optimizer.warm_up": "optimizer.warmup",
     "optimizer.average": "optimizer.ema",
+    "optimizer.staleness_scale": "optimizer.stale",
     "data.transform.normalise": "data.transform.normalize",
 }
 """Former name of a section or key -> its present name, which the error about the former one gives."""

@@ -94,6 +94,7 @@ def check_together(config: Config) -> None:
     _check_rule(config.optimizer)
     _check_clipping(config)
     _check_schedule(config)
+    _check_asynchrony(config)
     _check_push_size(config)
     _check_injection(config)
     _check_places(config.layout.place)
@@ -151,6 +152,28 @@ def _check_rule(optimizer: Optimizer) -> None:
     if optimizer.kind in ("momentum", "nesterov", "adamw") and optimizer.learning_rate * optimizer.decay >= 1:
         given = f"optimizer.decay = {optimizer.decay:g}: with optimizer.learning_rate = {optimizer.learning_rate:g}"
         raise UserError(f"{given} a step leaves nothing of a weight; learning_rate * decay must be below 1")
+
+
+def _check_asynchrony(config: Config) -> None:
+    """Raise UserError for a velocity of replicas where they cannot keep one, and for an unknown `optimizer.stale`."""
+    optimizer = config.optimizer
+    word, _, limit = optimizer.stale.partition(":")
+    if optimizer.stale not in ("keep", "scale") and not (word == "drop" and limit.isdigit()):
+        raise UserError(f'optimizer.stale = "{optimizer.stale}": must be keep, scale, or drop:R with a whole number R')
+    if config.asynchronous and 0 < optimizer.clip_tensor < math.inf:
+        given = f"optimizer.clip_tensor = {optimizer.clip_tensor:g}"
+        raise UserError(f"{given}: needs consistency.staleness = 0; asynchronous training has optimizer.clip_norm")
+    if config.asynchronous and config.layout.partitions != 1 and 0 < optimizer.clip_norm < math.inf:
+        given = f"optimizer.clip_norm = {optimizer.clip_norm:g}: no strip has the whole gradient of a batch"
+        raise UserError(f"{given}; set consistency.staleness = 0, or layout.partitions = 1")
+    if optimizer.momentum_where != "replica":
+        return
+    given = 'optimizer.momentum_where = "replica"'
+    if not config.asynchronous:
+        raise UserError(f"{given}: with clocks the servers keep the velocity; set auto, or consistency.staleness = inf")
+    if config.layout.partitions != 1 or config.push.protocol == "factor":
+        needed = 'layout.partitions = 1 and push.protocol = "auto" or "delta"'
+        raise UserError(f"{given}: a velocity is of all parameters, and has no factors; it needs {needed}")
 
 
 def _check_keys_of_rule(optimizer: Optimizer) -> None:

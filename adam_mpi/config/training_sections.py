@@ -210,10 +210,15 @@ class Optimizer:
     warmup: float = limited(0.0, low=0.0, high=0.9)
     """Fraction of the training over which the learning rate first rises linearly from zero."""
     momentum: float = limited(0.0, low=0.0, high=0.999)
-    """Fraction of the velocity that remains after each batch; with many asynchronous replicas choose a small one."""
+    """Fraction of the velocity that remains after each batch."""
+    momentum_where: str = limited("auto", choices=("auto", "server", "replica"))
+    """Where the velocity is kept: one on the servers, which late gradients make unstable, or one in each trainer thread
+    (replica), which pushes `momentum * velocity + gradient` for the servers to add. auto is replica in asynchronous
+    training, and server with clocks, with strips, with `push.protocol = "factor"` and for one thread alone."""
     clip_norm: float = limited(0.0, low=0.0, words={"auto": 0.0, "none": math.inf})
     """Largest norm of the mean gradient of a batch over all parameters that are trained; a longer one is scaled down.
-    In synchronous training it is that of the whole step, whatever the layout; auto (0) and none are no limit there."""
+    In synchronous training it is that of the whole step, whatever the layout. auto (0) is 1 where several threads train
+    asynchronously, and no limit elsewhere; none is no limit."""
     clip_tensor: float = limited(0.0, low=0.0, words={"none": 0.0})
     """Largest norm of the mean gradient of each tensor, such as `dense1/weight`, before `optimizer.clip_norm` applies
     to what is left of all of them; none (0) is no limit."""
@@ -231,8 +236,9 @@ class Optimizer:
     groups: list[Group] = field(default_factory=list)
     """Groups of parameters, each a table with a pattern of names (`match = "*/bias"`) and `learning_rate_factor`,
     `decay_factor` or `frozen = true`; a parameter belongs to the first group that it matches."""
-    staleness_scale: str = limited("none", choices=("none", "inverse"))
-    """Factor of a push that was computed on weights n steps old: none is 1, inverse is 1 / (1 + n)."""
+    stale: str = "scale"
+    """What servers do with a push that is n gradients of other threads late: keep it as it is; scale it down where n
+    times the learning rate (over 1 - momentum) is more than 4; or drop:R leaves it out where n is more than R."""
     ema: float = limited(0.0, low=0.0, high=1.0)
     """Weight of each batch in an exponential moving average of the weights, which is then evaluated and exported
     instead of them; 0 keeps no average."""
@@ -246,6 +252,10 @@ class Push:
     protocol: str = limited("auto", choices=("auto", "delta", "factor"))
     """What dense layers push: gradients (delta), activations and errors whose product is the gradient (factor), or for
     each layer the one with fewer bytes (auto)."""
+    in_flight: int = limited(0, low=0, words={"auto": 0})
+    """Pushes of a trainer thread, counting the one that it computes, that servers may not have applied yet, in
+    asynchronous training; a thread with so many waits. auto (0) shares ten among all threads, but gives each at least
+    four, or one where a node has more threads than cores: there another thread computes meanwhile."""
     codec: str = limited("none", choices=("none", "float16", "bfloat16", "onebit", "topk"))
     """Compression of pushed gradients; onebit and topk add what they leave out to the next push (error feedback)."""
     factor_codec: str = limited("none", choices=("none", "float16"))

@@ -77,10 +77,11 @@ AVERAGE = Rule("average", DESCENT, linear.average)
 
 
 def rule_of(optimizer: Optimizer) -> Rule:
-    """Return the rule of the servers; without momentum there is no velocity to be kept."""
+    """Return the rule of the servers; they keep no velocity without momentum, or where each replica has its own."""
     if optimizer.where == "worker":
         return RULES["additive"]
-    plain = optimizer.kind in ("momentum", "nesterov") and not optimizer.momentum
+    elsewhere = not optimizer.momentum or optimizer.momentum_where == "replica"
+    plain = optimizer.kind in ("momentum", "nesterov") and elsewhere
     return RULES["descent" if plain else optimizer.kind]
 
 

@@ -17,8 +17,14 @@ class Settings(NamedTuple):
 
 
 def settings_of(optimizer: Optimizer) -> Settings:
-    """Return the settings of `optimizer`."""
-    return Settings(**{name: getattr(optimizer, name) for name in Settings._fields})
+    """Return the settings of `optimizer` for the servers.
+
+    Where replicas keep the velocity, decay does not pass through it: the servers decay as much as it would add up to.
+    """
+    found = Settings(**{name: getattr(optimizer, name) for name in Settings._fields})
+    if optimizer.momentum and optimizer.momentum_where == "replica":
+        return found._replace(momentum=0.0, decay=found.decay / (1 - found.momentum))
+    return found
 
 
 class ImageCounts(NamedTuple):

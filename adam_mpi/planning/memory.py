@@ -14,6 +14,7 @@ from adam_mpi.sharding.fields import INPUT, message_bytes
 from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.push_protocol import largest_push, matrices
 from adam_mpi.worker.gradient_buffer import gradient_buffers, takes_back
+from adam_mpi.worker.velocity import keeps_velocity
 
 
 def data(config: Config, layout: Layout, description: Description) -> int:
@@ -31,6 +32,7 @@ def worker(
 
     It holds local weights, the weights of a pull, gradient buffers with their factors, and a gradient and a context per
     thread; without strips also a copy of the pulled weights, and two copies of the weights for each of several threads.
+    Where threads keep velocities, each has one, and each of several threads the sum of a round apart from its gradient.
     With error feedback it holds the residual and, where pushes may be taken back, its value before each of them.
     """
     threads = config.worker.threads or 1
@@ -41,6 +43,8 @@ def worker(
     total = (2 + contexts if net.strip else 3 + contexts * (3 if threads > 1 else 1)) * size
     count = gradient_buffers(threads, bool(memory_layout.peers.count), config.consistency.staleness)
     total += count * (size + factors)
+    if keeps_velocity(config) and not net.strip:
+        total += threads * size * (2 if threads > 1 else 1)
     if CODECS[config.push.codec].feedback:
         total += size * (1 + count * takes_back(config, memory_layout.strips))
     total += contexts * net.bytes + len(memory_layout.servers) * memory_layout.ring_bytes

@@ -20,7 +20,7 @@ from adam_mpi.model.metrics import MetricSet
 from adam_mpi.model.metrics import choose as choose_metrics
 from adam_mpi.model.network import Network
 from adam_mpi.model.partition import Partition, Strip, fitting, largest_strip_count, partition
-from adam_mpi.planning import memory
+from adam_mpi.planning import memory, recipe
 from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding import memory_layout as memory_layouts
 from adam_mpi.sharding.fields import CLASSES, INPUT, WEIGHT
@@ -216,6 +216,7 @@ def plan_job(config: Config, ranks: int, hosts: str | None, images: str | None =
     shapes = model(config, description)
     config.layout.partitions = partitions(config, shapes, ranks)
     layout = arrange(_parse_hosts(ranks, hosts), config.layout)
+    recipe.decide(config, layout.replicas * (config.worker.threads or 1), crowded=False)
     check_memory(config, description, shapes, layout)
     cut = partition(shapes, layout.partitions, config.layout.scheme)
     memory_layout = plan_memory_layout(config, cut, layout)

@@ -16,6 +16,7 @@ from adam_mpi.planning.plan import JobPlan, plan_job
 from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding.memory_layout import WIDTHS
 from adam_mpi.sharding.push_protocol import largest_push
+from adam_mpi.worker.velocity import keeps_velocity
 
 MOST_ROWS = 40
 
@@ -72,6 +73,9 @@ def _parameters(plan: JobPlan) -> Iterator[str]:
         yield f"{choice.layer:10} {format_bytes(choice.delta_bytes):>12} {factor:>12}   {choice.protocol}"
     pushed = sum(c.delta_bytes if c.factors is None else c.factor_bytes or 0 for c in plan.choices.values())
     width = WIDTHS["short"] if "short" in memory_layout.regions else WIDTHS["weights"]
+    if keeps_velocity(plan.config):
+        kept = format_bytes(WIDTHS["weights"] * memory_layout.parameters)
+        yield f"each trainer thread keeps a velocity of {kept}; it has no factors, so all layers push deltas"
     yield f"a push: {format_bytes(pushed)};  a pull: {format_bytes(width * memory_layout.parameters)}"
 
 

@@ -1,5 +1,6 @@
 """How all ranks agree on a job: on its configuration, its run directory, and what it resumes from."""
 
+import copy
 import json
 import sys
 import time
@@ -30,11 +31,12 @@ from adam_mpi.model.layers import LayerShape
 from adam_mpi.model.partition import partition
 from adam_mpi.monitor import metrics
 from adam_mpi.optimizer.clipping import clips_steps
+from adam_mpi.planning import recipe
 from adam_mpi.planning.plan import check_memory, model, partitions, plan_memory_layout
 from adam_mpi.planning.plan import metrics as metrics_of
 from adam_mpi.runtime import compile
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, ClaimedRun, Job, JobRequest
-from adam_mpi.runtime.role_setup import initial_weights
+from adam_mpi.runtime.role_setup import count_threads, initial_weights
 
 T = TypeVar("T")
 
@@ -93,7 +95,9 @@ def claim_run(config: Config, request: JobRequest, world: World, processes: Sequ
     _check_statistics(config, shapes)
     metrics_of(config, description)
     partition(shapes, config.layout.partitions, config.layout.scheme)
-    check_memory(_with_useful_copies(config, world), description, shapes, world.layout, world.survivable)
+    decided = copy.deepcopy(_with_useful_copies(config, world))
+    recipe.decide(decided, world.layout.replicas * (config.worker.threads or 1), crowded=False)
+    check_memory(decided, description, shapes, world.layout, world.survivable)
     if config.model.weights:
         initial_weights(config, shapes, ())
     if config.observe.tensorboard:
@@ -195,10 +199,12 @@ def _remove_marks(directory: Path) -> None:
 
 
 def adapt_to_node(world: World, job: Job) -> Job:
-    """Return the job with what depends on the node: where its stores are, and what other nodes have on their disks.
+    """Return the job with what depends on the nodes: how it trains on their cores, where its stores are, and what other
+    nodes have on their disks.
 
     Collective.
     """
+    _decide_recipe(world, job.config)
     place = stores.folder(job.config, job.directory, job.identity)
     given_rate = world.config.optimizer.learning_rate
     copies = _with_useful_copies(job.config, world).server.copies
@@ -211,6 +217,16 @@ def adapt_to_node(world: World, job: Job) -> Job:
     if resume is not None:
         resume = resume_points.share_store(resume, world.comm, place, _held_spans(world, job))
     return replace(job, attempt=place / job.attempt.name, resume=resume)
+
+
+def _decide_recipe(world: World, config: Config) -> None:
+    """Decide what the recipe leaves open, by the trainer threads of all ranks; collective."""
+    threads, crowded = count_threads(world)
+    trains = "worker" in world.place.roles
+    counted = world.comm.allgather((threads * trains, crowded and trains))
+    recipe.decide(config, max(1, sum(count for count, _ in counted)), any(full for _, full in counted))
+    for section in ("optimizer", "push"):
+        setattr(world.config, section, getattr(config, section))
 
 
 def _held_spans(world: World, job: Job) -> list[tuple[int, int]]:

@@ -92,12 +92,7 @@ def available_cores() -> frozenset[int]:
 def trainer_threads(world: World) -> int:
     """Return the number of trainer threads of this rank; warn when it has fewer cores."""
     cores = available_cores()
-    # A rank that becomes a worker in a later generation does not ask the others.
-    masks = world.node.allgather(cores) if world.generation == 0 else [cores]
-    workers = max(1, world.layout.count_on_host(world.place.host, "worker"))
-    # Ranks that are bound to cores of their own use them all; ranks that may run anywhere share them.
-    share = len(cores) // workers if len(set(masks)) == 1 else len(cores)
-    threads = world.config.worker.threads or max(1, share)
+    threads, _ = count_threads(world)
     if "worker" in world.place.roles and threads > len(cores):
         log.warning(
             "%d trainer threads on %d cores: start mpirun with --bind-to none, or bind a rank to %d cores, "
@@ -108,6 +103,21 @@ def trainer_threads(world: World) -> int:
             len(cores),
         )
     return threads
+
+
+def count_threads(world: World) -> tuple[int, bool]:
+    """Return the trainer threads of this rank, and whether those of its node are more than the cores that they share.
+
+    Collective over the node in the first generation.
+    """
+    cores = available_cores()
+    # A rank that becomes a worker in a later generation does not ask the others.
+    masks = world.node.allgather(cores) if world.generation == 0 else [cores]
+    # Ranks that are bound to cores of their own use them all; ranks that may run anywhere share them.
+    shared = len(set(masks)) == 1
+    workers = max(1, world.layout.count_on_host(world.place.host, "worker")) if shared else 1
+    threads = world.config.worker.threads or max(1, len(cores) // workers)
+    return threads, threads * workers > len(cores)
 
 
 def initial_state(job: Job, spans: Sequence[tuple[int, int]]) -> Gathered:

@@ -14,7 +14,7 @@ class FoldedGradient:
     """The sum of the messages of a step, in memory that stays until every copy of its shards has taken the step."""
 
     def __init__(self, work: Work, rate: float) -> None:
-        self.band, self.messages, self.delays = work
+        self.band, self.messages, self.factors = work
         self.rate = rate
         stops = accumulate(shard.size for shard in self.band)
         self.parts = {shard.index: slice(stop - shard.size, stop) for shard, stop in zip(self.band, stops, strict=True)}
@@ -34,7 +34,7 @@ class FoldedGradient:
 
     def fold(self, stepper: Stepper) -> None:
         """Sum the messages."""
-        scaled = list(zip(self.messages, stepper.scales(self.delays), strict=True))
+        scaled = list(zip(self.messages, stepper.scales(self.factors), strict=True))
         self.partial = not stepper.stays and is_partial(self.messages[0], self.band[0].size)
         if self.band[0].index not in stepper.steps.frozen:
             self.buffer = stepper.values.fold(self.band, scaled, self.partial)

@@ -21,6 +21,34 @@ NO_BATCHES = np.empty(0, np.int64)
 log = logging.getLogger(__name__)
 
 
+class RingPositions:
+    """Positions of messages in their rings, published ring by ring and without gaps."""
+
+    def __init__(self, published: np.ndarray) -> None:
+        """`published` has, for each ring, the position up to which there are no gaps."""
+        self.published = published
+        self.ahead: dict[int, set[int]] = defaultdict(set)
+        """Ring -> positions that are not published yet."""
+
+    def __bool__(self) -> bool:
+        return bool(self.ahead)
+
+    def add(self, message: ReceivedMessage) -> None:
+        """Add the position of `message`."""
+        self.ahead[message.ring].add(message.position)
+
+    def publish(self) -> None:
+        """Publish the positions that follow those published before, without gaps."""
+        for ring, ahead in list(self.ahead.items()):
+            position = int(self.published[ring])
+            while position + 1 in ahead:
+                position += 1
+                ahead.remove(position)
+            self.published[ring] = position
+            if not ahead:
+                del self.ahead[ring]
+
+
 class PushQueue:
     """The pushes that arrive in the mailbox of one server during one generation."""
 
@@ -42,8 +70,10 @@ class PushQueue:
         self.members = [world.layout.places[rank].member for rank in memory_layout.pushers]
         self.highest_numbers: dict[tuple[int, int], int] = {}
         """(shard, ring) -> the highest number of a message that was accepted."""
-        self.freed: dict[int, set[int]] = defaultdict(set)
-        """Ring -> positions whose slots are free and not yet acknowledged."""
+        self.freed = RingPositions(published.applied)
+        """The slots that are free: what is acknowledged."""
+        self.stepped = RingPositions(published.stepped)
+        """The messages that are in the published weights, or never will be."""
         self.counts: Counter[str] = Counter()
 
     def collect_accepted(self) -> list[ReceivedMessage]:
@@ -56,18 +86,17 @@ class PushQueue:
 
     def free_slot(self, message: ReceivedMessage) -> None:
         """Free the slot of a message that is applied or refused."""
-        self.freed[message.ring].add(message.position)
+        self.freed.add(message)
+
+    def count_step(self, message: ReceivedMessage) -> None:
+        """Count a shard that has stepped on `message`; with the last one the message is in the weights."""
+        message.unstepped -= 1
+        if message.unstepped <= 0:
+            self.stepped.add(message)
 
     def acknowledge_freed(self) -> None:
-        """Publish the freed slots as acknowledgements, ring by ring and without gaps."""
-        for ring, freed in list(self.freed.items()):
-            position = int(self.published.applied[ring])
-            while position + 1 in freed:
-                position += 1
-                freed.remove(position)
-            self.published.applied[ring] = position
-            if not freed:
-                del self.freed[ring]
+        """Publish the freed slots as acknowledgements."""
+        self.freed.publish()
 
     @property
     def has_unacknowledged(self) -> bool:
@@ -83,6 +112,7 @@ class PushQueue:
         trouble = self._trouble(message)
         if trouble:
             self._refuse(message, trouble)
+            self.stepped.add(message)
             self.free_slot(message)
             return False
         self.counts["bytes"] += 4 * message.words
@@ -94,9 +124,11 @@ class PushQueue:
             shard for shard in shards if message.number > self.highest_numbers.get((shard, message.ring), 0)
         ]
         message.known = [shard for shard in shards if shard not in message.targets]
+        message.unstepped = len(message.targets)
         for shard in message.targets:
             self.highest_numbers[shard, message.ring] = message.number
         if not message.targets:
+            self.stepped.add(message)
             self._refuse(message, SENT_AGAIN)
         elif not message.finite:
             self._refuse_values(message)

@@ -17,6 +17,7 @@ from adam_mpi.checkpoint.write_behind import WriteBehind
 from adam_mpi.cluster.shared_memory import memory_fence
 from adam_mpi.server import session_parts
 from adam_mpi.server.clipped_clocks import ClippedClocks
+from adam_mpi.server.delays import PushDelays
 from adam_mpi.server.folded_gradient import FoldedGradient
 from adam_mpi.server.progress import PusherClocks, ServerProgress
 from adam_mpi.server.push_queue import StagedMessages
@@ -72,6 +73,7 @@ class ServerSession:
         if short := lacking_acknowledged(self.memory_layout, self.shards, self.shard_copies, self.began):
             raise LostState(f"{self.world.place}: shards {format_ranges(short)} lack acknowledged pushes; the job ends")
         self.stepper = session_parts.stepper(self)
+        self.delays = PushDelays(self.world.config)
         self.replicator = session_parts.replicator(self, lacking)
         self.clipped = session_parts.clipped_clocks(self)
         known = [clocks.get(pusher, 0) for pusher in self.push_queue.members]
@@ -127,7 +129,7 @@ class ServerSession:
     def _hold(self, ready: Mapping[int, list[ReceivedMessage]], clipped: ClippedClocks) -> None:
         """Sum the messages of each shard, on all apply threads, and free their slots but for the last one of a push."""
         rate = self._rate(ready)
-        folds = [FoldedGradient(work, rate) for work in self._works(ready)]
+        folds = [FoldedGradient(work, rate) for work in self._works(ready, rate)]
         self.thread_pool.run((_apply_thread(fold.band), partial(fold.fold, self.stepper)) for fold in folds)
         for message in (message for messages in ready.values() for message in messages):
             message.ids = self.push_queue.batches(message).copy()
@@ -151,7 +153,7 @@ class ServerSession:
         """Take one optimizer step of each shard on its messages, on all apply threads; then record the steps."""
         self.world.injector.at("apply")
         rate = self._rate(ready)
-        works = self._works(ready)
+        works = self._works(ready, rate)
         folds: dict[int, FoldedGradient] = {}
         if self.replicator is None:
             threads = self.world.config.server.threads
@@ -175,11 +177,19 @@ class ServerSession:
         for shard, messages in ready.items():
             self._record_step(shard, messages)
             self._replicate(shard, messages, folds.get(shard), rate)
+        self._publish_stepped(ready)
         self.progress.counts["steps"] += len(ready)
         self.progress.counts["folded"] += sum(map(len, ready.values()))
         if self.store is not None:
             self.store.mark_dirty(len(self.shards))
         self.world.injector.at("applied")
+
+    def _publish_stepped(self, ready: Mapping[int, list[ReceivedMessage]]) -> None:
+        """Publish which messages are in the weights now: their pushers neither predict nor wait for them any more."""
+        for messages in ready.values():
+            for message in messages:
+                self.push_queue.count_step(message)
+        self.push_queue.stepped.publish()
 
     def _rate(self, ready: Mapping[int, list[ReceivedMessage]]) -> float:
         """Return the learning rate of the steps on `ready`."""
@@ -188,16 +198,17 @@ class ServerSession:
         rate = self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
         return rate * self.world.injector.rate_factor()
 
-    def _works(self, ready: Mapping[int, list[ReceivedMessage]]) -> list[Work]:
-        """Return the steps to take, with the delay of each message."""
+    def _works(self, ready: Mapping[int, list[ReceivedMessage]], rate: float) -> list[Work]:
+        """Return the steps to take at the learning rate `rate`, with what each message is multiplied by."""
         works: list[Work] = []
         for band in self.stepper.bands(ready):
             messages = ready[band[0].index]
             version = self.shard_copies[band[0].index].version
-            delays = [version - message.seen for message in messages]
+            delays = [self.delays.measure(shard.index, version, messages) for shard in band][0]
             for delay in delays:
-                self.progress.delays[delay] += len(band)
-            works.append((band, messages, delays))
+                self.progress.delays[round(delay)] += len(band)
+            self.progress.counts["late"] += self.delays.drop(messages, delays)
+            works.append((band, messages, [self.delays.factor(delay, rate) for delay in delays]))
         return works
 
     def _record_step(self, shard: int, messages: Sequence[ReceivedMessage]) -> None:

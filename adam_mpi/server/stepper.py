@@ -34,8 +34,8 @@ from adam_mpi.transport.published_weights import PublishedWeights
 # the weights at once must still be in the cache when it is applied.
 BAND = 1 << 21
 CACHED_BAND = 1 << 19
-Work = tuple[Sequence[Shard], Sequence[ReceivedMessage], Sequence[int]]
-"""A band (shards that are stepped together), its messages, and how many steps ago each of them was computed."""
+Work = tuple[Sequence[Shard], Sequence[ReceivedMessage], Sequence[float]]
+"""A band (shards that are stepped together), its messages, and what each is multiplied by because it is late."""
 
 
 class Stepper:
@@ -129,17 +129,17 @@ class Stepper:
         kernels, which clear the caches.
         """
         call = KernelCall(self.rule.kernel)
-        for band, messages, delays in works:
+        for band, messages, factors in works:
             if self.remembers:
                 for shard in band:
                     self.shard_copies[shard.index].remember()
             if band[0].index in self.steps.frozen:
                 continue
             if are_plain(messages, band_size(band)):
-                gradients = [message.start for message in messages], self.scales(delays)
+                gradients = [message.start for message in messages], self.scales(factors)
                 self.steps.add(call, band[0].index, slice(None), gradients, self._counts(messages), rate)
             else:
-                self._step_mixed(band, messages, self.scales(delays), rate)
+                self._step_mixed(band, messages, self.scales(factors), rate)
         call.run(self.values.floats)
         if self.derives:
             for band, messages, _ in works:
@@ -180,11 +180,9 @@ class Stepper:
         whole = [not is_partial(message, size) for message in messages]
         return max(1, [*whole, False].index(False))
 
-    def scales(self, delays: Sequence[int]) -> list[float]:
-        """Return what the values of messages are multiplied by, from the delay of each."""
-        if self.config.optimizer.staleness_scale == "inverse":
-            return [self.unit / (1 + max(0, delay)) for delay in delays]
-        return [self.unit] * len(delays)
+    def scales(self, factors: Sequence[float]) -> list[float]:
+        """Return what the values of messages are multiplied by, from the factors of late ones."""
+        return [self.unit * factor for factor in factors]
 
     def derive(self, shard: int) -> None:
         """Update what is published beside the weights of `shard` and follows from them."""

@@ -220,7 +220,8 @@ def choose_protocols(
     """
     _check_wanted(memory_layout, config)
     dense = matrices(memory_layout.tensors)
-    multipliable = config.optimizer.where == "server" and memory_layout.strips == 1
+    gradients = config.optimizer.where == "server" and config.optimizer.momentum_where != "replica"
+    multipliable = gradients and memory_layout.strips == 1
     frozen = {memory_layout.shards[index].layer for index in memory_layout.frozen}
     choices = {}
     for layer in dict.fromkeys(shard.layer for shard in memory_layout.shards):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 LINE = 64  # bytes of a cache line: each ring has one of its own, so that pushers do not slow each other down
+STEPPED = 5  # of a ring's line: the number of the word with the position up to which the server has taken steps
 
 
 @dataclass(frozen=True)

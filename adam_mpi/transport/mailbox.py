@@ -175,6 +175,8 @@ class ReceivedMessage:
     """Shards that have it already, because it was sent again."""
     pending: int = 1
     """How many of these shards are not complete: stepped, on all copies."""
+    unstepped: int = 0
+    """How many of its targets have not stepped on it here."""
     factors: np.ndarray | None = None
     """The body of a factor push as float32."""
     buffer: np.ndarray | None = None

@@ -6,7 +6,7 @@ import numpy as np
 
 from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.message_formats import MOST_PARTS
-from adam_mpi.sharding.rings import LINE
+from adam_mpi.sharding.rings import LINE, STEPPED
 from adam_mpi.sharding.shard_copy import ShardCopy
 from adam_mpi.sharding.shards import Shard
 
@@ -34,6 +34,8 @@ class PublishedWeights:
         """Of each ring of another server: how many of our copies were different from its own."""
         self.arrived = rings[:, 4]
         """Of each ring: the position of the last message that has arrived."""
+        self.stepped = rings[:, STEPPED]
+        """Of each ring: the position of the last message that is in the published weights; copies may lack it."""
         shards = memory_layout.served[server]
         start = memory_layout.version_offset
         self.versions = memory[start : start + 8 * len(shards)].view(np.int64)

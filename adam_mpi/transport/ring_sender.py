@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from adam_mpi.base import trace
 from adam_mpi.cluster.windows import Window
-from adam_mpi.sharding.rings import LINE, Rings
+from adam_mpi.sharding.rings import LINE, STEPPED, Rings
 from adam_mpi.transport import mailbox
 from adam_mpi.transport.shared_memcpy import SharedMemcpy
 
@@ -102,9 +102,14 @@ class RingSender(Generic[M]):
         """Return how many of the messages in `sent`, the oldest ones, the server has seen."""
         return min(max(0, int(self.line[4]) - self.applied), len(self.sent))
 
-    def missing(self, applied: int) -> Iterator[M]:
-        """Yield the messages that are not in weights read when the server had applied the ring up to `applied`."""
-        yield from islice(self.sent, max(0, applied - self.applied), None)
+    @property
+    def stepped(self) -> int:
+        """Return the position of the last message that was in the weights of the server when its line was read."""
+        return int(self.line[STEPPED])
+
+    def missing(self, stepped: int) -> Iterator[M]:
+        """Yield the messages that are not in weights read when the server had stepped on the ring up to `stepped`."""
+        yield from islice(self.sent, max(0, stepped - self.applied), None)
         yield from self.waiting
         yield from self.held
 

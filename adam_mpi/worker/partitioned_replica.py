@@ -39,6 +39,7 @@ class PartitionedReplica:
     """Compute one strip of every batch; `begin_generation` connects it to the other strips before anything else."""
 
     resumes = False
+    single = False
     pipeline: StripPipeline
 
     def __init__(

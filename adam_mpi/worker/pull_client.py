@@ -11,7 +11,7 @@ from adam_mpi.base import trace
 from adam_mpi.cluster.watchdog import Wait
 from adam_mpi.sharding.codecs import bfloat16
 from adam_mpi.sharding.memory_layout import WorkerShards
-from adam_mpi.sharding.rings import LINE
+from adam_mpi.sharding.rings import LINE, STEPPED
 from adam_mpi.transport.generation import Generation
 
 
@@ -39,7 +39,7 @@ class PullClient:
         self.clocks = np.zeros((len(self.servers), LINE // 8), np.int64)
         """Of each server: the clock, and the learning rate."""
         self.lines = np.zeros((len(self.servers), LINE // 8), np.int64)
-        """Of each server: how much of this worker's ring it has applied."""
+        """Of each server: how much of this worker's ring it has stepped on."""
         self.requests: list[MPI.Request] = []
         self.targets: list[int] = []
         """The server of each request."""
@@ -103,9 +103,9 @@ class PullClient:
                 yield Wait(f"clock {self.least}, which has come to {clock[0]},", server, self.count, patient=True)
 
     @property
-    def applied(self) -> dict[int, int]:
-        """Return how much of this worker's ring each server had applied when its weights were read."""
-        return {server: int(line[0]) for server, line in zip(self.servers, self.lines, strict=True)}
+    def stepped(self) -> dict[int, int]:
+        """Return how much of this worker's ring was in the weights of each server when they were read."""
+        return {server: int(line[STEPPED]) for server, line in zip(self.servers, self.lines, strict=True)}
 
     @property
     def totals(self) -> dict[str, float]:

@@ -228,12 +228,17 @@ class PushClient:
                 what = f"the arrival of push {late.buffer.sequence}, {late.where}"
                 yield Wait(what, sender.server, sender.applied + sender.arrived)
 
-    def missing_parts(self, applied: Mapping[int, int]) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield the spans and values of pushes that are not in weights read when servers had `applied` of the rings."""
+    def missing_parts(self, stepped: Mapping[int, int]) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield the spans and values of pushes that are not in weights read when servers had `stepped` on the rings."""
         for sender in self.rings.senders:
-            for message in sender.missing(applied[sender.server]):
+            for message in sender.missing(stepped[sender.server]):
                 for part in message.missing():
                     yield part, message.buffer.values[part]
+
+    def count_unapplied(self) -> int:
+        """Return how many pushes are not known to be in the weights that every server publishes."""
+        late = {message.buffer.sequence for sender in self.rings.senders for message in sender.missing(sender.stepped)}
+        return len(late)
 
     def acknowledge_message(self, buffer: GradientBuffer) -> None:
         """Acknowledge one message of a push; with the last one the push is complete."""

@@ -55,6 +55,8 @@ class Replica(Protocol):
     """The strip of the replica that this rank computes; None where it computes whole batches."""
     resumes: bool
     """Whether work under way continues in the next generation."""
+    single: bool
+    """Whether one thread computes whole batches, one after the other."""
 
     def begin_generation(self, world: World) -> DataClient:
         """Connect to the other ranks of the replica in `world`; return the client that receives its batches.

@@ -16,6 +16,8 @@ from adam_mpi.cluster.world import World
 from adam_mpi.config import Config
 from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.model.network import Network
+from adam_mpi.model.parameters import tensors
+from adam_mpi.optimizer.groups import group_spans
 from adam_mpi.sharding.batches import cut_batch
 from adam_mpi.sharding.fields import Field
 from adam_mpi.worker import trainer
@@ -25,10 +27,12 @@ from adam_mpi.worker.gradient_buffer import GradientBuffer, GradientPool, StepSc
 from adam_mpi.worker.replica import Computed, drop_finished
 from adam_mpi.worker.thread_weights import ThreadWeights
 from adam_mpi.worker.trainer import TaskResult, Trainer
+from adam_mpi.worker.velocity import BatchFilter
 from adam_mpi.worker.worker_generation import WorkerGeneration
 
 TASKS_AHEAD = 2
 """Tasks that a thread is given ahead, so that the next one is there when it finishes one."""
+NO_LIMIT = 1 << 30
 
 
 @dataclass
@@ -72,18 +76,28 @@ class ThreadReplica:
         self.rested: deque[TaskResult] = deque()
         """Results that ended a rest."""
         self.joint: JointShare | None = None
-        alone = threads == 1 or config.push.images <= config.train.batch
+        self.batches_per_push = -(-config.push.images // config.train.batch)
+        self.single = threads == 1
+        spans = group_spans(tensors(network.shapes), config.optimizer.groups)
+        filters = [BatchFilter(config, pool.size, spans) for _ in range(threads)]
         self.trainers = [
             Trainer(
                 index=index,
                 network=network,
-                copy=ThreadWeights(network, self.local, index, alone),
+                copy=ThreadWeights(
+                    network,
+                    self.local,
+                    index,
+                    alone=threads == 1 or self.batches_per_push == 1,
+                    one_by_one=batch_filter.active,
+                ),
+                batch_filter=batch_filter,
                 pool=pool,
                 results=self.results,
                 injector=injector,
                 metrics=metrics,
             )
-            for index in range(threads)
+            for index, batch_filter in enumerate(filters)
         ]
         for thread in self.trainers:
             thread.start()
@@ -105,27 +119,35 @@ class ThreadReplica:
         """Give arrived batches to the threads; return whether one was given."""
         if current.data.shared:
             return self._feed_share(current)
+        if current.data.phase.training:
+            return self._give_out(current, TASKS_AHEAD, self._room(current))
         return self._give_out(current, TASKS_AHEAD)
+
+    def _room(self, current: WorkerGeneration) -> int:
+        """Return how many batches the threads may be given until servers have applied more of what was pushed."""
+        under_way = current.unapplied() * self.batches_per_push + sum(thread.waiting for thread in self.trainers)
+        return self.config.push.in_flight * len(self.trainers) * self.batches_per_push - under_way
 
     def compute_through_recovery(self, current: WorkerGeneration) -> None:
         """Spread every batch of `current` that has arrived over the threads."""
         waiting = sum(thread.waiting for thread in self.trainers)
         self._give_out(current, -(-(waiting + len(current.data.arrived)) // len(self.trainers)))
 
-    def _give_out(self, current: WorkerGeneration, ahead: int) -> bool:
-        """Give arrived batches to the threads until each has `ahead` tasks; return whether one was given."""
-        worked = False
+    def _give_out(self, current: WorkerGeneration, ahead: int, most: int = NO_LIMIT) -> bool:
+        """Give `most` arrived batches to the threads until each has `ahead` tasks; return whether one was given."""
+        given = 0
+        training = current.data.phase.training
         for thread in self.trainers:
-            while thread.waiting < ahead and (taken := current.take_batch()) is not None:
+            while thread.waiting < ahead and given < most and (taken := current.take_batch()) is not None:
                 slot, batch = taken
-                if current.data.phase.training:
+                if training:
                     images = self.config.push.images
                     task = trainer.train(batch, slot, self.scales, images=images, largest=self.config.train.batch)
                 else:
                     task = trainer.evaluate(batch, slot)
                 thread.give(task)
-                worked = True
-        return worked
+                given += 1
+        return given > 0
 
     def _feed_share(self, current: WorkerGeneration) -> bool:
         """Cut the share of the next clock's batch over the threads; return whether there was one."""

@@ -27,23 +27,29 @@ def batches(config: Config) -> int:
 class ThreadWeights:
     """Hold the `weights` that a thread computes on with `context`, and the `gradient` summed over its round."""
 
-    def __init__(self, network: Network, shared: np.ndarray, index: int, alone: bool) -> None:
+    def __init__(self, network: Network, shared: np.ndarray, index: int, alone: bool, one_by_one: bool = False) -> None:
         """Copy from the `shared` weights for the thread `index`.
 
         If `alone` there is no copy, and every batch is a round: for a single thread, or where every batch is pushed.
+        If the gradients of batches are wanted `one_by_one`, those of all layers are written to memory.
         """
         self.shared = shared
         self.gradient = np.zeros_like(shared)
+        """What a batch's gradient is written to, or added to."""
         self.alone = alone
+        self.one_by_one = one_by_one
+        self.sum = np.zeros_like(shared) if one_by_one and not alone else self.gradient
+        """The gradients of the round."""
         self.weights = shared if alone else np.zeros_like(shared)
         self.start = shared if alone else np.zeros_like(shared)
         """The weights at the start of the round."""
         self.context = network.context(shared)
-        self.options = {"later": True} if network.fused_layers else {}
+        fused = () if one_by_one else network.fused_layers
+        self.options = {"later": True} if fused else {}
         """The options of `context.train`."""
         self.ranges = _ranges(network.copied())
         """The spans that are copied."""
-        self.summed = _ranges(network.spans_without(network.fused_layers))
+        self.summed = _ranges(network.spans_without(fused))
         """The spans that have a gradient in memory."""
         self.batches = 0
         """The batches of the round so far."""
@@ -51,28 +57,33 @@ class ThreadWeights:
         self.length = ROUND - index % ROUND
 
     def begin(self) -> bool:
-        """Prepare for a batch; return whether it is the first of a round, which begins with the shared weights."""
+        """Prepare for a batch; return whether its gradient overwrites the one before.
+
+        The first batch of a round begins with the shared weights.
+        """
         if self.batches == 0 and not self.alone:
             take(self.shared, self.start, self.weights, self.ranges)
-        return self.batches == 0
+        return self.batches == 0 or self.one_by_one
 
     def step(self, total: np.ndarray, weight_scale: float, push_scale: float, last: bool = False) -> None:
         """Step after a batch on the copy, or end the round, at the latest with the `last` batch of a push.
 
         `total` is the gradient buffer; the scales are `weights` and `push` of StepScales.
         """
+        if self.sum is not self.gradient:
+            add_gradient(self.sum, self.gradient, self.batches == 0)
         self.batches += 1
         if self.alone or last or self.batches >= self.length:
             self.end(total, weight_scale, push_scale)
         else:
-            step_copy(self.start, self.gradient, self.weights, self.ranges, np.float32(weight_scale))
+            step_copy(self.start, self.sum, self.weights, self.ranges, np.float32(weight_scale))
 
     def end(self, total: np.ndarray, weight_scale: float, push_scale: float) -> None:
         """Add the round, if there is one, to the shared weights and to `total`."""
         if not self.batches:
             return
         scales = (np.float32(weight_scale), np.float32(push_scale))
-        apply_fused(self.shared, total, self.gradient, self.summed, *scales)
+        apply_fused(self.shared, total, self.sum, self.summed, *scales)
         if isinstance(self.context, EngineContext):
             # The engine subtracts its first scale.
             self.context.apply_fused(total, -weight_scale, push_scale)
@@ -100,6 +111,13 @@ def take(shared: np.ndarray, start: np.ndarray, weights: np.ndarray, ranges: np.
             value = old[i]
             begin[i] = value
             own[i] = value
+
+
+@njit(nogil=True, cache=True)
+def add_gradient(total: np.ndarray, gradient: np.ndarray, first: bool) -> None:
+    """Add `gradient` to `total`, or copy the `first` one."""
+    for i in range(total.size):
+        total[i] = gradient[i] if first else total[i] + gradient[i]
 
 
 @njit(nogil=True, cache=True)

@@ -26,6 +26,7 @@ from adam_mpi.worker.gradient_buffer import (
     batch_result,
 )
 from adam_mpi.worker.thread_weights import ThreadWeights
+from adam_mpi.worker.velocity import BatchFilter
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Trainer(threading.Thread):
         network: Network,
         copy: ThreadWeights,
         *,
+        batch_filter: BatchFilter,
         pool: GradientPool,
         results: SimpleQueue[TaskResult],
         injector: Injector,
@@ -60,6 +62,7 @@ class Trainer(threading.Thread):
         self.index = index
         self.copy = copy
         self.context = copy.context
+        self.filter = batch_filter
         self.pool = pool
         self.results = results
         self.injector = injector
@@ -85,11 +88,15 @@ class Trainer(threading.Thread):
         self.waiting += 1
         self.tasks.put(task)
 
-    def capture(self, buffer: GradientBuffer) -> None:
-        """Add the activations and errors of the block just computed to `buffer`, of the layers that push them."""
+    def capture(self, buffer: GradientBuffer, scale: float = 1.0) -> None:
+        """Add the activations and errors of the block just computed to `buffer`, of the layers that push them.
+
+        The errors are multiplied by `scale`, as the gradient was.
+        """
         for layer, factors in buffer.factors.items():
             assert not isinstance(self.context, GraphContext), "graphs push gradients"
-            factors.add(*self.context.factors(layer))
+            activations, errors = self.context.factors(layer)
+            factors.add(activations, errors if scale == 1 else errors * np.float32(scale))
 
     def measure(self, result: tuple[float, int], batch: Batch, training: bool) -> np.ndarray:
         """Return the sums of `batch`, which the context has just computed with `result`."""
@@ -119,13 +126,14 @@ def train(batch: Batch, slot: Slot | None, scales: StepScales, *, images: int, l
     def task(trainer: Trainer) -> TaskResult:
         copy = trainer.copy
         done = _compute(trainer, batch, copy.weights, copy.begin(), copy.options)
+        scale = trainer.filter.apply(trainer.gradient) if trainer.filter.active and done.images else 1.0
         if trainer.buffer is None:
             # Faster threads may have taken all buffers there are.
             trainer.buffer = trainer.pool.take(wait=True)
         buffer = trainer.buffer
         assert buffer is not None, "the pool has a buffer per thread and some for pushes"
         buffer.done.append(done)
-        trainer.capture(buffer)
+        trainer.capture(buffer, scale)
         full = buffer.full(images) or not buffer.fits(largest)
         copy.step(buffer.values, scales.weights, scales.push, last=full)
         gradient = _exchange_full(trainer, buffer, images) if full else None

@@ -196,8 +196,8 @@ class Worker:
             data.release_slot(computed.slot)
         if computed.gradient is not None:
             self._push(computed.gradient)
-            if data.shared:
-                # The next clock needs new weights.
+            if data.shared or self.sequential:
+                # The next clock, or the next step, needs new weights.
                 self.current.fresh = False
         if computed.result is None:
             return
@@ -235,7 +235,9 @@ class Worker:
         return needed or self.since_pull >= self.config.pull.images
 
     def _least_clock(self) -> int | None:
-        """Return the clock that all servers must have reached before the next one is computed; None without clocks."""
+        """Return the clock that all servers must have reached before the next batch is computed; None if it is any."""
+        if self.sequential and self.current.data.phase.training:
+            return self.pushes.clock
         if not self.current.data.shared:
             return None
         return max(0, self.pushes.clock - int(self.config.consistency.staleness))
@@ -244,7 +246,7 @@ class Worker:
         """Give the replica the pulled weights, and the parts of pushes that are not in them."""
         pulls.seen(self.pushes.seen)
         self.replica.scales = StepScales.at(pulls.rate, self.config, self.replica.network.statistics)
-        self.replica.renew(pulls.latest, self.pushes.missing_parts(pulls.applied))
+        self.replica.renew(pulls.latest, self.pushes.missing_parts(pulls.stepped))
         self.current.fresh = True
 
     def _drain(self) -> bool:
@@ -301,6 +303,11 @@ class Worker:
         yield from self.pushes.awaits()
         yield from self.current.pulls.awaits()
         yield from self.replica.awaits(self.current)
+
+    @property
+    def sequential(self) -> bool:
+        """Return whether one thread trains alone, without clocks: each batch is computed on the step of the last."""
+        return self.config.asynchronous and self.replica.single and self.world.layout.replicas == 1
 
     @property
     def world(self) -> World:

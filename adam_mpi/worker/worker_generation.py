@@ -139,6 +139,10 @@ class WorkerGeneration:
         """Return the control channel of this generation."""
         return self.generation.channel
 
+    def unapplied(self) -> int:
+        """Return how many pushes of this worker are not known to be in the weights of all servers."""
+        return self.held.pushes.count_unapplied()
+
     def take_batch(self) -> tuple[Slot, Batch] | None:
         """Return the next batch that has arrived, with the slot that holds it; None if there is none."""
         taken = self.data.take_batch()

@@ -70,5 +70,7 @@ def _serve(stepper: Stepper, plan: FactorPlan) -> None:
     mail = ReceivedMessage(**dict.fromkeys(HEADER.names, 0), ring=0, start=0)
     mail.kind, mail.values, mail.words, mail.finite = FACTOR, IMAGES, plan.words(IMAGES), 1
     stepper.values.unpack(mail, plan)
-    stepper.step([(band, [mail], [0]) for band in stepper.bands({shard.index: [mail] for shard in plan.shards})], 1e-6)
+    stepper.step(
+        [(band, [mail], [1.0]) for band in stepper.bands({shard.index: [mail] for shard in plan.shards})], 1e-6
+    )
     stepper.values.release(mail)

@@ -27,6 +27,7 @@ STUDIES = (
     "quorum",
     "sizes",
     "staleness",
+    "grid",
     "codecs",
     "skew",
     "noise",
